@@ -1,0 +1,40 @@
+"""Numbers that both sides of the wire share, each with its reason."""
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+"""Version of the messages. A peer that speaks another one is refused by name."""
+
+PLACEMENT_VERSION: Final = 1
+"""Version of the placement function. Part of the schema's digest, since both sides
+must cut the same chunks."""
+
+CHUNK_BYTES_MAX: Final = 1 << 20
+"""Payload of a chunk. 1 MiB was faster than 512 KiB and 2 MiB for 64 MiB steps."""
+
+CHUNK_BYTES_MIN: Final = 4096
+"""Smallest chunk that a small model is cut into to keep every shard busy. Below
+this a message costs more than its bytes."""
+
+MESSAGE_BYTES_MAX: Final = 4 << 20
+"""gRPC's default limit on a message, kept: nothing needs more than a chunk and its
+header, and a larger limit is memory that a hostile client may claim."""
+
+NAME_BYTES_MAX: Final = 1024
+"""Longest name of a tensor, model, optimizer, loader or worker, in UTF-8 bytes."""
+
+ENTRY_COUNT_MAX: Final = 200_000
+"""Most tensors of a schema."""
+
+ELEMENT_COUNT_MAX: Final = 1 << 48
+"""Most elements of a schema, so that sizes never overflow an int64 of bytes."""
+
+GRADIENT_NORM_MAX: Final = 1e18
+"""Largest L2 norm of a gradient that counts as finite. Its square still fits a
+float32, so a norm accumulated in float32 can't mistake a large one for infinite."""
+
+SHARD_COUNT_MAX: Final = 1024
+"""Most shards of a job."""
+
+WAITING_INTERVAL_MS: Final = 5_000
+"""A call that waits longer than this hears whom it waits for, and again each time."""

@@ -1,0 +1,243 @@
+"""What a job trains, as pure values.
+
+Names are data: any UTF-8 of at most `NAME_BYTES_MAX` bytes, matched exactly, never
+used as a path, a label or markup.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pswire.limits import (
+    ELEMENT_COUNT_MAX,
+    ENTRY_COUNT_MAX,
+    NAME_BYTES_MAX,
+    PLACEMENT_VERSION,
+)
+from pswire.reasons import ErrorReason, Refusal
+
+
+class ElementType(IntEnum):
+    """Mirrors `pswire.v1.ElementType`, without the prefix."""
+
+    FLOAT32 = 1
+    FLOAT64 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    INT64 = 5
+    INT32 = 6
+    INT16 = 7
+    INT8 = 8
+    UINT8 = 9
+    BOOL = 10
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of one element."""
+        return _BYTE_COUNTS[self]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether an optimizer can update it."""
+        return self <= ElementType.BFLOAT16
+
+
+_BYTE_COUNTS = {
+    ElementType.FLOAT32: 4,
+    ElementType.FLOAT64: 8,
+    ElementType.FLOAT16: 2,
+    ElementType.BFLOAT16: 2,
+    ElementType.INT64: 8,
+    ElementType.INT32: 4,
+    ElementType.INT16: 2,
+    ElementType.INT8: 1,
+    ElementType.UINT8: 1,
+    ElementType.BOOL: 1,
+}
+
+
+class EntryKind(IntEnum):
+    """Mirrors `pswire.v1.EntryKind`, without the prefix."""
+
+    PARAMETER = 1
+    BUFFER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaEntry:
+    """One tensor.
+
+    Attributes:
+        model: Name of the model it belongs to.
+        name: Its name within the model, as torch spells it.
+        shape: Sizes of its dimensions; empty for a 0-dim tensor.
+        element_type: Type of its elements.
+        kind: Parameter or buffer.
+        tied_names: Further names of the same tensor.
+        trainable: Whether it takes gradients now; not part of the digest.
+    """
+
+    model: str = "model"
+    name: str
+    shape: tuple[int, ...]
+    element_type: ElementType
+    kind: EntryKind = EntryKind.PARAMETER
+    tied_names: tuple[str, ...] = ()
+    trainable: bool = True
+
+    @property
+    def element_count(self) -> int:
+        """Product of the shape; 1 for a 0-dim tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all elements."""
+        return self.element_count * self.element_type.byte_count
+
+    @property
+    def described(self) -> str:
+        """Kind, shape and type, such as `parameter [3, 4] float32`."""
+        return (
+            f"{self.kind.name.lower()} {list(self.shape)} "
+            f"{self.element_type.name.lower()}"
+        )
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """All that must agree between workers."""
+        return (
+            self.model,
+            self.name,
+            list(self.shape),
+            int(self.element_type),
+            int(self.kind),
+            list(self.tied_names),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSchema:
+    """All tensors of a job, in the one order that placement uses."""
+
+    entries: tuple[SchemaEntry, ...]
+
+    def validate(self) -> None:
+        """Checks what a hostile client could get wrong.
+
+        Raises:
+            Refusal: `LIMIT_EXCEEDED` or `MALFORMED_MESSAGE`, naming the entry.
+        """
+        if len(self.entries) > ENTRY_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the model has {len(self.entries)} tensors, the limit is "
+                f"{ENTRY_COUNT_MAX}",
+            )
+        seen: set[tuple[str, str]] = set()
+        element_count = 0
+        for entry in self.entries:
+            for name in (entry.model, entry.name, *entry.tied_names):
+                if not name or len(name.encode()) > NAME_BYTES_MAX:
+                    raise Refusal(
+                        ErrorReason.MALFORMED_MESSAGE,
+                        f"name {name[:64]!r} is empty or longer than "
+                        f"{NAME_BYTES_MAX} bytes",
+                    )
+            if (entry.model, entry.name) in seen:
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"tensor {entry.name[:64]!r} of {entry.model[:64]!r} is declared "
+                    "twice",
+                )
+            seen.add((entry.model, entry.name))
+            if any(size < 0 for size in entry.shape):
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"tensor {entry.name[:64]!r} has a negative size",
+                )
+            element_count += entry.element_count
+        if element_count > ELEMENT_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the model declares {element_count} elements, the limit is "
+                f"{ELEMENT_COUNT_MAX}",
+            )
+
+    def digest(self) -> str:
+        """SHA-256 of all that must agree between workers, in hex."""
+        text = json.dumps(
+            [PLACEMENT_VERSION, [list(entry.identity) for entry in self.entries]],
+            ensure_ascii=True,
+            separators=(",", ":"),
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def differences(self, other: "ModelSchema") -> list[str]:
+        """Lines that say how `other` differs, by name; empty when it does not.
+
+        Entries are matched by name. A pure difference of order is one line.
+        """
+        mine = {(entry.model, entry.name): entry for entry in self.entries}
+        theirs = {(entry.model, entry.name): entry for entry in other.entries}
+        lines = list(_entry_differences(mine, theirs))
+        if not lines and list(mine) != list(theirs):
+            first = next((a, b) for a, b in zip(mine, theirs, strict=True) if a != b)
+            lines.append(
+                f"order of registration: {first[0][1]!r} here, {first[1][1]!r} there"
+            )
+        return lines
+
+
+def _entry_differences(
+    mine: dict[tuple[str, str], SchemaEntry], theirs: dict[tuple[str, str], SchemaEntry]
+) -> Iterator[str]:
+    for key, entry in mine.items():
+        label = f"{entry.model}.{entry.name}"
+        if key not in theirs:
+            yield f"- {label}: {entry.described} (only in the job)"
+        elif entry.identity != theirs[key].identity:
+            other = theirs[key]
+            if entry.described != other.described:
+                yield f"! {label}: {entry.described} in the job, {other.described} here"
+            else:
+                yield (
+                    f"! {label}: tied to {list(entry.tied_names)} in the job, "
+                    f"to {list(other.tied_names)} here"
+                )
+    for key, entry in theirs.items():
+        if key not in mine:
+            yield f"+ {entry.model}.{entry.name}: {entry.described} (only here)"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """One parameter group.
+
+    Attributes:
+        entry_indexes: Positions of its parameters in the schema.
+        hyperparameters: Values in the order of `hyperparameter_names`.
+    """
+
+    entry_indexes: tuple[int, ...]
+    hyperparameters: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """An optimizer as a shard rebuilds it.
+
+    Attributes:
+        name: Its name in the job.
+        class_name: Its class in `torch.optim`.
+        hyperparameter_names: Names of the values of each group.
+        groups: Its groups, in the user's order.
+    """
+
+    name: str
+    class_name: str
+    hyperparameter_names: tuple[str, ...]
+    groups: tuple[ParameterGroup, ...]
