@@ -652,6 +652,7 @@ class JoinRequest(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     SCHEMA_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
+    LOADERS_FIELD_NUMBER: builtins.int
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -664,15 +665,22 @@ class JoinRequest(google.protobuf.message.Message):
     def optimizers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.OptimizerSpec]:
         """Its optimizers. The first ones become the job's."""
 
+    @property
+    def loaders(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the loaders it will lease data for, so that ranges are dealt to
+        it from the first round on.
+        """
+
     def __init__(
         self,
         *,
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
         schema: pswire.v1.schema_pb2.ModelSchema | None = ...,
         optimizers: collections.abc.Iterable[pswire.v1.schema_pb2.OptimizerSpec] | None = ...,
+        loaders: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -743,6 +751,7 @@ class OpenEpochRequest(google.protobuf.message.Message):
     POSITION_COUNT_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     DROP_LAST_FIELD_NUMBER: builtins.int
+    CONSUMED_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -757,6 +766,12 @@ class OpenEpochRequest(google.protobuf.message.Message):
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
 
+    @property
+    def consumed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Ranges of earlier epochs consumed and acknowledged since the last report.
+        What the worker still holds of earlier epochs goes back to the others.
+        """
+
     def __init__(
         self,
         *,
@@ -766,9 +781,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
         position_count: builtins.int = ...,
         batch_size: builtins.int = ...,
         drop_last: builtins.bool = ...,
+        consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "drop_last", b"drop_last", "epoch", b"epoch", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "epoch", b"epoch", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
 
 global___OpenEpochRequest = OpenEpochRequest
 
