@@ -34,11 +34,17 @@ def generate(target: Path) -> list[Path]:
         )
     protos = sorted(str(p.relative_to(ROOT)) for p in (ROOT / PACKAGE).glob("*.proto"))
     include = Path(grpc_tools.__file__).parent / "_proto"
+    # Named by path, so that the environment need not be activated.
+    scripts = Path(sys.executable).parent
     code = protoc.main(
         [
             "protoc",
             f"-I{ROOT}",
             f"-I{include}",
+            *(
+                f"--plugin={name}={scripts / name}"
+                for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+            ),
             f"--python_out={target}",
             f"--mypy_out=quiet:{target}",
             f"--grpc_python_out={target}",
