@@ -1,0 +1,161 @@
+"""Schema and optimizers to protobuf and back.
+
+What comes back is checked as far as the contract goes: known enums, indexes in range,
+counts that agree. Whether a shard can run an optimizer is the shard's to say.
+"""
+
+from collections.abc import Sequence
+
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import (
+    ElementType,
+    EntryKind,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+    SchemaEntry,
+)
+from pswire.v1 import schema_pb2
+
+
+def schema_to_message(schema: ModelSchema) -> schema_pb2.ModelSchema:
+    """Converts a schema to its message."""
+    return schema_pb2.ModelSchema(
+        entries=[
+            schema_pb2.SchemaEntry(
+                model=entry.model,
+                name=entry.name,
+                shape=entry.shape,
+                element_type=schema_pb2.ElementType.ValueType(entry.element_type),
+                kind=schema_pb2.EntryKind.ValueType(entry.kind),
+                tied_names=entry.tied_names,
+                trainable=entry.trainable,
+            )
+            for entry in schema.entries
+        ]
+    )
+
+
+def schema_from_message(message: schema_pb2.ModelSchema) -> ModelSchema:
+    """Reads and validates a schema.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`, naming the entry.
+    """
+    schema = ModelSchema(tuple(_entry_from_message(item) for item in message.entries))
+    schema.validate()
+    return schema
+
+
+def _entry_from_message(message: schema_pb2.SchemaEntry) -> SchemaEntry:
+    # A newer peer's value is a plain int here, like the zero of one that forgot it.
+    if message.element_type not in _ELEMENT_TYPES:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"tensor {message.name[:64]!r} has the element type "
+            f"{message.element_type}, known are {_listed(_ELEMENT_TYPES)}",
+        )
+    if message.kind not in _ENTRY_KINDS:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"tensor {message.name[:64]!r} has the kind {message.kind}, known are "
+            f"{_listed(_ENTRY_KINDS)}",
+        )
+    return SchemaEntry(
+        model=message.model,
+        name=message.name,
+        shape=tuple(message.shape),
+        element_type=_ELEMENT_TYPES[message.element_type],
+        kind=_ENTRY_KINDS[message.kind],
+        tied_names=tuple(message.tied_names),
+        trainable=message.trainable,
+    )
+
+
+_ELEMENT_TYPES: dict[int, ElementType] = {int(item): item for item in ElementType}
+_ENTRY_KINDS: dict[int, EntryKind] = {int(item): item for item in EntryKind}
+
+
+def _listed(items: dict[int, ElementType] | dict[int, EntryKind]) -> str:
+    return ", ".join(f"{value} ({item.name.lower()})" for value, item in items.items())
+
+
+def optimizer_to_message(spec: OptimizerSpec) -> schema_pb2.OptimizerSpec:
+    """Converts an optimizer to its message."""
+    return schema_pb2.OptimizerSpec(
+        name=spec.name,
+        class_name=spec.class_name,
+        hyperparameter_names=spec.hyperparameter_names,
+        groups=[
+            schema_pb2.ParameterGroup(
+                entry_indexes=group.entry_indexes,
+                hyperparameters=schema_pb2.GroupHyperparameters(
+                    values=group.hyperparameters
+                ),
+            )
+            for group in spec.groups
+        ],
+    )
+
+
+def optimizer_from_message(
+    message: schema_pb2.OptimizerSpec, schema: ModelSchema
+) -> OptimizerSpec:
+    """Reads an optimizer over a schema.
+
+    Values are taken as they are: which are finite and allowed depends on the class.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`, naming the optimizer and the group.
+    """
+    names = tuple(message.hyperparameter_names)
+    label = f"optimizer {message.name[:64]!r}"
+    if not message.name or not message.class_name:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{label} has no name or no class")
+    if len(set(names)) != len(names):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"{label} names a hyperparameter twice"
+        )
+    seen: set[int] = set()
+    groups = []
+    for position, group in enumerate(message.groups):
+        where = f"group {position} of {label}"
+        _check_entries(group.entry_indexes, schema, seen, where)
+        values = tuple(group.hyperparameters.values)
+        if len(values) != len(names):
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{where} has {len(values)} hyperparameters, expected {len(names)}",
+            )
+        groups.append(ParameterGroup(tuple(group.entry_indexes), values))
+    return OptimizerSpec(
+        name=message.name,
+        class_name=message.class_name,
+        hyperparameter_names=names,
+        groups=tuple(groups),
+    )
+
+
+def _check_entries(
+    indexes: Sequence[int], schema: ModelSchema, seen: set[int], where: str
+) -> None:
+    """Checks a group's parameters, adding them to those `seen` in the optimizer."""
+    for index in indexes:
+        if not 0 <= index < len(schema.entries):
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{where} refers to tensor {index}, the model has "
+                f"{len(schema.entries)}",
+            )
+        entry = schema.entries[index]
+        if entry.kind is not EntryKind.PARAMETER:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{where} refers to {entry.name[:64]!r}, which is a buffer",
+            )
+        if index in seen:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{where} refers to {entry.name[:64]!r}, which a group has already",
+            )
+        seen.add(index)
