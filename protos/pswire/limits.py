@@ -26,8 +26,13 @@ NAME_BYTES_MAX: Final = 1024
 ENTRY_COUNT_MAX: Final = 200_000
 """Most tensors of a schema."""
 
-ELEMENT_COUNT_MAX: Final = 1 << 48
-"""Most elements of a schema, so that sizes never overflow an int64 of bytes."""
+ELEMENT_COUNT_MAX: Final = 1 << 40
+"""Most elements of a schema: a trillion. Both sides list the chunks of a model in
+memory before they allocate it, and this keeps a hostile schema's list bounded."""
+
+DIMENSION_COUNT_MAX: Final = 64
+"""Most dimensions of a tensor, as in torch. Without it a message of 4 MiB could declare
+a shape whose product takes minutes to compute."""
 
 GRADIENT_NORM_MAX: Final = 1e18
 """Largest L2 norm of a gradient that counts as finite. Its square still fits a

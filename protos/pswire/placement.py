@@ -11,6 +11,7 @@ the load (others' users report shards of 93.7 M parameters beside one of 0.7 M).
 Both sides compute it; any change to its result is a new `PLACEMENT_VERSION`.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,49 +94,59 @@ def place(schema: ModelSchema, shard_count: int) -> Placement:
         schema: The model. Tensors without elements take part in no chunk.
         shard_count: At least 1.
     """
-    chunk_bytes = _chunk_bytes(schema, shard_count)
-    load_bytes = [0] * shard_count
-    vector_ends: dict[tuple[int, ElementType], int] = {}
-    chunks: list[Chunk] = []
+    return _deal(_runs(schema, _chunk_bytes(schema, shard_count)), shard_count)
 
-    def close(element_type: ElementType, slices: list[Slice]) -> None:
-        element_count = sum(piece.element_count for piece in slices)
-        shard_index = load_bytes.index(min(load_bytes))
-        load_bytes[shard_index] += element_count * element_type.byte_count
-        start = vector_ends.get((shard_index, element_type), 0)
-        vector_ends[shard_index, element_type] = start + element_count
-        chunks.append(
-            Chunk(
-                index=len(chunks),
-                shard_index=shard_index,
-                element_type=element_type,
-                slices=tuple(slices),
-                vector_start=start,
-            )
-        )
 
-    open_type: ElementType | None = None
-    open_slices: list[Slice] = []
+def _runs(
+    schema: ModelSchema, chunk_bytes: int
+) -> Iterator[tuple[ElementType, tuple[Slice, ...]]]:
+    """Cuts the model: runs of one type, full ones of `chunk_bytes`."""
+    run_type: ElementType | None = None
+    run: list[Slice] = []
     room = 0
     for entry_index, entry in enumerate(schema.entries):
-        if open_slices and open_type is not None and entry.element_type != open_type:
-            close(open_type, open_slices)
-            open_slices = []
-        if not open_slices:
-            open_type = entry.element_type
-            room = chunk_bytes // open_type.byte_count
+        if entry.element_count == 0:
+            continue
+        if run and run_type is not None and entry.element_type != run_type:
+            yield run_type, tuple(run)
+            run = []
+        run_type = entry.element_type
         start = 0
         while start < entry.element_count:
+            if not run:
+                room = chunk_bytes // run_type.byte_count
             stop = min(entry.element_count, start + room)
-            open_slices.append(Slice(entry_index, start, stop))
+            run.append(Slice(entry_index, start, stop))
             room -= stop - start
             start = stop
             if room == 0:
-                close(entry.element_type, open_slices)
-                open_slices = []
-                room = chunk_bytes // entry.element_type.byte_count
-    if open_slices and open_type is not None:
-        close(open_type, open_slices)
+                yield run_type, tuple(run)
+                run = []
+    if run and run_type is not None:
+        yield run_type, tuple(run)
+
+
+def _deal(
+    runs: Iterable[tuple[ElementType, tuple[Slice, ...]]], shard_count: int
+) -> Placement:
+    """Gives each run to the shard with the fewest bytes, the lowest if several."""
+    load_bytes = [0] * shard_count
+    vector_ends: dict[tuple[int, ElementType], int] = {}
+    chunks: list[Chunk] = []
+    for element_type, slices in runs:
+        shard_index = load_bytes.index(min(load_bytes))
+        chunk = Chunk(
+            index=len(chunks),
+            shard_index=shard_index,
+            element_type=element_type,
+            slices=slices,
+            vector_start=vector_ends.get((shard_index, element_type), 0),
+        )
+        chunks.append(chunk)
+        load_bytes[shard_index] += chunk.byte_count
+        vector_ends[shard_index, element_type] = (
+            chunk.vector_start + chunk.element_count
+        )
     return Placement(shard_count=shard_count, chunks=tuple(chunks))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pswire.limits import (
+    DIMENSION_COUNT_MAX,
     ELEMENT_COUNT_MAX,
     ENTRY_COUNT_MAX,
     NAME_BYTES_MAX,
@@ -140,13 +141,7 @@ class ModelSchema:
         seen: set[tuple[str, str]] = set()
         element_count = 0
         for entry in self.entries:
-            for name in (entry.model, entry.name, *entry.tied_names):
-                if not name or len(name.encode()) > NAME_BYTES_MAX:
-                    raise Refusal(
-                        ErrorReason.MALFORMED_MESSAGE,
-                        f"name {name[:64]!r} is empty or longer than "
-                        f"{NAME_BYTES_MAX} bytes",
-                    )
+            _check_entry(entry)
             if (entry.model, entry.name) in seen:
                 raise Refusal(
                     ErrorReason.MALFORMED_MESSAGE,
@@ -154,11 +149,6 @@ class ModelSchema:
                     "twice",
                 )
             seen.add((entry.model, entry.name))
-            if any(size < 0 for size in entry.shape):
-                raise Refusal(
-                    ErrorReason.MALFORMED_MESSAGE,
-                    f"tensor {entry.name[:64]!r} has a negative size",
-                )
             element_count += entry.element_count
         if element_count > ELEMENT_COUNT_MAX:
             raise Refusal(
@@ -187,16 +177,51 @@ class ModelSchema:
         if not lines and list(mine) != list(theirs):
             first = next((a, b) for a, b in zip(mine, theirs, strict=True) if a != b)
             lines.append(
-                f"order of registration: {first[0][1]!r} here, {first[1][1]!r} there"
+                f"! order of registration: {first[0][1]!r} in the job, "
+                f"{first[1][1]!r} here"
             )
         return lines
+
+
+def _check_entry(entry: SchemaEntry) -> None:
+    for name in (entry.model, entry.name, *entry.tied_names):
+        if not _is_name(name):
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"name {name[:64]!r} is empty, longer than {NAME_BYTES_MAX} bytes, or "
+                "not UTF-8",
+            )
+    if len(entry.shape) > DIMENSION_COUNT_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"tensor {entry.name[:64]!r} has {len(entry.shape)} dimensions, the limit "
+            f"is {DIMENSION_COUNT_MAX}",
+        )
+    if any(size < 0 for size in entry.shape):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"tensor {entry.name[:64]!r} has a negative size",
+        )
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return 0 < len(name.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 has no bytes for
+        return False
+
+
+def _label(entry: SchemaEntry) -> str:
+    """Its full name, escaped if a terminal would do more than print it."""
+    label = f"{entry.model}.{entry.name}"
+    return label if label.isprintable() else ascii(label)
 
 
 def _entry_differences(
     mine: dict[tuple[str, str], SchemaEntry], theirs: dict[tuple[str, str], SchemaEntry]
 ) -> Iterator[str]:
     for key, entry in mine.items():
-        label = f"{entry.model}.{entry.name}"
+        label = _label(entry)
         if key not in theirs:
             yield f"- {label}: {entry.described} (only in the job)"
         elif entry.identity != theirs[key].identity:
@@ -210,7 +235,7 @@ def _entry_differences(
                 )
     for key, entry in theirs.items():
         if key not in mine:
-            yield f"+ {entry.model}.{entry.name}: {entry.described} (only here)"
+            yield f"+ {_label(entry)}: {entry.described} (only here)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,12 @@ from pswire.v1 import schema_pb2
 
 
 def schema_to_message(schema: ModelSchema) -> schema_pb2.ModelSchema:
-    """Converts a schema to its message."""
+    """Validates a schema and converts it to its message.
+
+    Raises:
+        Refusal: As the other side would refuse it.
+    """
+    schema.validate()
     return schema_pb2.ModelSchema(
         entries=[
             schema_pb2.SchemaEntry(
