@@ -17,7 +17,7 @@ BUF := .venv-buf/node_modules/.bin/buf
 # torch goes in first and by its exact version alone, so that pip settles for the
 # build that the machine's package index offers under that version.
 TORCH := torch==2.13.0
-PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker tests examples
 
 .PHONY: help

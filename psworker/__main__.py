@@ -1,0 +1,144 @@
+"""The `psworker` command: starts training processes as workers of a job."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pswire.addresses import Address, parse_address
+from pswire.exit_codes import ExitCode
+from pswire.versions import version_text
+from psworker.coordinator_port import (
+    CoordinatorUnreachableError,
+    wait_for_coordinator_port,
+)
+from psworker.launcher import Launcher, LaunchPlan, visible_cuda_devices
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+def _log(text: str) -> None:
+    typer.echo(f"psworker: {text}", err=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit(ExitCode.DONE)
+
+
+def _coordinator(text: str) -> Address:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if address.port == 0:
+        raise typer.BadParameter("port 0 is for listening; name the port it took")
+    return address
+
+
+def _checked_command(command: list[str]) -> tuple[str, ...]:
+    """Python's arguments, refused early rather than after the wait."""
+    if command[0] != "-m" and not Path(command[0]).exists():
+        raise typer.BadParameter(f"there is no script {command[0]!r}")
+    if command == ["-m"]:
+        raise typer.BadParameter("-m wants the name of a module")
+    return tuple(command)
+
+
+@app.callback()
+def psworker(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show versions."
+        ),
+    ] = False,
+) -> None:
+    """Runs training scripts as workers of a paramserver job."""
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- SCRIPT [ARGS]...",
+            help="A Python script, or -m and a module, with its arguments.",
+            show_default=False,
+        ),
+    ],
+    *,
+    coordinator: Annotated[
+        Address,
+        typer.Option(
+            parser=_coordinator,
+            metavar="HOST:PORT",
+            envvar="PS_COORDINATOR",
+            help="The job's coordinator.",
+            show_default=False,
+        ),
+    ],
+    nproc: Annotated[
+        int, typer.Option(min=1, help="Processes to start on this machine.")
+    ] = 1,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often a failed process starts again.")
+    ] = 0,
+    worker_id: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_WORKER_ID",
+            metavar="ID",
+            help="Stable id of the worker; with several processes ID-0, ID-1, ... "
+            "By default the coordinator issues ids.",
+        ),
+    ] = None,
+    connect_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long to wait for the coordinator."
+        ),
+    ] = 300.0,
+) -> None:
+    """Waits for the coordinator, then runs a script in one or several processes.
+
+    Example: psworker run --coordinator localhost:7070 --nproc 2 -- train.py --epochs 3
+
+    The script runs with this Python. Ctrl-C or SIGTERM is passed on to it, a second
+    one kills it. The exit code is that of the first process that failed, 128 + n
+    after signal n, and 69 if the coordinator can't be reached.
+    """
+    plan = LaunchPlan(
+        command=_checked_command(command),
+        coordinator=str(coordinator),
+        process_count=nproc,
+        restart_limit=max_restarts,
+        worker_id=worker_id,
+        devices=visible_cuda_devices(os.environ) if nproc > 1 else (),
+    )
+    launcher = Launcher(plan, log=_log)
+    launcher.install_signal_handlers()
+    try:
+        wait_for_coordinator_port(
+            coordinator,
+            timeout_s=connect_timeout,
+            log=_log,
+            cancelled=launcher.stopped,
+        )
+    except CoordinatorUnreachableError as error:
+        _log(str(error))
+        raise typer.Exit(ExitCode.PEER_UNAVAILABLE) from error
+    raise typer.Exit(launcher.run())
+
+
+def main() -> None:
+    """Entry point of the `psworker` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
