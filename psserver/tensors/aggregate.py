@@ -1,0 +1,174 @@
+"""The weighted mean of the gradients of one chunk.
+
+Sums run in the order of the contributions given, which the caller sorts by worker id,
+so that a result does not depend on who came first. Elements of 16 bits are summed in
+float32 and rounded once.
+
+Whether the gradient is finite is checked on the mean, while it is in the cache. Only
+when the mean fails are the contributions looked at one by one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from psserver.tensors.shard_vectors import present_runs
+from pswire.limits import GRADIENT_NORM_MAX
+from pswire.placement import Chunk
+from pswire.schema import ElementType
+from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
+
+_NARROW = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One worker's gradient of one chunk.
+
+    Attributes:
+        worker_id: Who sent it.
+        weight: Samples behind it, finite and at least 0. 0 counts for nothing.
+        presence: Which slices of the chunk it holds.
+        data: Elements of the present slices, in schema order.
+        loss_scale: Factor the gradient still carries.
+    """
+
+    worker_id: str
+    weight: float
+    presence: tuple[bool, ...]
+    data: memoryview
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean that may be applied.
+
+    Attributes:
+        gradient: Elements of the present slices, 1-D, of the chunk's type. May share
+            memory with a contribution: read-only.
+        presence: Slices that some contributor has.
+        torn_worker_ids: Contributors left out since their data is not finite.
+    """
+
+    gradient: torch.Tensor
+    presence: tuple[bool, ...]
+    torn_worker_ids: tuple[str, ...] = ()
+
+
+def weighted_mean(
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+) -> tuple[torch.Tensor, tuple[bool, ...]]:
+    """Adds up contributions of a chunk, each by its share of the weight.
+
+    A slice that a contributor lacks counts as zeros from it.
+
+    Args:
+        chunk: The chunk.
+        contributions: In the order to sum.
+        total_weight: Weight of all contributors to the clock, those without this
+            chunk too. More than 0.
+
+    Returns:
+        The gradient of the slices that some contributor has, 1-D, and which they are.
+    """
+    counted = [each for each in contributions if each.weight > 0]
+    if not counted:
+        empty = torch.empty(0, dtype=TORCH_DTYPES[chunk.element_type])
+        return empty, (False,) * len(chunk.slices)
+    presence = counted[0].presence
+    if all(each.presence == presence for each in counted):
+        return _same_presence(chunk, counted, total_weight), presence
+    union = tuple(
+        any(bits) for bits in zip(*(each.presence for each in counted), strict=True)
+    )
+    return _mixed_presence(chunk, counted, total_weight, union), union
+
+
+def finite_mean(
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+) -> Mean:
+    """The weighted mean, without contributors whose data is not finite.
+
+    The weight of a contributor that is left out is taken from the divisor. When the
+    mean is not finite though each contribution is, all of them are left out.
+    """
+    gradient, presence = weighted_mean(chunk, contributions, total_weight)
+    if is_finite(gradient):
+        return Mean(gradient, presence)
+    torn = [
+        each for each in contributions if each.weight > 0 and not _sound(chunk, each)
+    ]
+    sound = [each for each in contributions if each not in torn]
+    remaining = total_weight - math.fsum(each.weight for each in torn)
+    if torn and remaining > 0:
+        gradient, presence = weighted_mean(chunk, sound, remaining)
+        if is_finite(gradient):
+            return Mean(gradient, presence, tuple(each.worker_id for each in torn))
+    return Mean(
+        gradient[:0],
+        (False,) * len(chunk.slices),
+        tuple(each.worker_id for each in contributions if each.weight > 0),
+    )
+
+
+def is_finite(gradient: torch.Tensor) -> bool:
+    """Whether a gradient's L2 norm is a number, and at most `GRADIENT_NORM_MAX`.
+
+    The norm is accumulated in float32, or float64 for that type.
+    """
+    dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    norm = torch.linalg.vector_norm(gradient, dtype=dtype).item()
+    return bool(norm <= GRADIENT_NORM_MAX)
+
+
+def _sound(chunk: Chunk, contribution: Contribution) -> bool:
+    return is_finite(tensor_from_buffer(contribution.data, chunk.element_type))
+
+
+def _share(contribution: Contribution, total_weight: float) -> float:
+    return contribution.weight / total_weight / contribution.loss_scale
+
+
+def _same_presence(
+    chunk: Chunk, counted: Sequence[Contribution], total_weight: float
+) -> torch.Tensor:
+    first, *others = counted
+    gradient = tensor_from_buffer(first.data, chunk.element_type)
+    share = _share(first, total_weight)
+    if share == 1.0 and not others:
+        return gradient
+    narrow = chunk.element_type in _NARROW
+    total = gradient.float().mul_(share) if narrow else gradient.mul(share)
+    for each in others:
+        addend = tensor_from_buffer(each.data, chunk.element_type)
+        total.add_(
+            addend.float() if narrow else addend, alpha=_share(each, total_weight)
+        )
+    return total.to(gradient.dtype)
+
+
+def _mixed_presence(
+    chunk: Chunk,
+    counted: Sequence[Contribution],
+    total_weight: float,
+    union: tuple[bool, ...],
+) -> torch.Tensor:
+    dtype = TORCH_DTYPES[chunk.element_type]
+    wide = torch.float32 if chunk.element_type in _NARROW else dtype
+    total = torch.zeros(chunk.element_count, dtype=wide)
+    for each in counted:
+        addend = tensor_from_buffer(each.data, chunk.element_type).to(wide)
+        share = _share(each, total_weight)
+        position = 0
+        for start, stop in present_runs(chunk, each.presence):
+            count = stop - start
+            total[start:stop].add_(addend[position : position + count], alpha=share)
+            position += count
+    if not all(union):
+        total = torch.cat(
+            [total[start:stop] for start, stop in present_runs(chunk, union)]
+        )
+    return total.to(dtype)

@@ -1,0 +1,220 @@
+"""One optimizer over one chunk: the user's own class of `torch.optim`, on flat slices.
+
+PyTorch keeps state for each parameter. Here neighbouring slices that had the same
+history, the same hyperparameters and presence at every update, share it: they are one
+*run*, one flat tensor to torch, so that thousands of small parameters cost one kernel.
+A run splits, its state with it, when its slices stop being treated alike, and never
+joins again. A slice that is absent is skipped as torch skips a parameter whose
+gradient is `None`.
+
+Not thread-safe; different chunks are independent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+import torch
+
+from psserver.tensors.supported_optimizers import make_optimizer
+from pswire.optimizers import SUPPORTED, unflatten_group
+from pswire.placement import Chunk
+from pswire.schema import OptimizerSpec
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Adjacent slices with one history.
+
+    Attributes:
+        first: First slice, by its position in the chunk.
+        stop: One past the last slice.
+        start: Where it begins in the chunk, in elements.
+        parameter: Its elements, a view of the shard's vector.
+        step_count: Updates so far.
+    """
+
+    first: int
+    stop: int
+    start: int
+    parameter: torch.Tensor
+    step_count: int = 0
+
+
+class ChunkOptimizer:
+    """State and update of one (optimizer, chunk)."""
+
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        chunk: Chunk,
+        group_of_entry: Mapping[int, int],
+        values: torch.Tensor,
+    ) -> None:
+        """Allocates nothing: state is made at the first update.
+
+        Args:
+            spec: The optimizer.
+            chunk: The chunk.
+            group_of_entry: Group of each entry that the optimizer has.
+            values: Elements of the chunk, 1-D, to be updated in place.
+        """
+        self._spec = spec
+        self._chunk = chunk
+        self._values = values
+        self._groups = tuple(
+            group_of_entry.get(piece.entry_index) for piece in chunk.slices
+        )
+        self._torch = make_optimizer(spec.class_name, chunk.element_type)
+        for each in SUPPORTED[spec.class_name].hyperparameters:
+            if each.from_defaults:
+                position = spec.hyperparameter_names.index(each.name)
+                declared = spec.groups[0].hyperparameters[position]
+                self._torch.defaults[each.name] = declared
+        self._runs = self._first_runs()
+        self._present_runs: list[_Run] = []
+        self._planned_for: tuple[object, ...] | None = None
+
+    @property
+    def membership(self) -> tuple[bool, ...]:
+        """Which slices of the chunk the optimizer has."""
+        return tuple(group is not None for group in self._groups)
+
+    @property
+    def run_count(self) -> int:
+        """Runs now; a measure of what an update costs."""
+        return len(self._runs)
+
+    @property
+    def state_byte_count(self) -> int:
+        """Bytes of torch's state."""
+        return sum(
+            value.nbytes
+            for state in self._torch.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+
+    def step_count(self, slice_position: int) -> int:
+        """Updates of a slice so far; torch's own count where its class keeps one."""
+        for run in self._runs:
+            if run.first <= slice_position < run.stop:
+                state = self._torch.state.get(run.parameter, {})
+                return int(state.get("step", run.step_count))
+        return 0
+
+    def apply(
+        self,
+        gradient: torch.Tensor,
+        presence: tuple[bool, ...],
+        hyperparameters: Sequence[tuple[float, ...]],
+    ) -> None:
+        """Updates the present slices in place.
+
+        Args:
+            gradient: Elements of the present slices, 1-D, of the chunk's type. Only
+                read, and not kept.
+            presence: Which slices; none outside `membership`.
+            hyperparameters: Values of each group, checked.
+        """
+        wanted = (presence, tuple(hyperparameters))
+        if wanted != self._planned_for:
+            self._plan(presence, hyperparameters)
+            self._planned_for = wanted
+        position = 0
+        try:
+            for run in self._present_runs:
+                following = position + run.parameter.numel()
+                run.parameter.grad = gradient[position:following]
+                position = following
+            self._torch.step()
+        finally:
+            for run in self._present_runs:
+                run.parameter.grad = None
+        for run in self._present_runs:
+            if run.step_count == 0:
+                # It has state now, which puts it into another of torch's groups.
+                self._planned_for = None
+            run.step_count += 1
+
+    def _first_runs(self) -> list[_Run]:
+        """Every maximal sequence of slices that the optimizer has."""
+        sizes = [piece.element_count for piece in self._chunk.slices]
+        starts = [0, *accumulate(sizes)]
+        runs: list[_Run] = []
+        for is_member, group in groupby(range(len(sizes)), self._is_member):
+            if is_member:
+                positions = list(group)
+                first, stop = positions[0], positions[-1] + 1
+                values = self._values[starts[first] : starts[stop]]
+                runs.append(_Run(first, stop, starts[first], values))
+        return runs
+
+    def _is_member(self, slice_position: int) -> bool:
+        return self._groups[slice_position] is not None
+
+    def _plan(
+        self, presence: tuple[bool, ...], hyperparameters: Sequence[tuple[float, ...]]
+    ) -> None:
+        """Splits runs that are no longer treated alike and groups them for torch."""
+        treatment = [
+            hyperparameters[group] if present and group is not None else None
+            for present, group in zip(presence, self._groups, strict=True)
+        ]
+        self._runs = [
+            piece for run in self._runs for piece in self._split(run, treatment)
+        ]
+        self._present_runs = []
+        grouped: dict[tuple[tuple[float, ...], bool], list[torch.Tensor]] = {}
+        for run in self._runs:
+            values = treatment[run.first]
+            if values is None:
+                continue
+            self._present_runs.append(run)
+            # torch's fused SGD takes the first update of a parameter and a later one
+            # only in different groups.
+            is_fresh = not self._torch.state.get(run.parameter)
+            grouped.setdefault((values, is_fresh), []).append(run.parameter)
+        self._torch.param_groups[:] = [
+            {**self._group_values(values), "params": parameters}
+            for (values, _), parameters in grouped.items()
+        ]
+
+    def _group_values(self, values: tuple[float, ...]) -> dict[str, Any]:
+        given = unflatten_group(
+            self._spec.class_name, self._spec.hyperparameter_names, values
+        )
+        return {**self._torch.defaults, **given}
+
+    def _split(
+        self, run: _Run, treatment: Sequence[tuple[float, ...] | None]
+    ) -> list[_Run]:
+        edges = [
+            position
+            for position in range(run.first + 1, run.stop)
+            if treatment[position] != treatment[position - 1]
+        ]
+        if not edges:
+            return [run]
+        state = self._torch.state.pop(run.parameter, None)
+        pieces: list[_Run] = []
+        start = run.start
+        for first, stop in pairwise([run.first, *edges, run.stop]):
+            count = sum(each.element_count for each in self._chunk.slices[first:stop])
+            parameter = self._values[start : start + count]
+            if state:
+                offset = start - run.start
+                self._torch.state[parameter] = {
+                    key: _part(value, offset, count) for key, value in state.items()
+                }
+            pieces.append(_Run(first, stop, start, parameter, run.step_count))
+            start += count
+        return pieces
+
+
+def _part(value: object, start: int, count: int) -> object:
+    """State of a part of a run: a view of elementwise state, a copy of a count."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value[start : start + count] if value.ndim else value.clone()

@@ -1,0 +1,136 @@
+"""The values that a shard holds: one flat tensor for each element type.
+
+A chunk is a run of elements of one vector and a slice a run of elements of its chunk,
+so that reading, writing and updating them are views. Nothing here locks: whoever
+calls sees to it that a chunk is not read while it is being updated.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from pswire.placement import Chunk, Placement
+from pswire.reasons import ErrorReason, Refusal
+from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
+
+if TYPE_CHECKING:
+    from pswire.schema import ElementType
+
+
+class ShardVectors:
+    """Flat tensors of all chunks of a shard, zero until written.
+
+    Attributes:
+        placement: Placement of the job.
+        shard_index: Which of its shards.
+    """
+
+    def __init__(self, placement: Placement, shard_index: int) -> None:
+        self.placement = placement
+        self.shard_index = shard_index
+        self._chunks = {
+            chunk.index: chunk for chunk in placement.chunks_by_shard[shard_index]
+        }
+        sizes: dict[ElementType, int] = {}
+        for chunk in self._chunks.values():
+            sizes[chunk.element_type] = (
+                sizes.get(chunk.element_type, 0) + chunk.element_count
+            )
+        self._vectors = {
+            element_type: torch.zeros(size, dtype=TORCH_DTYPES[element_type])
+            for element_type, size in sizes.items()
+        }
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all values."""
+        return sum(vector.nbytes for vector in self._vectors.values())
+
+    def chunk(self, chunk_index: int) -> Chunk:
+        """A chunk of this shard.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` when the shard does not hold it.
+        """
+        try:
+            return self._chunks[chunk_index]
+        except KeyError:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} is not one of shard {self.shard_index}'s "
+                f"{len(self._chunks)} chunks",
+            ) from None
+
+    def view(self, chunk_index: int) -> torch.Tensor:
+        """Elements of a chunk, 1-D, sharing memory."""
+        chunk = self.chunk(chunk_index)
+        stop = chunk.vector_start + chunk.element_count
+        return self._vectors[chunk.element_type][chunk.vector_start : stop]
+
+    def read(
+        self, chunk_index: int, presence: tuple[bool, ...] | None = None
+    ) -> memoryview | bytes:
+        """Bytes of a chunk's present slices, in schema order.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            presence: Which slices, `None` for all.
+
+        Returns:
+            A view of the live values when every slice is present, to be copied by
+            the caller before the chunk is next updated; else a copy.
+        """
+        whole = buffer_of(self.view(chunk_index))
+        if presence is None or all(presence):
+            return whole
+        chunk = self.chunk(chunk_index)
+        size = chunk.element_type.byte_count
+        return b"".join(
+            whole[start * size : stop * size]
+            for start, stop in present_runs(chunk, presence)
+        )
+
+    def write(self, chunk_index: int, data: memoryview) -> None:
+        """Replaces all elements of a chunk.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` for a chunk that is not held or another size;
+                nothing is written.
+        """
+        chunk = self.chunk(chunk_index)
+        if data.nbytes != chunk.byte_count:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} takes {chunk.byte_count} bytes, "
+                f"{data.nbytes} came",
+            )
+        self.view(chunk_index).copy_(tensor_from_buffer(data, chunk.element_type))
+
+    def copy(self) -> Self:
+        """An image of the values that later updates leave alone."""
+        image = type(self).__new__(type(self))
+        image.placement = self.placement
+        image.shard_index = self.shard_index
+        image._chunks = self._chunks
+        image._vectors = {
+            element_type: vector.clone()
+            for element_type, vector in self._vectors.items()
+        }
+        return image
+
+
+def present_runs(chunk: Chunk, presence: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Maximal `(start, stop)` of adjacent present slices, in elements of the chunk."""
+    position = run_start = run_stop = 0
+    for piece, present in zip(chunk.slices, presence, strict=True):
+        following = position + piece.element_count
+        if present:
+            if run_stop != position:
+                if run_stop > run_start:
+                    yield run_start, run_stop
+                run_start = position
+            run_stop = following
+        position = following
+    if run_stop > run_start:
+        yield run_start, run_stop
