@@ -144,6 +144,9 @@ class ShardView(google.protobuf.message.Message):
     SCHEMA_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
     RECORD_FIELD_NUMBER: builtins.int
+    FENCE_CLOSED_NUMBER_FIELD_NUMBER: builtins.int
+    fence_closed_number: builtins.int
+    """Newest fence that is over: a shard that holds it open goes on."""
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
         """Tensors of the job. Unset until the first worker has joined."""
@@ -162,9 +165,10 @@ class ShardView(google.protobuf.message.Message):
         schema: pswire.v1.schema_pb2.ModelSchema | None = ...,
         optimizers: collections.abc.Iterable[pswire.v1.schema_pb2.OptimizerSpec] | None = ...,
         record: pswire.v1.membership_pb2.Record | None = ...,
+        fence_closed_number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["optimizers", b"optimizers", "record", b"record", "schema", b"schema"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -471,6 +475,59 @@ class ReportCutResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___ReportCutResponse = ReportCutResponse
+
+@typing.final
+class ReportProgressRequest(google.protobuf.message.Message):
+    """Where a shard stands."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARD_INDEX_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    APPLIED_CLOCK_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    STATE_BYTES_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    shard_index: builtins.int
+    """Who reports."""
+    incarnation: builtins.int
+    """Count of starts of this shard."""
+    applied_clock: builtins.int
+    """Highest clock that is complete."""
+    version: builtins.int
+    """Version of its values."""
+    state_bytes: builtins.int
+    """Bytes of parameters and optimizer state it holds."""
+    @property
+    def waiting(self) -> pswire.v1.push_pb2.Waiting:
+        """Whom its next clock waits for, when it has waited for a while."""
+
+    def __init__(
+        self,
+        *,
+        shard_index: builtins.int = ...,
+        incarnation: builtins.int = ...,
+        applied_clock: builtins.int = ...,
+        version: builtins.int = ...,
+        state_bytes: builtins.int = ...,
+        waiting: pswire.v1.push_pb2.Waiting | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "shard_index", b"shard_index", "state_bytes", b"state_bytes", "version", b"version", "waiting", b"waiting"]) -> None: ...
+
+global___ReportProgressRequest = ReportProgressRequest
+
+@typing.final
+class ReportProgressResponse(google.protobuf.message.Message):
+    """Answer to a report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportProgressResponse = ReportProgressResponse
 
 @typing.final
 class RegisterWorkerRequest(google.protobuf.message.Message):
@@ -919,6 +976,7 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
     SHARDS_FIELD_NUMBER: builtins.int
     SCHEMA_FIELD_NUMBER: builtins.int
     PIN_TTL_MS_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job it is of."""
     snapshot_id: builtins.int
@@ -930,7 +988,9 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the cut."""
     pin_ttl_ms: builtins.int
-    """How long the images are kept."""
+    """How long the images are kept for this reader."""
+    pin_id: builtins.int
+    """Name of the reader's pin."""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.ShardAddress]:
         """All shards."""
@@ -950,11 +1010,46 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
         shards: collections.abc.Iterable[pswire.v1.membership_pb2.ShardAddress] | None = ...,
         schema: pswire.v1.schema_pb2.ModelSchema | None = ...,
         pin_ttl_ms: builtins.int = ...,
+        pin_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "pin_ttl_ms", b"pin_ttl_ms", "schema", b"schema", "shards", b"shards", "snapshot_id", b"snapshot_id", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "pin_id", b"pin_id", "pin_ttl_ms", b"pin_ttl_ms", "schema", b"schema", "shards", b"shards", "snapshot_id", b"snapshot_id", "version", b"version"]) -> None: ...
 
 global___RequestSnapshotResponse = RequestSnapshotResponse
+
+@typing.final
+class ReleaseSnapshotRequest(google.protobuf.message.Message):
+    """Ends a pin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
+    snapshot_id: builtins.int
+    """Name of the snapshot."""
+    pin_id: builtins.int
+    """Name of the reader's pin."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: builtins.int = ...,
+        pin_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id", "snapshot_id", b"snapshot_id"]) -> None: ...
+
+global___ReleaseSnapshotRequest = ReleaseSnapshotRequest
+
+@typing.final
+class ReleaseSnapshotResponse(google.protobuf.message.Message):
+    """Answer to a release."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReleaseSnapshotResponse = ReleaseSnapshotResponse
 
 @typing.final
 class GetStatusRequest(google.protobuf.message.Message):
@@ -1025,12 +1120,18 @@ class ShardStatus(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     SILENT_MS_FIELD_NUMBER: builtins.int
     PARAMETER_BYTES_FIELD_NUMBER: builtins.int
+    APPLIED_CLOCK_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     state: builtins.str
     """`missing`, `ready`, `suspect` or `lost`."""
     silent_ms: builtins.int
     """Time since its last sign of life, -1 if never."""
     parameter_bytes: builtins.int
     """Bytes of parameters it holds."""
+    applied_clock: builtins.int
+    """Highest clock that is complete."""
+    version: builtins.int
+    """Version of its values."""
     @property
     def shard(self) -> pswire.v1.membership_pb2.ShardAddress:
         """Where it is."""
@@ -1042,9 +1143,11 @@ class ShardStatus(google.protobuf.message.Message):
         state: builtins.str = ...,
         silent_ms: builtins.int = ...,
         parameter_bytes: builtins.int = ...,
+        applied_clock: builtins.int = ...,
+        version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["shard", b"shard"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["parameter_bytes", b"parameter_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "parameter_bytes", b"parameter_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "state", b"state", "version", b"version"]) -> None: ...
 
 global___ShardStatus = ShardStatus
 

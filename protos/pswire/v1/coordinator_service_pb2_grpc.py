@@ -55,6 +55,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.FromString,
                 _registered_method=True)
+        self.ReportProgress = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ReportProgress',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressResponse.FromString,
+                _registered_method=True)
         self.RegisterWorker = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/RegisterWorker',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RegisterWorkerRequest.SerializeToString,
@@ -90,6 +95,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotResponse.FromString,
                 _registered_method=True)
+        self.ReleaseSnapshot = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ReleaseSnapshot',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/GetStatus',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusRequest.SerializeToString,
@@ -124,6 +134,13 @@ class CoordinatorServiceServicer(object):
 
     def ReportCut(self, request, context):
         """A shard's part of a snapshot is ready, or failed. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportProgress(self, request, context):
+        """Where a shard stands, every second: for people, and for readers that wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +196,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseSnapshot(self, request, context):
+        """Ends a reader's pin on a snapshot before its time. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Where the job stands. Idempotent.
         """
@@ -208,6 +232,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReportCut,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.SerializeToString,
+            ),
+            'ReportProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportProgress,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressResponse.SerializeToString,
             ),
             'RegisterWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterWorker,
@@ -243,6 +272,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.RequestSnapshot,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotResponse.SerializeToString,
+            ),
+            'ReleaseSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseSnapshot,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -359,6 +393,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReportCut',
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCutRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReportCutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ReportProgress',
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -548,6 +609,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/RequestSnapshot',
             pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ReleaseSnapshot',
+            pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

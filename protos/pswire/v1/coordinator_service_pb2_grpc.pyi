@@ -45,6 +45,12 @@ class CoordinatorServiceStub:
     ]
     """A shard's part of a snapshot is ready, or failed. Idempotent."""
 
+    ReportProgress: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportProgressRequest,
+        pswire.v1.coordinator_service_pb2.ReportProgressResponse,
+    ]
+    """Where a shard stands, every second: for people, and for readers that wait."""
+
     RegisterWorker: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.RegisterWorkerRequest,
         pswire.v1.coordinator_service_pb2.RegisterWorkerResponse,
@@ -89,6 +95,12 @@ class CoordinatorServiceStub:
     ]
     """Finds or makes a snapshot newer than a version. Idempotent."""
 
+    ReleaseSnapshot: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReleaseSnapshotRequest,
+        pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse,
+    ]
+    """Ends a reader's pin on a snapshot before its time. Idempotent."""
+
     GetStatus: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.GetStatusRequest,
         pswire.v1.coordinator_service_pb2.GetStatusResponse,
@@ -121,6 +133,12 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.ReportCutResponse,
     ]
     """A shard's part of a snapshot is ready, or failed. Idempotent."""
+
+    ReportProgress: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportProgressRequest,
+        pswire.v1.coordinator_service_pb2.ReportProgressResponse,
+    ]
+    """Where a shard stands, every second: for people, and for readers that wait."""
 
     RegisterWorker: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.RegisterWorkerRequest,
@@ -166,6 +184,12 @@ class CoordinatorServiceAsyncStub:
     ]
     """Finds or makes a snapshot newer than a version. Idempotent."""
 
+    ReleaseSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReleaseSnapshotRequest,
+        pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse,
+    ]
+    """Ends a reader's pin on a snapshot before its time. Idempotent."""
+
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.GetStatusRequest,
         pswire.v1.coordinator_service_pb2.GetStatusResponse,
@@ -206,6 +230,14 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportCutResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportCutResponse]]:
         """A shard's part of a snapshot is ready, or failed. Idempotent."""
+
+    @abc.abstractmethod
+    def ReportProgress(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ReportProgressRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportProgressResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportProgressResponse]]:
+        """Where a shard stands, every second: for people, and for readers that wait."""
 
     @abc.abstractmethod
     def RegisterWorker(
@@ -264,6 +296,14 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse]]:
         """Finds or makes a snapshot newer than a version. Idempotent."""
+
+    @abc.abstractmethod
+    def ReleaseSnapshot(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ReleaseSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse]]:
+        """Ends a reader's pin on a snapshot before its time. Idempotent."""
 
     @abc.abstractmethod
     def GetStatus(

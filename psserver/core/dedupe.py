@@ -1,0 +1,184 @@
+"""Exactly once: what a shard remembers of each worker's pushes.
+
+Push ids are (worker, incarnation, sequence). All sequences up to `done_sequence` are
+done; the entry of the one above holds for each chunk its state and digest, changed
+together with that chunk's values. A done entry stays until the worker says that it
+has the answer from every shard (its lowest unacknowledged sequence), so that a
+resend with other bytes can be refused; nothing is collected by time-out.
+Source: Lee et al., "Implementing Linearizability at Large Scale and Low Latency"
+(RIFL), SOSP 2015.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from psserver.core.push import Outcome, StagedChunk, Trailer
+from psserver.core.record import WorkerKey
+from pswire.reasons import ErrorReason, Refusal
+
+
+class ChunkState(IntEnum):
+    """What a shard has of a chunk; mirrors `pswire.v1.ChunkState`."""
+
+    ABSENT = 1
+    STAGED = 2
+    APPLIED = 3
+
+
+@dataclass(slots=True)
+class PushEntry:
+    """One push.
+
+    Attributes:
+        trailer: Its trailer, once received.
+        digests: Digest of each chunk received, kept after the chunk is applied.
+        staged: Chunks received and not applied.
+        applied: Chunks that are part of the parameters.
+        outcome: Set when the push is done.
+    """
+
+    trailer: Trailer | None = None
+    digests: dict[int, int] = field(default_factory=dict)
+    staged: dict[int, StagedChunk] = field(default_factory=dict)
+    applied: set[int] = field(default_factory=set)
+    outcome: Outcome | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the push is there."""
+        return self.trailer is not None and self.trailer.chunk_indexes <= set(
+            self.digests
+        )
+
+    def state_of(self, chunk_index: int) -> ChunkState:
+        """State of one chunk."""
+        if chunk_index in self.applied:
+            return ChunkState.APPLIED
+        if chunk_index in self.digests:
+            return ChunkState.STAGED
+        return ChunkState.ABSENT
+
+
+@dataclass(slots=True)
+class PushWindow:
+    """Pushes of one incarnation of one worker.
+
+    Attributes:
+        done_sequence: Every sequence up to it is done.
+        entries: Pushes that are not done, and done ones not yet acknowledged.
+    """
+
+    done_sequence: int = 0
+    entries: dict[int, PushEntry] = field(default_factory=dict)
+
+
+class DedupeTable:
+    """Windows of all workers that a record has named."""
+
+    def __init__(self) -> None:
+        self._windows: dict[WorkerKey, PushWindow] = {}
+
+    def window(self, worker: WorkerKey) -> PushWindow:
+        """The worker's window, made when it is new."""
+        return self._windows.setdefault(worker, PushWindow())
+
+    def forget(self, worker: WorkerKey) -> None:
+        """Drops the window of an incarnation that a record has closed."""
+        self._windows.pop(worker, None)
+
+    def open(self, worker: WorkerKey, sequence: int) -> PushEntry | None:
+        """Finds or makes the entry of a push.
+
+        Returns:
+            The entry, or None when the push is done and acknowledged.
+
+        Raises:
+            Refusal: `SEQUENCE_GAP`; no state changed.
+        """
+        window = self.window(worker)
+        if sequence < 1 or sequence > window.done_sequence + 1:
+            raise Refusal(
+                ErrorReason.SEQUENCE_GAP,
+                f"push {sequence} of {worker} came after push {window.done_sequence}",
+                sequence=sequence,
+                sequence_done_max=window.done_sequence,
+            )
+        if sequence == window.done_sequence + 1:
+            return window.entries.setdefault(sequence, PushEntry())
+        return window.entries.get(sequence)
+
+    def add_trailer(self, entry: PushEntry, trailer: Trailer) -> bool:
+        """Keeps a trailer.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when it differs from the one received before;
+                no state changed.
+        """
+        if entry.trailer is None:
+            extra = set(entry.digests) - trailer.chunk_indexes
+            if extra:
+                raise Refusal(
+                    ErrorReason.PUSH_CONFLICT,
+                    f"the trailer leaves out chunk {min(extra)}, which was received",
+                )
+            entry.trailer = trailer
+            return True
+        if entry.trailer != trailer:
+            raise Refusal(
+                ErrorReason.PUSH_CONFLICT,
+                "the trailer differs from the one received before under the same id",
+            )
+        return False
+
+    def add_chunk(self, entry: PushEntry, chunk_index: int, chunk: StagedChunk) -> bool:
+        """Stages a chunk.
+
+        Returns:
+            Whether it is new; False for a resend of the same bytes.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
+        """
+        known = entry.digests.get(chunk_index)
+        if known is not None:
+            if known != chunk.digest:
+                raise Refusal(
+                    ErrorReason.PUSH_CONFLICT,
+                    f"chunk {chunk_index} differs from the one received before under "
+                    "the same id",
+                )
+            return False
+        if entry.outcome is not None:
+            return False
+        if entry.trailer and chunk_index not in entry.trailer.chunk_indexes:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} is not in the push's bitmap",
+            )
+        entry.digests[chunk_index] = chunk.digest
+        entry.staged[chunk_index] = chunk
+        return True
+
+    def finish(self, worker: WorkerKey, sequence: int, outcome: Outcome) -> None:
+        """Marks a push as done and frees its bytes."""
+        window = self.window(worker)
+        assert sequence == window.done_sequence + 1
+        window.done_sequence = sequence
+        entry = window.entries.setdefault(sequence, PushEntry())
+        entry.outcome = outcome
+        entry.staged.clear()
+
+    def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
+        """Forgets done pushes below the worker's lowest unacknowledged sequence."""
+        window = self.window(worker)
+        known = [
+            sequence
+            for sequence in window.entries
+            if sequence < sequence_unacknowledged_min
+            and sequence <= window.done_sequence
+        ]
+        for sequence in known:
+            del window.entries[sequence]

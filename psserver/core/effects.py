@@ -1,0 +1,149 @@
+"""What a shard's core asks its owner to do.
+
+The owner takes effects in order and carries them out. Only `ApplyChunk` and
+`CopyImage` take long; the owner tells the core when they are done.
+"""
+
+from dataclasses import dataclass
+
+from psserver.core.push import PushId, Reply
+from psserver.core.record import WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedContribution:
+    """One worker's part of a chunk; `payload` is whatever the owner staged."""
+
+    worker_id: str
+    weight: float
+    presence: tuple[bool, ...]
+    payload: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyChunk:
+    """Apply the mean of these contributions, then call `chunk_applied`.
+
+    Attributes:
+        clock: Clock it belongs to.
+        chunk_index: The chunk.
+        optimizer: Optimizer to run.
+        contributions: In the order of worker ids.
+        total_weight: Weight of all contributors, also those absent here.
+        hyperparameters: For each group, those of the longest contributor.
+    """
+
+    clock: int
+    chunk_index: int
+    optimizer: str
+    contributions: tuple[StagedContribution, ...]
+    total_weight: float
+    hyperparameters: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Send a chunk's new values to the contributors that are listening."""
+
+    clock: int
+    chunk_index: int
+    presence: tuple[bool, ...]
+    to: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A push is done: answer it."""
+
+    push: PushId
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionAwaited:
+    """A clock waits for nobody but workers that said they have no data."""
+
+    worker: WorkerKey
+    clock: int
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHolding:
+    """What the shard holds of one member, for a report."""
+
+    worker: WorkerKey
+    complete_clock: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceReport:
+    """A shard's answer to a fence: one report for all kinds.
+
+    Attributes:
+        fence_number: Number of the fence.
+        holdings: What the shard holds of each member.
+        trailer_clock_max: Highest clock of which a trailer is there.
+        touched_clock_max: Highest clock of which a chunk was applied.
+        applied_clock: Highest clock that is complete.
+        skip_clocks: Clocks with a verdict that is not finite, open or just skipped.
+    """
+
+    fence_number: int
+    holdings: tuple[WorkerHolding, ...]
+    trailer_clock_max: int
+    touched_clock_max: int
+    applied_clock: int
+    skip_clocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitSeed:
+    """The staged values are the values now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardSeed:
+    """Forget the staged values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyImage:
+    """Copy the state, then call `image_copied`. Nothing is applied meanwhile."""
+
+    snapshot_id: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperparametersDiffer:
+    """Workers of one clock carry different hyperparameters; the first one counts."""
+
+    clock: int
+    used: WorkerKey
+    other: WorkerKey
+    group: int
+    values: tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTorn:
+    """A worker's bytes contradicted its finite verdict; it was left out."""
+
+    clock: int
+    chunk_index: int
+    worker_ids: tuple[str, ...]
+
+
+ShardEffect = (
+    ApplyChunk
+    | Deliver
+    | Finish
+    | ContributionAwaited
+    | FenceReport
+    | CommitSeed
+    | DiscardSeed
+    | CopyImage
+    | HyperparametersDiffer
+    | ChunkTorn
+)

@@ -1,0 +1,241 @@
+"""Which worker trains on which positions of an epoch, and what has been seen.
+
+The order of an epoch is cut into batches. In BSP they are dealt by rounds: one batch
+to each participant, in the order of ranks, whoever asks first, so that a run repeats
+and equals one process that takes the batches in order. Otherwise they are dealt on
+demand, and fast workers get more. What a departed worker held and did not report as
+consumed is dealt again.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pswire.reasons import ErrorReason, Refusal
+
+from psserver.core.push import DataRange
+from psserver.core.record import WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochShape:
+    """How an epoch is cut.
+
+    Attributes:
+        position_count: Positions in the epoch, at least 0.
+        batch_size: Positions in a batch, at least 1.
+        drop_last: Whether a last, smaller batch is left out.
+    """
+
+    position_count: int
+    batch_size: int
+    drop_last: bool
+
+    def validate(self) -> None:
+        """Checks a client's numbers.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`.
+        """
+        if self.position_count < 0 or self.batch_size < 1:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"an epoch of {self.position_count} positions in batches of "
+                f"{self.batch_size} is none",
+            )
+
+    @property
+    def usable_count(self) -> int:
+        """Positions that are dealt."""
+        if self.drop_last:
+            return self.position_count - self.position_count % self.batch_size
+        return self.position_count
+
+
+@dataclass(slots=True)
+class EpochLedger:
+    """One epoch of one loader.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Number of the epoch.
+        shape: How it is cut.
+        order_digest: Digest of the order, once a worker has registered it.
+        registrant: Who registered it.
+        cursor: Next position that was never dealt.
+        returned: Ranges to deal again.
+        queues: Dealt, not yet handed out.
+        held: Handed out, not yet reported as consumed.
+        consumed_count: Positions reported as consumed.
+    """
+
+    loader: str
+    epoch: int
+    shape: EpochShape
+    order_digest: int | None = None
+    registrant: WorkerKey | None = None
+    cursor: int = 0
+    returned: deque[DataRange] = field(default_factory=deque)
+    queues: dict[WorkerKey, deque[DataRange]] = field(default_factory=dict)
+    held: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
+    consumed_count: int = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every range is accounted for."""
+        return (
+            self.cursor >= self.shape.usable_count
+            and not self.returned
+            and not any(self.queues.values())
+            and not any(self.held.values())
+        )
+
+    def lease(
+        self, worker: WorkerKey, participants: tuple[WorkerKey, ...], count_max: int
+    ) -> list[DataRange]:
+        """Hands out at most `count_max` batches; none when there are none.
+
+        Args:
+            worker: Who asks.
+            participants: In BSP, among whom rounds are dealt, in the order of ranks;
+                empty deals on demand.
+            count_max: At least 1.
+        """
+        queue = self.queues.setdefault(worker, deque())
+        while len(queue) < count_max and self._has_more:
+            if worker in participants:
+                for other in participants:
+                    self._deal(other)
+            else:
+                self._deal(worker)
+        leased = [queue.popleft() for _ in range(min(count_max, len(queue)))]
+        self.held.setdefault(worker, set()).update(leased)
+        return leased
+
+    def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker reports ranges whose pushes were acknowledged; repeatable."""
+        held = self.held.get(worker, set())
+        for piece in ranges:
+            if piece in held:
+                held.discard(piece)
+                self.consumed_count += piece.position_count
+
+    def give_back(self, worker: WorkerKey) -> None:
+        """What the worker has and did not report is dealt again."""
+        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self.returned) or self.cursor < self.shape.usable_count
+
+    def _deal(self, worker: WorkerKey) -> None:
+        if self.returned:
+            piece = self.returned.popleft()
+        elif self.cursor < self.shape.usable_count:
+            stop = min(self.cursor + self.shape.batch_size, self.shape.usable_count)
+            piece = DataRange(self.loader, self.epoch, self.cursor, stop)
+            self.cursor = stop
+        else:
+            return
+        self.queues.setdefault(worker, deque()).append(piece)
+
+
+class DataLedger:
+    """All epochs of all loaders of a job.
+
+    Args:
+        job_seed: From which the seed of each epoch follows.
+    """
+
+    def __init__(self, job_seed: int) -> None:
+        self._job_seed = job_seed
+        self._epochs: dict[tuple[str, int], EpochLedger] = {}
+        self._participants: dict[str, set[WorkerKey]] = {}
+
+    def seed_of(self, loader: str, epoch: int) -> int:
+        """Seed of an epoch, in [0, 2^63): the same for every worker, ever.
+
+        The names are mixed by FNV-1a, which is enough to tell epochs apart and the
+        same on every host and Python.
+        """
+        mixed = 0xCBF29CE484222325 ^ self._job_seed
+        for byte in f"{loader}\0{epoch}".encode():
+            mixed = ((mixed ^ byte) * 0x100000001B3) % (1 << 64)
+        return mixed >> 1
+
+    def enroll(self, worker: WorkerKey, loaders: tuple[str, ...]) -> None:
+        """A member will lease data for these loaders."""
+        for loader in loaders:
+            self._participants.setdefault(loader, set()).add(worker)
+
+    def open_epoch(
+        self, worker: WorkerKey, loader: str, epoch: int, shape: EpochShape
+    ) -> int:
+        """Opens an epoch and returns its seed.
+
+        What the worker holds of the loader's earlier epochs is dealt again.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, or `DATA_ORDER_MISMATCH` when the epoch is
+                open with another shape; no state changed.
+        """
+        shape.validate()
+        known = self._epochs.get((loader, epoch))
+        if known is not None and known.shape != shape:
+            raise Refusal(
+                ErrorReason.DATA_ORDER_MISMATCH,
+                f"epoch {epoch} of {loader[:64]!r} has {known.shape.position_count} "
+                f"samples in batches of {known.shape.batch_size}, {worker} has "
+                f"{shape.position_count} in batches of {shape.batch_size}",
+            )
+        if known is None:
+            self._epochs[loader, epoch] = EpochLedger(loader, epoch, shape)
+        self.enroll(worker, (loader,))
+        for (name, number), ledger in self._epochs.items():
+            if name == loader and number < epoch:
+                ledger.give_back(worker)
+        return self.seed_of(loader, epoch)
+
+    def register_order(
+        self, worker: WorkerKey, loader: str, epoch: int, order_digest: int
+    ) -> EpochLedger:
+        """Checks the worker's order against the first one registered.
+
+        Raises:
+            Refusal: `NOT_STARTED` for an epoch nobody has opened, or
+                `DATA_ORDER_MISMATCH`; no state changed.
+        """
+        ledger = self._epochs.get((loader, epoch))
+        if ledger is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"epoch {epoch} of {loader[:64]!r} is not open",
+            )
+        if ledger.order_digest is None:
+            ledger.order_digest = order_digest
+            ledger.registrant = worker
+        elif ledger.order_digest != order_digest:
+            raise Refusal(
+                ErrorReason.DATA_ORDER_MISMATCH,
+                f"{worker} draws epoch {epoch} of {loader[:64]!r} in another order "
+                f"than {ledger.registrant}",
+            )
+        return ledger
+
+    def participants(self, loader: str) -> frozenset[WorkerKey]:
+        """Workers that lease data for a loader."""
+        return frozenset(self._participants.get(loader, ()))
+
+    def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker reports ranges of any epoch as consumed."""
+        for piece in ranges:
+            ledger = self._epochs.get((piece.loader, piece.epoch))
+            if ledger is not None:
+                ledger.consume(worker, (piece,))
+
+    def retire(self, worker: WorkerKey) -> None:
+        """The worker is gone: what it held and did not report is dealt again."""
+        for workers in self._participants.values():
+            workers.discard(worker)
+        for ledger in self._epochs.values():
+            ledger.give_back(worker)

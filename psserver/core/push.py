@@ -1,0 +1,86 @@
+"""What a push consists of, as a shard's core sees it."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from psserver.core.record import WorkerKey
+
+
+class Outcome(IntEnum):
+    """What became of a push; mirrors `pswire.v1.Outcome`."""
+
+    APPLIED = 1
+    STAGED = 2
+    SKIPPED = 3
+    DROPPED = 4
+    DUPLICATE = 5
+
+
+class PushId(NamedTuple):
+    """Identity of a push on this shard."""
+
+    worker: WorkerKey
+    sequence: int
+
+
+class DataRange(NamedTuple):
+    """Positions `[start, stop)` in the order of one epoch of one loader."""
+
+    loader: str
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def position_count(self) -> int:
+        """Positions in it."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trailer:
+    """What completes a push.
+
+    Attributes:
+        optimizer: Name of the optimizer that shall apply it.
+        weight: Number of samples behind the gradient; finite, at least 0.
+        hyperparameters: For each group of the optimizer, its current values.
+        finite: The sender's verdict on its whole gradient.
+        chunk_indexes: Chunks of this shard that are part of the push.
+        ranges: Data consumed since the push before.
+    """
+
+    optimizer: str
+    weight: float
+    hyperparameters: tuple[tuple[float, ...], ...] = ()
+    finite: bool = True
+    chunk_indexes: frozenset[int] = frozenset()
+    ranges: tuple[DataRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChunk:
+    """A chunk of a push, received and not applied.
+
+    Attributes:
+        digest: Of the bytes, to tell a resend from a conflict.
+        presence: For each slice of the chunk, whether the payload holds it.
+        payload: The bytes; the core hands them on unread.
+    """
+
+    digest: int
+    presence: tuple[bool, ...]
+    payload: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer to a push or pull."""
+
+    outcome: Outcome
+    generation: int
+    version: int
+    frontier: int
+    clock: int
+    nonfinite_worker_ids: tuple[str, ...] = ()

@@ -1,0 +1,92 @@
+"""A shard's side of a fence.
+
+From its report until record n, abort n or, for a cut, the decision, a shard receives
+and stages but applies, commits and acknowledges nothing. It reports only when
+nothing is being applied any more.
+"""
+
+from dataclasses import dataclass
+
+from psserver.core.record import FenceKind, WorkerKey
+
+
+@dataclass(slots=True)
+class PendingCut:
+    """A cut that was decided and whose image is not copied yet."""
+
+    snapshot_id: int
+    clock: int
+    is_copying: bool = False
+
+
+@dataclass(slots=True)
+class OpenFence:
+    """A fence that has been prepared.
+
+    Attributes:
+        fence_number: Its number.
+        kind: What it is for.
+        seeder: For a start, whose values count.
+        seeded: For a start, chunks that are staged.
+        reported: Whether the report is out.
+    """
+
+    fence_number: int
+    kind: FenceKind
+    seeder: WorkerKey | None
+    seeded: set[int]
+    reported: bool = False
+
+
+class ShardFence:
+    """Fences as one shard sees them; numbers only grow."""
+
+    def __init__(self) -> None:
+        self.open: OpenFence | None = None
+        self.cut: PendingCut | None = None
+        self._last_number = 0
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether applying, committing and acknowledging must wait."""
+        return self.open is not None or (self.cut is not None and self.cut.is_copying)
+
+    def prepare(
+        self, fence_number: int, kind: FenceKind, seeder: WorkerKey | None
+    ) -> bool:
+        """Opens a fence.
+
+        Returns:
+            Whether it is new; False for a repeated or an older one.
+        """
+        if fence_number <= self._last_number:
+            return False
+        self._last_number = fence_number
+        self.open = OpenFence(fence_number, kind, seeder, set())
+        return True
+
+    def close(self, fence_number: int) -> OpenFence | None:
+        """Ends the open fence if it has this number or an older one.
+
+        A record that is newer than the open fence tells that the fence is over,
+        even when its abort was lost with a connection.
+        """
+        self._last_number = max(self._last_number, fence_number)
+        if self.open is None or self.open.fence_number > fence_number:
+            return None
+        ended, self.open = self.open, None
+        return ended
+
+    def decide_cut(self, fence_number: int, snapshot_id: int, clock: int) -> bool:
+        """Turns the open fence into a pending cut; False when it is not open."""
+        if self.open is None or self.open.fence_number != fence_number:
+            return False
+        self.open = None
+        self.cut = PendingCut(snapshot_id, clock)
+        return True
+
+    def admits_clock(self, clock: int) -> bool:
+        """Whether chunks of `clock` may be applied now."""
+        if self.is_frozen:
+            return False
+        return self.cut is None or clock <= self.cut.clock

@@ -1,0 +1,116 @@
+"""The coordinator's list of snapshots: cuts wanted, being made, ready, released.
+
+Requests for the newest snapshot coalesce into one cut. At most two images exist, and
+a pin lasts its time, then the reader is told that the snapshot is gone.
+"""
+
+from dataclasses import dataclass, field
+
+IMAGE_COUNT_MAX = 2
+"""Images a shard keeps, shared by all readers."""
+
+
+@dataclass(slots=True)
+class SnapshotEntry:
+    """One snapshot.
+
+    Attributes:
+        snapshot_id: Its name.
+        version: Steps of all workers ever that are in it.
+        clock: Clock of the cut.
+        generation: Generation of the cut.
+        ready: Shards that have copied.
+        pins: Readers that may still read it, with the end of each pin.
+    """
+
+    snapshot_id: int
+    version: int
+    clock: int
+    generation: int
+    ready: set[int] = field(default_factory=set)
+    pins: dict[int, int] = field(default_factory=dict)
+
+
+class SnapshotList:
+    """Snapshots of a job.
+
+    Attributes:
+        pending: Decided, and not yet copied by all shards.
+        newest: The newest one that is ready.
+        finished_cut_count: Cuts that were finished or failed: a reader that wants a
+            newer snapshot than any before its call waits for one that began after.
+        failure: Why the last cut failed, empty when it did not.
+    """
+
+    def __init__(self, *, shard_count: int, pin_ttl_ms: int) -> None:
+        self.pending: SnapshotEntry | None = None
+        self.newest: SnapshotEntry | None = None
+        self.finished_cut_count = 0
+        self.failure = ""
+        self._shard_count = shard_count
+        self._pin_ttl_ms = pin_ttl_ms
+        self._kept: list[SnapshotEntry] = []
+        self._next_id = 1
+        self._next_pin_id = 1
+
+    def decide(self, *, version: int, clock: int, generation: int) -> SnapshotEntry:
+        """Names a cut; its images are being copied."""
+        entry = SnapshotEntry(self._next_id, version, clock, generation)
+        self._next_id += 1
+        self.pending = entry
+        return entry
+
+    def still_newest(self) -> None:
+        """A cut found that nothing has changed since the newest snapshot."""
+        self.finished_cut_count += 1
+        self.failure = ""
+
+    def copied(self, snapshot_id: int, shard_index: int) -> bool:
+        """A shard has its image; returns whether the snapshot is ready now."""
+        entry = self.pending
+        if entry is None or entry.snapshot_id != snapshot_id:
+            return False
+        entry.ready.add(shard_index)
+        if len(entry.ready) < self._shard_count:
+            return False
+        self.pending = None
+        self.failure = ""
+        self.finished_cut_count += 1
+        self.newest = entry
+        self._kept.append(entry)
+        return True
+
+    def fail(self, reason: str) -> int | None:
+        """The cut came to nothing; returns the snapshot to free, if it had a name."""
+        self.failure = reason
+        self.finished_cut_count += 1
+        ended, self.pending = self.pending, None
+        return ended.snapshot_id if ended is not None else None
+
+    def pin(self, entry: SnapshotEntry, now_ms: int) -> int:
+        """Somebody is going to read it; returns the name of the pin."""
+        pin_id = self._next_pin_id
+        self._next_pin_id += 1
+        entry.pins[pin_id] = now_ms + self._pin_ttl_ms
+        return pin_id
+
+    def unpin(self, snapshot_id: int, pin_id: int) -> None:
+        """The reader is done."""
+        for entry in self._kept:
+            if entry.snapshot_id == snapshot_id:
+                entry.pins.pop(pin_id, None)
+
+    def take_released(self, now_ms: int) -> list[int]:
+        """Ids of images to free: those nobody reads that are not the newest."""
+        released = []
+        for entry in list(self._kept):
+            live = {pin: end for pin, end in entry.pins.items() if end > now_ms}
+            entry.pins = live
+            if entry is not self.newest and not live:
+                self._kept.remove(entry)
+                released.append(entry.snapshot_id)
+        return released
+
+    def has_room(self) -> bool:
+        """Whether another image may be made."""
+        return self.pending is None and len(self._kept) < IMAGE_COUNT_MAX
