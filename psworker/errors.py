@@ -1,0 +1,207 @@
+"""What psworker raises, for people and for programs.
+
+    PsError
+    ├── ConfigurationError (also ValueError)      wrong use, seen before any call
+    │   └── HyperparameterError                   a parameter group's value
+    ├── ConnectError (also ConnectionError)       no coordinator was reached
+    │   ├── VersionMismatchError                  it speaks another protocol version
+    │   └── WorkerIdTakenError                    a living process has that worker id
+    ├── SchemaMismatchError                       another model than the job's
+    ├── OptimizerUnsupportedError                 shards can't run this class
+    ├── OptimizerMismatchError                    another optimizer than the job's
+    ├── DataOrderError                            another order of data than the job's
+    ├── EvictedError                              the job goes on without this worker
+    ├── JobEndedError                             the job is over
+    │   └── JobFailedError                        ... because it can't go on
+    │       └── ShardLostError                    ... since a shard is gone
+    ├── WaitTimeoutError (also TimeoutError)      a wait ended by its deadline
+    │   ├── StartTimeoutError                     ... for the start of the job
+    │   └── StepTimeoutError                      ... in `optimizer.step()`
+    ├── SnapshotError                             no snapshot could be had
+    │   └── SnapshotGoneError                     its pin ran out
+    ├── UnavailableError                          a peer did not answer in time
+    ├── LimitError                                a limit of memory or count
+    ├── UnsupportedError                          a later release may do it
+    ├── ProtocolError                             the two sides disagree: a bug
+    │   └── CorruptionError                       bytes changed on their way
+    ├── ServerError                               a bug of the server
+    └── ClosedError                               used after `close()`
+
+Each has `reason`, the `ErrorReason` of a server's refusal or `None`, and `facts`,
+the values behind the text.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+
+
+class PsError(Exception):
+    """Anything that psworker raises on purpose.
+
+    Attributes:
+        reason: The server's reason, `None` where no server was asked.
+        facts: Values behind the text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: ErrorReason | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.facts = dict(facts or {})
+
+
+class ConfigurationError(PsError, ValueError):
+    """Wrong use of psworker, seen before anything was sent."""
+
+
+class HyperparameterError(ConfigurationError):
+    """A parameter group holds a value that its optimizer does not take."""
+
+
+class ConnectError(PsError, ConnectionError):
+    """No coordinator was reached; the text says why and what to do."""
+
+
+class VersionMismatchError(ConnectError):
+    """The coordinator speaks another version of the protocol."""
+
+
+class WorkerIdTakenError(ConnectError):
+    """A process that is alive has this worker id."""
+
+
+class SchemaMismatchError(PsError):
+    """The model differs from the job's; the text lists how."""
+
+
+class OptimizerUnsupportedError(PsError):
+    """Shards can't run this optimizer; the text lists those they can."""
+
+
+class OptimizerMismatchError(PsError):
+    """The optimizer differs from the job's, or is stepped out of turn."""
+
+
+class DataOrderError(PsError):
+    """The loader's order of samples differs from the one of the other workers."""
+
+
+class EvictedError(PsError):
+    """The job goes on without this worker."""
+
+
+class JobEndedError(PsError):
+    """The job is over."""
+
+
+class JobFailedError(JobEndedError):
+    """The job can't go on."""
+
+
+class ShardLostError(JobFailedError):
+    """A shard of the job is gone, and its values with it."""
+
+
+class WaitTimeoutError(PsError, TimeoutError):
+    """A wait ended by its deadline; the text names who was waited for."""
+
+
+class StartTimeoutError(WaitTimeoutError):
+    """The job did not start in time."""
+
+
+class StepTimeoutError(WaitTimeoutError):
+    """A step was not complete in time.
+
+    Its push may or may not be part of the parameters. The next `step()` of the same
+    optimizer goes on with the same push, and does not send the gradients again.
+    """
+
+
+class SnapshotError(PsError):
+    """No snapshot could be had."""
+
+
+class SnapshotGoneError(SnapshotError):
+    """The snapshot's pin ran out and its image was freed."""
+
+
+class UnavailableError(PsError):
+    """A peer did not answer in time, or is shutting down."""
+
+
+class LimitError(PsError):
+    """A limit of memory or count would be exceeded."""
+
+
+class UnsupportedError(PsError):
+    """This release can't do it."""
+
+
+class ProtocolError(PsError):
+    """The two sides disagree about the protocol, which is a bug of one of them."""
+
+
+class CorruptionError(ProtocolError):
+    """Bytes arrived other than they were sent."""
+
+
+class ServerError(PsError):
+    """A bug of the server."""
+
+
+class ClosedError(PsError):
+    """The connection is closed."""
+
+
+ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
+    {
+        ErrorReason.INTERNAL: ServerError,
+        ErrorReason.MALFORMED_MESSAGE: ProtocolError,
+        ErrorReason.PROTOCOL_VERSION: VersionMismatchError,
+        ErrorReason.JOB_UNKNOWN: JobEndedError,
+        ErrorReason.SCHEMA_MISMATCH: SchemaMismatchError,
+        ErrorReason.OPTIMIZER_UNSUPPORTED: OptimizerUnsupportedError,
+        ErrorReason.OPTIMIZER_MISMATCH: OptimizerMismatchError,
+        ErrorReason.HYPERPARAMETER_INVALID: HyperparameterError,
+        ErrorReason.WORKER_UNKNOWN: EvictedError,
+        ErrorReason.WORKER_ID_TAKEN: WorkerIdTakenError,
+        ErrorReason.WORKER_INCARNATION_STALE: EvictedError,
+        ErrorReason.SHARD_INCARNATION_STALE: ShardLostError,
+        ErrorReason.SHARD_UNKNOWN: ProtocolError,
+        ErrorReason.SHARD_LOST: ShardLostError,
+        ErrorReason.SEQUENCE_GAP: ProtocolError,
+        ErrorReason.PUSH_CONFLICT: ProtocolError,
+        ErrorReason.CHUNK_INVALID: ProtocolError,
+        ErrorReason.CHUNK_DIGEST_MISMATCH: CorruptionError,
+        ErrorReason.NOT_STARTED: UnavailableError,
+        ErrorReason.RECOVERING: UnavailableError,
+        ErrorReason.DRAINING: UnavailableError,
+        ErrorReason.WAIT_TIMEOUT: WaitTimeoutError,
+        ErrorReason.SNAPSHOT_GONE: SnapshotGoneError,
+        ErrorReason.CUT_FAILED: SnapshotError,
+        ErrorReason.DATA_ORDER_MISMATCH: DataOrderError,
+        ErrorReason.LIMIT_EXCEEDED: LimitError,
+        ErrorReason.UNSUPPORTED: UnsupportedError,
+        ErrorReason.JOB_ENDED: JobEndedError,
+        ErrorReason.OPTIMIZER_OUT_OF_PHASE: OptimizerMismatchError,
+    }
+)
+"""Class of every reason that a server may give."""
+
+
+def error_of_refusal(refusal: Refusal) -> PsError:
+    """The exception for a server's refusal, with what to do next in its text."""
+    cure = CATALOGUE[refusal.reason].cure
+    text = refusal.message if cure in refusal.message else refusal.text
+    return ERROR_CLASSES[refusal.reason](
+        text, reason=refusal.reason, facts=refusal.facts
+    )

@@ -1,0 +1,108 @@
+"""The one thread that talks to the network.
+
+The user's thread computes; this one moves bytes. Started by the first connection or
+reader that needs it and stopped with the last, never at import: a process that
+forks before it connects is not affected.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EventLoop:
+    """An asyncio loop on a daemon thread, with a blocking entrance."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(
+            target=self._serve, name="psworker-loop", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Starts a coroutine on the loop. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Runs a coroutine and waits for its result.
+
+        Whatever ends the wait early, such as Ctrl-C, cancels the coroutine.
+
+        Raises:
+            TimeoutError: It took longer than `timeout_s`.
+        """
+        assert threading.current_thread() is not self._thread, "would wait for itself"
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def notify(self, event: asyncio.Event) -> None:
+        """Sets an event of the loop from another thread."""
+        self._loop.call_soon_threadsafe(event.set)
+
+    def stop(self) -> None:
+        """Cancels what still runs and ends the thread."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._cancel_all()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        # Not on Windows; the plain loop is slower, not different.
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_lock = threading.Lock()
+_shared: EventLoop | None = None
+_user_count = 0
+
+
+def acquire() -> EventLoop:
+    """The process's loop, started if nobody uses it yet. Pair with `release`."""
+    global _shared, _user_count
+    with _lock:
+        if _shared is None:
+            _shared = EventLoop()
+        _user_count += 1
+        return _shared
+
+
+def release() -> None:
+    """Gives the loop up; the last one to do so stops it."""
+    global _shared, _user_count
+    with _lock:
+        assert _user_count > 0, "released more often than acquired"
+        _user_count -= 1
+        if _user_count == 0 and _shared is not None:
+            _shared.stop()
+            _shared = None

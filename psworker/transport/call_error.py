@@ -1,0 +1,93 @@
+"""A call that failed, without gRPC's types.
+
+Any failure is one of two: *decided*, the server refused and nothing changed; or
+*unknown*, and only asking tells what became of it.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import grpc
+import grpc.aio
+
+from pswire.error_details import is_decided, refusal_from_rpc_error
+from pswire.reasons import CATALOGUE, Refusal
+from psworker.errors import PsError, UnavailableError, error_of_refusal
+
+
+class CallError(Exception):
+    """A call that failed.
+
+    Attributes:
+        code: Name of the gRPC status code.
+        refusal: The server's reason, `None` when gRPC made the status up.
+        is_decided: Whether the server refused and nothing changed.
+    """
+
+    def __init__(
+        self, peer: str, code: str, text: str, *, refusal: Refusal | None, decided: bool
+    ) -> None:
+        super().__init__(f"{peer}: {code}: {text}")
+        self.peer = peer
+        self.code = code
+        self.text = text
+        self.refusal = refusal
+        self.is_decided = decided
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may succeed later without any change."""
+        if self.refusal is not None:
+            return CATALOGUE[self.refusal.reason].retryable
+        return not self.is_decided and self.code != "UNIMPLEMENTED"
+
+    def to_ps_error(self) -> PsError:
+        """The exception that a user sees."""
+        if self.refusal is not None:
+            return error_of_refusal(self.refusal)
+        return UnavailableError(
+            f"{self.peer} gave no answer ({self.code.lower().replace('_', ' ')}: "
+            f"{self.text}); look into its log"
+        )
+
+
+@contextmanager
+def translated(peer: str) -> Iterator[None]:
+    """Turns gRPC's errors, and answers that can't be read, into `CallError`."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise CallError(
+            peer,
+            error.code().name,
+            error.details() or "",
+            refusal=refusal_from_rpc_error(error),
+            decided=is_decided(error.code()),
+        ) from error
+    except Refusal as refusal:
+        # What came back can't be read: asking again would not change it.
+        raise CallError(
+            peer, "INTERNAL", refusal.message, refusal=refusal, decided=False
+        ) from refusal
+    except grpc.aio.UsageError as error:
+        # The channel was closed below the call.
+        raise CallError(
+            peer, "CANCELLED", str(error), refusal=None, decided=False
+        ) from error
+
+
+@asynccontextmanager
+async def cancelled_at_exit(call: grpc.aio.Call) -> AsyncIterator[None]:
+    """Cancels a call that is left early, so that the server hears of it at once."""
+    try:
+        yield
+    finally:
+        call.cancel()
+
+
+async def pause(attempt: int) -> None:
+    """Waits before an attempt: 50 ms doubling to 1 s, with jitter."""
+    # The jitter keeps workers that failed together from coming back together.
+    await asyncio.sleep(min(1.0, 0.05 * 2**attempt) * random.uniform(0.5, 1.0))

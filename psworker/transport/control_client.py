@@ -1,0 +1,195 @@
+"""Calls to the coordinator."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from pswire.channels import ChannelKind, aio_channel
+from pswire.limits import PROTOCOL_VERSION
+from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema_codec import optimizer_to_message, schema_to_message
+from pswire.v1 import coordinator_service_pb2 as pb
+from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from psworker.pending import DataRange
+from psworker.transport import messages, values
+from psworker.transport.call_error import cancelled_at_exit, translated
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class ControlClient:
+    """One coordinator. Made and used on the event loop.
+
+    Every call raises `CallError` when it fails.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._peer = f"the coordinator at {address}"
+        self._channel = aio_channel(address, ChannelKind.CONTROL)
+        self._stub = cast(
+            "CoordinatorServiceAsyncStub", CoordinatorServiceStub(self._channel)
+        )
+
+    async def close(self) -> None:
+        """Ends the channel and the calls on it."""
+        await self._channel.close()
+
+    async def register_worker(
+        self, process_id: str, worker_id: str, *, timeout_s: float
+    ) -> tuple[values.Identity, values.JobSettings]:
+        """Gets an identity. Idempotent by `process_id`."""
+        response = await self._call(
+            self._stub.RegisterWorker,
+            pb.RegisterWorkerRequest(
+                protocol_version=PROTOCOL_VERSION,
+                process_id=process_id,
+                worker_id=worker_id,
+            ),
+            timeout_s,
+        )
+        return (
+            messages.identity_of(response.worker),
+            messages.settings_of(response.settings),
+        )
+
+    async def watch_worker(
+        self, worker: values.Identity
+    ) -> AsyncIterator[values.WatchEvent]:
+        """Follows the job. The stream is the worker's sign of life.
+
+        It has no deadline: keepalive on the channel bounds its silence.
+        """
+        request = pb.WatchWorkerRequest(worker=messages.identity_to_message(worker))
+        call = self._stub.WatchWorker(request)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                async for message in call:
+                    event = messages.watch_event_of(message)
+                    if event is not None:
+                        yield event
+
+    async def join(
+        self,
+        worker: values.Identity,
+        schema: ModelSchema,
+        optimizers: Sequence[OptimizerSpec],
+        loaders: Sequence[str],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Asks to become a member; the record comes on the watch. Idempotent."""
+        await self._call(
+            self._stub.Join,
+            pb.JoinRequest(
+                worker=messages.identity_to_message(worker),
+                schema=schema_to_message(schema),
+                optimizers=[optimizer_to_message(spec) for spec in optimizers],
+                loaders=loaders,
+            ),
+            timeout_s,
+        )
+
+    async def leave(
+        self,
+        worker: values.Identity,
+        sequence: int,
+        consumed: Sequence[DataRange],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Ends the membership. Idempotent."""
+        await self._call(
+            self._stub.Leave,
+            pb.LeaveRequest(
+                worker=messages.identity_to_message(worker),
+                sequence=sequence,
+                consumed=[messages.range_to_message(each) for each in consumed],
+            ),
+            timeout_s,
+        )
+
+    async def open_epoch(
+        self,
+        worker: values.Identity,
+        loader: str,
+        epoch: int,
+        *,
+        position_count: int,
+        batch_size: int,
+        drop_last: bool,
+        consumed: Sequence[DataRange],
+        timeout_s: float,
+    ) -> int:
+        """Opens an epoch of a loader; its seed. Idempotent."""
+        response = await self._call(
+            self._stub.OpenEpoch,
+            pb.OpenEpochRequest(
+                worker=messages.identity_to_message(worker),
+                loader=loader,
+                epoch=epoch,
+                position_count=position_count,
+                batch_size=batch_size,
+                drop_last=drop_last,
+                consumed=[messages.range_to_message(each) for each in consumed],
+            ),
+            timeout_s,
+        )
+        return response.seed
+
+    async def lease_data(
+        self,
+        worker: values.Identity,
+        loader: str,
+        epoch: int,
+        *,
+        order_digest: int,
+        consumed: Sequence[DataRange],
+        batch_count_max: int,
+        wait: bool,
+        timeout_s: float,
+    ) -> tuple[tuple[DataRange, ...], bool]:
+        """Leases ranges; those, and whether the epoch is closed."""
+        response = await self._call(
+            self._stub.LeaseData,
+            pb.LeaseDataRequest(
+                worker=messages.identity_to_message(worker),
+                loader=loader,
+                epoch=epoch,
+                order_digest=order_digest,
+                consumed=[messages.range_to_message(each) for each in consumed],
+                batch_count_max=batch_count_max,
+                wait=wait,
+            ),
+            timeout_s,
+        )
+        return tuple(map(messages.range_of, response.ranges)), response.closed
+
+    async def request_snapshot(
+        self, newer_than: int, *, wait_s: float, timeout_s: float
+    ) -> values.Snapshot:
+        """Finds or makes a snapshot above a version; -1 for whatever is newest."""
+        response = await self._call(
+            self._stub.RequestSnapshot,
+            pb.RequestSnapshotRequest(
+                protocol_version=PROTOCOL_VERSION,
+                newer_than=newer_than,
+                timeout_ms=int(wait_s * 1000),
+            ),
+            timeout_s,
+        )
+        return messages.snapshot_of(response)
+
+    async def _call(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[Request, Response]",
+        request: Request,
+        timeout_s: float,
+    ) -> Response:
+        with translated(self._peer):
+            response: Response = await method(request, timeout=timeout_s)
+            return response

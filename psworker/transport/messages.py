@@ -1,0 +1,224 @@
+"""Generated messages to values and back. No other module reads their fields."""
+
+from collections.abc import Iterable
+
+from pswire.limits import PROTOCOL_VERSION
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import schema_from_message
+from pswire.v1 import (
+    coordinator_service_pb2,
+    membership_pb2,
+    parameter_service_pb2,
+    push_pb2,
+    schema_pb2,
+)
+from psworker.pending import DataRange
+from psworker.transport import values
+
+_MODES = {
+    membership_pb2.MODE_BSP: values.Mode.BSP,
+    membership_pb2.MODE_SSP: values.Mode.SSP,
+    membership_pb2.MODE_ASP: values.Mode.ASP,
+}
+_OUTCOMES: dict[int, values.Outcome] = {item.value: item for item in values.Outcome}
+
+
+def identity_to_message(worker: values.Identity) -> membership_pb2.WorkerIdentity:
+    """Which start of which worker."""
+    return membership_pb2.WorkerIdentity(
+        worker_id=worker.worker_id, incarnation=worker.incarnation
+    )
+
+
+def identity_of(message: membership_pb2.WorkerIdentity) -> values.Identity:
+    """Which start of which worker."""
+    return values.Identity(message.worker_id, message.incarnation)
+
+
+def _mode_of(value: int) -> values.Mode:
+    mode = _MODES.get(membership_pb2.Mode.ValueType(value))
+    if mode is None:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"mode {value} is not one this release knows"
+        )
+    return mode
+
+
+def settings_of(message: membership_pb2.JobSettings) -> values.JobSettings:
+    """Settings of a job."""
+    return values.JobSettings(
+        job_id=message.job_id,
+        shard_count=message.shard_count,
+        mode=_mode_of(message.mode),
+        staleness_bound=message.staleness_bound,
+        workers_min=message.workers_min,
+        lease_ttl_ms=message.lease_ttl_ms,
+    )
+
+
+def shards_of(
+    messages: Iterable[membership_pb2.ShardAddress],
+) -> tuple[values.ShardAddress, ...]:
+    """Addresses in the order of the shard map."""
+    return tuple(
+        sorted(
+            (
+                values.ShardAddress(each.shard_index, each.address, each.incarnation)
+                for each in messages
+            ),
+            key=lambda shard: shard.shard_index,
+        )
+    )
+
+
+def record_of(message: membership_pb2.Record) -> values.Record:
+    """What a fence decided."""
+    return values.Record(
+        fence_number=message.fence_number,
+        generation=message.generation,
+        is_start=message.kind == membership_pb2.FENCE_KIND_START,
+        members=tuple(
+            values.Member(identity_of(each.worker), each.rank, each.base_clock)
+            for each in message.members
+        ),
+        departures=tuple(
+            values.Departure(
+                identity_of(each.member.worker), each.last_clock, each.evicted
+            )
+            for each in message.departures
+        ),
+        mode=_mode_of(message.mode),
+        staleness_bound=message.staleness_bound,
+    )
+
+
+def waiting_of(message: push_pb2.Waiting) -> values.Waiting:
+    """Whom a call waits for."""
+    return values.Waiting(
+        clock=message.clock,
+        waited_ms=message.waited_ms,
+        reason=message.reason,
+        awaited=tuple(
+            values.Awaited(each.name, each.clock, each.silent_ms)
+            for each in message.awaited
+        ),
+    )
+
+
+def watch_event_of(
+    message: coordinator_service_pb2.WatchWorkerResponse,
+) -> values.WatchEvent | None:
+    """The event, `None` for a kind that only a newer coordinator knows."""
+    kind = message.WhichOneof("event")
+    if kind == "view":
+        view = message.view
+        record = record_of(view.record) if view.HasField("record") else None
+        return values.WorkerView(record, shards_of(view.shards))
+    if kind == "seed":
+        return values.SeedOrder(
+            message.seed.fence_number, shards_of(message.seed.shards)
+        )
+    if kind == "record":
+        return record_of(message.record)
+    if kind == "end":
+        return values.JobEnd(message.end.failed, message.end.reason)
+    if kind == "waiting":
+        return waiting_of(message.waiting)
+    return None
+
+
+def range_to_message(data_range: DataRange) -> push_pb2.DataRange:
+    """A run of positions."""
+    return push_pb2.DataRange(
+        loader=data_range.loader,
+        epoch=data_range.epoch,
+        start=data_range.start,
+        stop=data_range.stop,
+    )
+
+
+def range_of(message: push_pb2.DataRange) -> DataRange:
+    """A run of positions."""
+    return DataRange(message.loader, message.epoch, message.start, message.stop)
+
+
+def header_bytes(header: values.PushHeader, shard_incarnation: int) -> bytes:
+    """A push's header for one shard."""
+    return push_pb2.PushHeader(
+        protocol_version=PROTOCOL_VERSION,
+        job_id=header.job_id,
+        optimizer=header.optimizer,
+        worker=identity_to_message(header.worker),
+        shard_incarnation=shard_incarnation,
+        generation=header.generation,
+        sequence=header.sequence,
+        sequence_unacknowledged_min=header.sequence_unacknowledged_min,
+        clock=header.clock,
+    ).SerializeToString()
+
+
+def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
+    """A push's trailer for one shard."""
+    return push_pb2.PushTrailer(
+        weight=trailer.weight,
+        groups=[
+            schema_pb2.GroupHyperparameters(values=group) for group in trailer.groups
+        ],
+        finite=trailer.is_finite,
+        chunk_bitmap=chunk_bitmap,
+        ranges=[range_to_message(each) for each in trailer.ranges],
+    ).SerializeToString()
+
+
+def reply_of(message: push_pb2.PushReply) -> values.PushReply:
+    """A shard's answer to a push or a pull."""
+    if message.outcome not in _OUTCOMES:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"outcome {message.outcome} is not one this release knows",
+        )
+    return values.PushReply(
+        outcome=_OUTCOMES[message.outcome],
+        shard_incarnation=message.shard_incarnation,
+        generation=message.generation,
+        version=message.version,
+        frontier=message.frontier,
+        clock=message.clock,
+        staleness=message.staleness,
+        nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
+    )
+
+
+def session_of(
+    message: parameter_service_pb2.GetSessionResponse,
+) -> values.ShardSession:
+    """What a shard holds of this worker's pushes."""
+    held = (
+        parameter_service_pb2.CHUNK_STATE_STAGED,
+        parameter_service_pb2.CHUNK_STATE_APPLIED,
+    )
+    return values.ShardSession(
+        sequence_done_max=message.sequence_done_max,
+        held_chunks={
+            push.sequence: frozenset(
+                chunk.index for chunk in push.chunks if chunk.state in held
+            )
+            for push in message.pushes
+        },
+    )
+
+
+def snapshot_of(
+    message: coordinator_service_pb2.RequestSnapshotResponse,
+) -> values.Snapshot:
+    """A snapshot that is ready on all shards."""
+    return values.Snapshot(
+        job_id=message.job_id,
+        snapshot_id=message.snapshot_id,
+        version=message.version,
+        clock=message.clock,
+        generation=message.generation,
+        shards=shards_of(message.shards),
+        schema=schema_from_message(message.schema),
+        pin_ttl_ms=message.pin_ttl_ms,
+    )

@@ -1,0 +1,238 @@
+"""Calls to one start of one shard.
+
+Gradients and values go through as bytes: the generated messages are used for what is
+small only. Whoever reads the values gets views of what gRPC received.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from pswire.channels import ChannelKind, aio_channel
+from pswire.frames import (
+    REQUEST_HEADER_FIELD,
+    RESPONSE_CHUNK_FIELD,
+    RESPONSE_REPLY_FIELD,
+    RESPONSE_WAITING_FIELD,
+    join_fields,
+    split_fields,
+)
+from pswire.limits import PROTOCOL_VERSION
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import parameter_service_pb2 as pb
+from pswire.v1 import push_pb2
+from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
+from psworker.transport import messages, values
+from psworker.transport.call_error import cancelled_at_exit, translated
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from pswire.v1.parameter_service_pb2_grpc import ParameterServiceAsyncStub
+
+    _PushCall = grpc.aio.StreamStreamCall[bytes, bytes]
+    _PullCall = grpc.aio.UnaryStreamCall[bytes, bytes]
+    _SeedCall = grpc.aio.StreamUnaryCall[bytes, pb.SeedResponse]
+
+_SERVICE = "/pswire.v1.ParameterService/"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of all messages of the data plane."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Takes what comes before the reply, in order, on the event loop.
+
+    Attributes:
+        on_chunk: Takes the bytes of a `ParameterChunk`.
+        on_waiting: Takes whom the call waits for.
+    """
+
+    on_chunk: Callable[[memoryview], None]
+    on_waiting: Callable[[values.Waiting], None]
+
+
+class ShardClient:
+    """One start of one shard. Made and used on the event loop.
+
+    Every call raises `CallError` when it fails.
+    """
+
+    def __init__(
+        self,
+        shard: values.ShardAddress,
+        job_id: str,
+        worker: values.Identity,
+        traffic: Traffic,
+    ) -> None:
+        self.shard = shard
+        self._peer = f"shard {shard.shard_index} at {shard.address}"
+        self._job_id = job_id
+        self._worker = worker
+        self._traffic = traffic
+        self._channel = aio_channel(shard.address, ChannelKind.DATA)
+        self._stub = cast(
+            "ParameterServiceAsyncStub", ParameterServiceStub(self._channel)
+        )
+        # `None` serializers: bytes go to gRPC and come from it as they are.
+        self._push_pull: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
+            self._channel.stream_stream(_SERVICE + "PushPull", None, None)
+        )
+        self._pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
+            self._channel.unary_stream(_SERVICE + "Pull", None, None)
+        )
+        self._seed: grpc.aio.StreamUnaryMultiCallable[bytes, pb.SeedResponse] = (
+            self._channel.stream_unary(
+                _SERVICE + "Seed", None, pb.SeedResponse.FromString
+            )
+        )
+
+    async def close(self) -> None:
+        """Ends the channel and the calls on it."""
+        await self._channel.close()
+
+    async def push_pull(
+        self, requests: AsyncIterator[bytes], receiver: Receiver, *, timeout_s: float
+    ) -> values.PushReply:
+        """Sends a push and receives values, in both directions at once.
+
+        Args:
+            requests: Serialized `PushPullRequest`s, the header in the first.
+            receiver: Takes the values.
+            timeout_s: Deadline of the call.
+        """
+        call = self._push_pull(timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                writing = asyncio.ensure_future(self._write(call, requests))
+                try:
+                    reply = await self._read_to_reply(call, receiver)
+                finally:
+                    writing.cancel()
+                    await asyncio.gather(writing, return_exceptions=True)
+                return reply
+
+    async def pull(
+        self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
+    ) -> values.PushReply:
+        """Receives the values that this member may see at a clock."""
+        request = pb.PullRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=self._job_id,
+            worker=messages.identity_to_message(self._worker),
+            shard_incarnation=self.shard.incarnation,
+            generation=generation,
+            clock=clock,
+        ).SerializeToString()
+        self._traffic.sent_bytes += len(request)
+        call = self._pull(request, timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                return await self._read_to_reply(call, receiver)
+
+    async def seed(
+        self, fence_number: int, chunks: Iterable[bytes], *, timeout_s: float
+    ) -> None:
+        """Stages first values.
+
+        Args:
+            fence_number: The fence that asked for them.
+            chunks: Serialized `SeedRequest`s that hold only a chunk, all of the shard.
+            timeout_s: Deadline of the call.
+        """
+        header = pb.SeedHeader(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=self._job_id,
+            worker=messages.identity_to_message(self._worker),
+            shard_incarnation=self.shard.incarnation,
+            fence_number=fence_number,
+        ).SerializeToString()
+
+        async def requests() -> AsyncIterator[bytes]:
+            yield join_fields((REQUEST_HEADER_FIELD, header))
+            for chunk in chunks:
+                yield chunk
+
+        call = self._seed(timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                # A refusal ends the call under the writer; awaiting it says why.
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    await self._write(call, requests())
+                await call
+
+    async def get_session(self, *, timeout_s: float) -> values.ShardSession:
+        """Asks what became of this worker's pushes."""
+        with translated(self._peer):
+            response = await self._stub.GetSession(
+                pb.GetSessionRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    job_id=self._job_id,
+                    worker=messages.identity_to_message(self._worker),
+                    shard_incarnation=self.shard.incarnation,
+                ),
+                timeout=timeout_s,
+            )
+            return messages.session_of(response)
+
+    async def await_contribution(
+        self, generation: int, clock: int, *, timeout_s: float
+    ) -> values.Contribution:
+        """Returns once a clock waits for nobody but workers that make this call."""
+        with translated(self._peer):
+            response = await self._stub.AwaitContribution(
+                pb.AwaitContributionRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    job_id=self._job_id,
+                    worker=messages.identity_to_message(self._worker),
+                    shard_incarnation=self.shard.incarnation,
+                    generation=generation,
+                    clock=clock,
+                ),
+                timeout=timeout_s,
+            )
+            return values.Contribution(response.clock, response.optimizer)
+
+    async def _write(
+        self,
+        call: "_PushCall | _SeedCall",
+        requests: AsyncIterator[bytes],
+    ) -> None:
+        async for request in requests:
+            self._traffic.sent_bytes += len(request)
+            await call.write(request)
+        await call.done_writing()
+
+    async def _read_to_reply(
+        self,
+        call: "_PushCall | _PullCall",
+        receiver: Receiver,
+    ) -> values.PushReply:
+        reply: values.PushReply | None = None
+        while True:
+            response = await call.read()
+            if not isinstance(response, bytes):
+                break  # grpc.aio.EOF
+            self._traffic.received_bytes += len(response)
+            for number, view in split_fields(response):
+                if number == RESPONSE_CHUNK_FIELD:
+                    receiver.on_chunk(view)
+                elif number == RESPONSE_REPLY_FIELD:
+                    message = push_pb2.PushReply.FromString(bytes(view))
+                    reply = messages.reply_of(message)
+                elif number == RESPONSE_WAITING_FIELD:
+                    waiting = push_pb2.Waiting.FromString(bytes(view))
+                    receiver.on_waiting(messages.waiting_of(waiting))
+        if reply is None:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
+            )
+        return reply

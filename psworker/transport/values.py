@@ -1,0 +1,221 @@
+"""What crosses the boundary between the transport and the rest: plain values."""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from pswire.schema import ModelSchema
+from psworker.pending import DataRange
+
+
+class Mode(Enum):
+    """How workers keep together."""
+
+    BSP = "bsp"
+    SSP = "ssp"
+    ASP = "asp"
+
+
+class Outcome(IntEnum):
+    """What became of a push; mirrors `pswire.v1.Outcome`."""
+
+    APPLIED = 1
+    STAGED = 2
+    SKIPPED = 3
+    DROPPED = 4
+    DUPLICATE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One start of a worker."""
+
+    worker_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What is fixed when the coordinator starts."""
+
+    job_id: str
+    shard_count: int
+    mode: Mode
+    staleness_bound: int
+    workers_min: int
+    lease_ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Where a shard is reached; the address is empty while it is missing."""
+
+    shard_index: int
+    address: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker of a generation."""
+
+    worker: Identity
+    rank: int
+    base_clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A member that a record ends."""
+
+    worker: Identity
+    last_clock: int
+    evicted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a fence decided: the whole membership from now on."""
+
+    fence_number: int
+    generation: int
+    members: tuple[Member, ...]
+    is_start: bool = False
+    departures: tuple[Departure, ...] = ()
+    mode: Mode = Mode.BSP
+    staleness_bound: int = 0
+
+    def member_of(self, worker: Identity) -> Member | None:
+        """The member that this start of a worker is, if it is one."""
+        return next((each for each in self.members if each.worker == worker), None)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job."""
+
+    failed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOrder:
+    """Tells a worker to write the first values to all shards."""
+
+    fence_number: int
+    shards: tuple[ShardAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """The job as the watch begins."""
+
+    record: Record | None
+    shards: tuple[ShardAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """One process that a call waits for; `silent_ms` is -1 if never heard of."""
+
+    name: str
+    clock: int
+    silent_ms: int
+
+    def __str__(self) -> str:
+        silence = (
+            "never heard of"
+            if self.silent_ms < 0
+            else f"silent for {self.silent_ms / 1000:.0f} s"
+        )
+        return f"{self.name} (clock {self.clock}, {silence})"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Whom a call waits for, and how long it has."""
+
+    clock: int
+    waited_ms: int
+    reason: str
+    awaited: tuple[Awaited, ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(map(str, self.awaited[:8]))
+        if len(self.awaited) > 8:
+            names += f" and {len(self.awaited) - 8} more"
+        return ": ".join(part for part in (self.reason, names) if part) or "the server"
+
+
+WatchEvent = WorkerView | SeedOrder | Record | JobEnd | Waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushHeader:
+    """Identity and place of a push, but for the shard's incarnation."""
+
+    job_id: str
+    optimizer: str
+    worker: Identity
+    generation: int
+    sequence: int
+    sequence_unacknowledged_min: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushTrailer:
+    """What completes a push, but for the shard's bitmap."""
+
+    weight: float
+    groups: tuple[tuple[float, ...], ...]
+    is_finite: bool
+    ranges: tuple[DataRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushReply:
+    """One shard's answer to a push or a pull."""
+
+    outcome: Outcome
+    shard_incarnation: int
+    generation: int
+    version: int
+    frontier: int
+    clock: int
+    staleness: int = 0
+    nonfinite_worker_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSession:
+    """What a shard holds of this worker's pushes.
+
+    Attributes:
+        sequence_done_max: Every push up to this one is done.
+        held_chunks: Chunks of later pushes that need not be sent again.
+    """
+
+    sequence_done_max: int
+    held_chunks: dict[int, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A clock that waits for nobody but workers without data."""
+
+    clock: int
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A snapshot that is ready on all shards."""
+
+    job_id: str
+    snapshot_id: int
+    version: int
+    clock: int
+    generation: int
+    shards: tuple[ShardAddress, ...]
+    schema: ModelSchema
+    pin_ttl_ms: int
