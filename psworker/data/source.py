@@ -1,0 +1,80 @@
+"""What leased loading needs of a connection, as an interface.
+
+Every call starts work on the event loop and returns a future, so that the user's
+thread can wait for several things at once. Cancelling a future cancels its call.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from psworker.data.order import EpochShape
+from psworker.pending import DataRange, PendingData
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Answer to a lease request.
+
+    Attributes:
+        ranges: Ranges that this worker holds, one a batch, in the order to use them.
+            They may repeat ones it was told before.
+        closed: Whether every range of the epoch is accounted for.
+    """
+
+    ranges: tuple[DataRange, ...]
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """A wish for ranges.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Epoch, from 0.
+        order_digest: XXH3-64 of the epoch's order.
+        consumed: Ranges consumed and acknowledged since the last report.
+        batch_count_max: Most batches to lease.
+        wait: Whether to wait while there is nothing to lease.
+    """
+
+    loader: str
+    epoch: int
+    order_digest: int
+    consumed: tuple[DataRange, ...]
+    batch_count_max: int
+    wait: bool
+
+
+class DataSource(Protocol):
+    """A connection, as a loader sees it."""
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        ...
+
+    def open_epoch(
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        consumed: tuple[DataRange, ...],
+    ) -> "Future[int]":
+        """Opens an epoch; its seed."""
+        ...
+
+    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+        """Leases ranges."""
+        ...
+
+    def await_contribution(self) -> "Future[None]":
+        """Done once the next clock waits for nobody but workers without data."""
+        ...
+
+    def push_nothing(self) -> None:
+        """Pushes weight 0 for the next clock, and pulls."""
+        ...

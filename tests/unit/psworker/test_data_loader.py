@@ -1,0 +1,366 @@
+"""Leased loading over the coordinator's real ledger, without a network between."""
+
+import contextlib
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from psserver.core import ledger as core
+from psserver.core.push import DataRange as CoreRange
+from psserver.core.record import WorkerKey
+from psworker.data import (
+    CountedLoader,
+    EpochShape,
+    Lease,
+    LeasedLoader,
+    LeaseRequest,
+    prepare_loader,
+)
+from psworker.pending import DataRange, DrawnData, PendingData
+
+
+class LedgerJob:
+    """The coordinator's side: one ledger, and requests that wait for it."""
+
+    def __init__(self, worker_count: int, *, in_rounds: bool = False) -> None:
+        self.ledger = core.DataLedger(job_seed=3)
+        self.keys = [WorkerKey(f"w{index}", 1) for index in range(worker_count)]
+        self.in_rounds = in_rounds
+        self.lock = threading.RLock()
+        self.waiting: list[tuple[WorkerKey, LeaseRequest, Future[Lease]]] = []
+
+    def lease(self, key: WorkerKey, request: LeaseRequest) -> "Future[Lease]":
+        with self.lock:
+            book = self.ledger.register_order(
+                key, request.loader, request.epoch, request.order_digest
+            )
+            self.ledger.consume(
+                key, tuple(CoreRange(*_fields(each)) for each in request.consumed)
+            )
+            participants = tuple(self.keys) if self.in_rounds else ()
+            ranges = book.lease(key, participants, request.batch_count_max)
+            future: Future[Lease] = Future()
+            if request.wait and not ranges and not book.is_closed:
+                self.waiting.append((key, request, future))
+            else:
+                future.set_result(
+                    Lease(tuple(DataRange(*each) for each in ranges), book.is_closed)
+                )
+            self.retry()
+            return future
+
+    def retry(self) -> None:
+        with self.lock:
+            for key, request, future in list(self.waiting):
+                book = self.ledger.register_order(
+                    key, request.loader, request.epoch, request.order_digest
+                )
+                ranges = book.lease(key, (), request.batch_count_max)
+                if ranges or book.is_closed:
+                    self.waiting.remove((key, request, future))
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(
+                            Lease(
+                                tuple(DataRange(*each) for each in ranges),
+                                book.is_closed,
+                            )
+                        )
+
+
+def _fields(data_range: DataRange) -> tuple[str, int, int, int]:
+    return data_range.loader, data_range.epoch, data_range.start, data_range.stop
+
+
+class LedgerSource:
+    """One worker's connection. Clocks wait for it when a test says so."""
+
+    def __init__(self, job: LedgerJob, index: int) -> None:
+        self.job = job
+        self.key = job.keys[index]
+        self.pending = PendingData()
+        self.requests: list[LeaseRequest] = []
+        self.contribution: Future[None] = Future()
+        self.empty_push_count = 0
+
+    def open_epoch(
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        consumed: tuple[DataRange, ...],
+    ) -> "Future[int]":
+        future: Future[int] = Future()
+        self.job.ledger.consume(
+            self.key, tuple(CoreRange(*_fields(each)) for each in consumed)
+        )
+        core_shape = core.EpochShape(
+            position_count=shape.position_count,
+            batch_size=shape.batch_size,
+            drop_last=shape.drop_last,
+        )
+        future.set_result(
+            self.job.ledger.open_epoch(self.key, loader, epoch, core_shape)
+        )
+        self.job.retry()
+        return future
+
+    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+        self.requests.append(request)
+        return self.job.lease(self.key, request)
+
+    def await_contribution(self) -> "Future[None]":
+        if self.contribution.cancelled():
+            self.contribution = Future()
+        return self.contribution
+
+    def push_nothing(self) -> None:
+        self.empty_push_count += 1
+        self.contribution = Future()
+
+    def step(self) -> DrawnData:
+        """A push that is acknowledged at once."""
+        drawn = self.pending.take()
+        self.pending.acknowledge(drawn.ranges)
+        return drawn
+
+
+def _loader(count: int = 20, **options: object) -> DataLoader[Any]:
+    options.setdefault("batch_size", 4)
+    return DataLoader(TensorDataset(torch.arange(count)), **options)  # type: ignore[arg-type]
+
+
+def _train(source: LedgerSource, loader: LeasedLoader) -> list[list[int]]:
+    """Values in the order they were drawn, one step a batch."""
+    seen = []
+    for (batch,) in loader:
+        seen.append(batch.tolist())
+        source.step()
+    return seen
+
+
+@pytest.mark.parametrize("worker_count", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_one_worker_sees_what_the_plain_loader_would(
+    worker_count: int, shuffle: bool
+) -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(
+        _loader(18, shuffle=shuffle, num_workers=worker_count), source
+    )
+    seen = _train(source, loader)
+    assert [len(batch) for batch in seen] == [4, 4, 4, 4, 2]
+    values = [value for batch in seen for value in batch]
+    assert sorted(values) == list(range(18))
+    assert (values == list(range(18))) is not shuffle
+
+
+def test_each_epoch_is_another_order_and_can_be_named() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(shuffle=True), source)
+    first, second = _train(source, loader), _train(source, loader)
+    assert first != second
+    loader.set_epoch(1)
+    assert _train(source, loader) == []
+    loader.set_epoch(7)
+    third = _train(source, loader)
+    assert third
+    assert {request.epoch for request in source.requests} == {0, 1, 7}
+
+
+def test_a_last_smaller_batch_is_dropped_when_asked() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(18, drop_last=True), source)
+    assert len(loader) == 4
+    assert [len(batch) for batch in _train(source, loader)] == [4, 4, 4, 4]
+
+
+def test_a_batch_is_drawn_when_it_is_handed_out_and_not_before() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    batches = iter(LeasedLoader(_loader(20, num_workers=2), source))
+    next(batches)
+    next(batches)
+    drawn = source.step()
+    assert drawn.sample_count == 8
+    assert [(each.start, each.stop) for each in drawn.ranges] == [(0, 4), (4, 8)]
+    batches.close()
+
+
+def test_data_is_asked_for_again_when_half_of_it_is_used() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    batches = iter(LeasedLoader(_loader(80), source))
+    next(batches)
+    # Waiting for the first ones asks for four.
+    assert [request.batch_count_max for request in source.requests] == [4]
+    next(batches)
+    assert len(source.requests) == 2
+    batches.close()
+
+
+def test_two_workers_share_an_epoch_and_both_stop_when_it_is_closed() -> None:
+    job = LedgerJob(2, in_rounds=True)
+    sources = [LedgerSource(job, 0), LedgerSource(job, 1)]
+    seen: list[list[list[list[int]]]] = [[], []]
+
+    def work(index: int) -> None:
+        loader = LeasedLoader(_loader(44, shuffle=True), sources[index])
+        for _ in range(3):
+            seen[index].append(_train(sources[index], loader))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for epoch in range(3):
+        values = [v for worker in seen for batch in worker[epoch] for v in batch]
+        assert sorted(values) == list(range(44))
+
+
+def test_an_idle_worker_pushes_nothing_for_clocks_that_wait_for_it() -> None:
+    job = LedgerJob(2)
+    busy, idle = LedgerSource(job, 0), LedgerSource(job, 1)
+    held = iter(LeasedLoader(_loader(4), busy))
+    next(held)
+    finished = threading.Event()
+
+    def run_idle() -> None:
+        assert _train(idle, LeasedLoader(_loader(4), idle)) == []
+        finished.set()
+
+    pushed = threading.Event()
+    push_nothing = idle.push_nothing
+
+    def push_and_tell() -> None:
+        push_nothing()
+        pushed.set()
+
+    idle.push_nothing = push_and_tell
+    thread = threading.Thread(target=run_idle)
+    thread.start()
+    for count in (1, 2):
+        idle.contribution.set_result(None)
+        assert pushed.wait(10)
+        pushed.clear()
+        assert idle.empty_push_count == count
+    assert not finished.is_set()
+    busy.step()
+    with pytest.raises(StopIteration):
+        next(held)
+    thread.join(10)
+    assert finished.is_set()
+
+
+def test_what_a_worker_drew_and_never_pushed_does_not_strand_it() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(12), source)
+    for count, _ in enumerate(loader, start=1):
+        if count == 2:
+            source.step()
+    assert count == 3
+    # The rest goes with the next push after all.
+    assert source.step().sample_count == 4
+
+
+def test_leaving_an_epoch_early_gives_its_data_to_the_others() -> None:
+    job = LedgerJob(2)
+    quitter, other = LedgerSource(job, 0), LedgerSource(job, 1)
+    loader = LeasedLoader(_loader(40), quitter)
+    for _ in loader:
+        quitter.step()
+        break
+    rest = iter(LeasedLoader(_loader(40), other))
+    seen = []
+    for _ in range(6):
+        seen.append(next(rest)[0].tolist())
+        other.step()
+    following = iter(loader)  # opens epoch 1
+    next(following)
+    for (batch,) in rest:
+        seen.append(batch.tolist())
+        other.step()
+    assert sorted(v for batch in seen for v in batch) == list(range(4, 40))
+    following.close()
+
+
+def test_a_report_that_failed_is_made_again() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(40), source)
+    batches = iter(loader)
+    next(batches)
+    source.step()
+    honest = source.lease_data
+
+    def broken(request: LeaseRequest) -> "Future[Lease]":
+        future: Future[Lease] = Future()
+        future.set_exception(ConnectionError("cut"))
+        return future
+
+    source.lease_data = broken
+    with pytest.raises(ConnectionError):
+        for _ in batches:
+            pass
+    source.lease_data = honest
+    assert (0, 4) in {(r.start, r.stop) for r in source.pending.take_consumed()}
+
+
+def test_a_samplers_other_order_is_refused_by_the_ledger() -> None:
+    job = LedgerJob(2)
+    first, second = LedgerSource(job, 0), LedgerSource(job, 1)
+    batches = iter(LeasedLoader(_loader(20), first))
+    next(batches)
+    other = iter(LeasedLoader(_loader(20, sampler=list(range(19, -1, -1))), second))
+    with pytest.raises(Exception, match="another order"):
+        next(other)
+    batches.close()
+
+
+def test_other_attributes_are_those_of_the_users_loader() -> None:
+    plain = _loader(20)
+    loader = LeasedLoader(plain, LedgerSource(LedgerJob(1), 0))
+    assert loader.dataset is plain.dataset
+    assert loader.batch_size == 4
+    assert loader.sampler is plain.sampler
+    assert len(loader) == 5
+    with pytest.raises(AttributeError):
+        _ = loader.nonsense
+    with pytest.raises(ValueError, match="at least 0"):
+        loader.set_epoch(-1)
+
+
+def test_an_empty_dataset_is_an_empty_epoch() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    assert _train(source, LeasedLoader(_loader(0), source)) == []
+
+
+def test_a_loader_that_the_user_split_is_only_counted() -> None:
+    dataset = TensorDataset(torch.arange(10))
+    plain = DataLoader(
+        dataset, batch_size=3, sampler=DistributedSampler(dataset, 2, 0, shuffle=False)
+    )
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = prepare_loader(plain, source)
+    assert isinstance(loader, CountedLoader)
+    counts = []
+    for _ in loader:
+        drawn = source.step()
+        counts.append(drawn.sample_count)
+        assert drawn.ranges == ()
+    assert counts == [3, 2]
+    assert len(loader) == 2
+    loader.set_epoch(3)
+    assert plain.sampler.epoch == 3
+
+
+def test_persistent_workers_last_as_long_as_the_user_wished() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(_loader(8, num_workers=1, persistent_workers=True), source)
+    with contextlib.closing(iter(loader)) as batches:
+        list(batches)
+    fetcher = loader._fetcher
+    loader.set_epoch(1)
+    assert len(_train(source, loader)) == 2
+    assert loader._fetcher is fetcher
