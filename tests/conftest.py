@@ -1,0 +1,52 @@
+"""What holds for every test: markers that skip by themselves, a seed to repeat."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return REPOSITORY
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine can't run, and says why."""
+    if any(item.get_closest_marker("gpu") for item in items):
+        reason = _why_no_gpu()
+        if reason:
+            _skip(items, "gpu", reason)
+    if os.geteuid() != 0:
+        _skip(items, "root", "needs to be root")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Says how to get the order and the random numbers of a failed run again."""
+    seed = config.getoption("randomly_seed", default=None)
+    failed = terminalreporter.stats.get("failed") or terminalreporter.stats.get("error")
+    if failed and seed is not None:
+        terminalreporter.write_line(
+            f"the same order again: pytest --randomly-seed={seed}"
+        )
+
+
+def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
+    for item in items:
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str | None:
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"no CUDA device: torch {torch.__version__} is built without CUDA"
+    return f"no CUDA device is visible to torch {torch.__version__}"

@@ -1,0 +1,91 @@
+"""The package as users get it: what the wheel holds, what the pins say."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    table: dict[str, Any] = tomllib.loads(text)["project"]
+    return table
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names in a wheel built as a release would."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (REPOSITORY / name).read_text().splitlines()
+    named = [line.split(";")[0] for line in lines if line and not line.startswith("#")]
+    return dict(line.strip().split("==") for line in named)
+
+
+def test_wheel_holds_the_three_packages_with_their_types(
+    wheel_names: set[str],
+) -> None:
+    for package in ("psserver", "psworker", "pswire"):
+        assert f"{package}/__init__.py" in wheel_names
+        assert f"{package}/py.typed" in wheel_names
+    for stub in ("push_pb2.py", "push_pb2.pyi", "parameter_service_pb2_grpc.pyi"):
+        assert f"pswire/v1/{stub}" in wheel_names
+
+
+def test_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
+    tops = {name.split("/")[0] for name in wheel_names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "psserver",
+        "psworker",
+        "pswire",
+    }
+
+
+def test_commands_lead_to_functions() -> None:
+    scripts = metadata.distribution("paramserver").entry_points
+    assert {script.name for script in scripts} == {"psserver", "psworker", "psctl"}
+    for script in scripts:
+        assert callable(script.load())
+
+
+def test_torch_is_pinned_by_its_version_alone() -> None:
+    # A build tag, or an environment without a pin, makes pip fetch another build.
+    assert pins("constraints.txt")["torch"] == "2.13.0"
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert "TORCH := torch==2.13.0\n" in makefile
+
+
+def test_every_dependency_is_pinned(project: dict[str, Any]) -> None:
+    pinned = {re.sub("[-_.]+", "-", name).lower() for name in pins("constraints.txt")}
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    asked = {re.split(r"[\s<>=!~;\[]", text)[0] for group in groups for text in group}
+    assert asked - pinned == set()
+
+
+def test_the_environment_is_the_pinned_one() -> None:
+    installed = {
+        name: metadata.version(name).partition("+")[0]
+        for name in pins("constraints.txt")
+    }
+    assert installed == pins("constraints.txt")
