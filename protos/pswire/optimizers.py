@@ -27,6 +27,7 @@ class Hyperparameter:
         name: Key in the group; `betas.0` is the first value under `betas`.
         is_bool: Whether it is a switch, 0 or 1.
         minimum: Smallest value allowed.
+        maximum: Largest value allowed.
         below: Values must be smaller than this.
         neutral: Value a torch without this hyperparameter acts by; `None` if every
             torch has it.
@@ -39,6 +40,7 @@ class Hyperparameter:
     name: str
     is_bool: bool = False
     minimum: float = 0.0
+    maximum: float = math.inf
     below: float = math.inf
     neutral: float | None = None
     fixed_bool: bool = False
@@ -62,7 +64,7 @@ class OptimizerTraits:
 
 
 def _switch(name: str, **traits: Any) -> Hyperparameter:  # noqa: ANN401
-    return Hyperparameter(name=name, is_bool=True, below=2.0, **traits)
+    return Hyperparameter(name=name, is_bool=True, **traits)
 
 
 _LR: Final = Hyperparameter(name="lr")
@@ -136,7 +138,7 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
         "Adadelta": OptimizerTraits(
             (
                 _LR,
-                Hyperparameter(name="rho", below=math.nextafter(1.0, 2.0)),
+                Hyperparameter(name="rho", maximum=1.0),
                 _EPS,
                 _WEIGHT_DECAY,
                 _MAXIMIZE,
@@ -304,6 +306,8 @@ def _problem(each: Hyperparameter, value: float) -> str | None:
         return "is neither 0 nor 1"
     if value < each.minimum:
         return f"is less than {each.minimum:g}"
+    if value > each.maximum:
+        return f"is more than {each.maximum:g}"
     if value >= each.below:
         return f"is not less than {each.below:g}"
     return None

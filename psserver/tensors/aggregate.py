@@ -11,6 +11,8 @@ when the mean fails are the contributions looked at one by one.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 import torch
 
@@ -32,7 +34,7 @@ class Contribution:
         weight: Samples behind it, finite and at least 0. 0 counts for nothing.
         presence: Which slices of the chunk it holds.
         data: Elements of the present slices, in schema order.
-        loss_scale: Factor the gradient still carries.
+        loss_scale: Factor the gradient still carries; 0 and 1 mean none.
     """
 
     worker_id: str
@@ -98,10 +100,10 @@ def finite_mean(
     gradient, presence = weighted_mean(chunk, contributions, total_weight)
     if is_finite(gradient):
         return Mean(gradient, presence)
-    torn = [
-        each for each in contributions if each.weight > 0 and not _sound(chunk, each)
-    ]
-    sound = [each for each in contributions if each not in torn]
+    counted = [each for each in contributions if each.weight > 0]
+    verdicts = [_is_sound(chunk, each) for each in counted]
+    sound = list(compress(counted, verdicts))
+    torn = list(compress(counted, map(not_, verdicts)))
     remaining = total_weight - math.fsum(each.weight for each in torn)
     if torn and remaining > 0:
         gradient, presence = weighted_mean(chunk, sound, remaining)
@@ -110,7 +112,7 @@ def finite_mean(
     return Mean(
         gradient[:0],
         (False,) * len(chunk.slices),
-        tuple(each.worker_id for each in contributions if each.weight > 0),
+        tuple(each.worker_id for each in counted),
     )
 
 
@@ -124,12 +126,15 @@ def is_finite(gradient: torch.Tensor) -> bool:
     return bool(norm <= GRADIENT_NORM_MAX)
 
 
-def _sound(chunk: Chunk, contribution: Contribution) -> bool:
-    return is_finite(tensor_from_buffer(contribution.data, chunk.element_type))
+def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
+    gradient = tensor_from_buffer(contribution.data, chunk.element_type)
+    if contribution.loss_scale not in (0.0, 1.0):
+        gradient = gradient / contribution.loss_scale
+    return is_finite(gradient)
 
 
 def _share(contribution: Contribution, total_weight: float) -> float:
-    return contribution.weight / total_weight / contribution.loss_scale
+    return contribution.weight / total_weight / (contribution.loss_scale or 1.0)
 
 
 def _same_presence(

@@ -16,7 +16,7 @@ from psserver.tensors.supported_optimizers import (
     check_hyperparameters,
     check_optimizer,
 )
-from pswire.placement import Placement
+from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -87,26 +87,18 @@ class ApplyEngine:
                 an optimizer that the job does not have.
         """
         chunk = self._vectors.chunk(chunk_index)
-        membership = self._optimizer(optimizer, chunk_index).membership
+        optimizer_of_chunk = self._optimizer(optimizer, chunk_index)
+        membership = optimizer_of_chunk.membership
         if len(presence) != len(membership):
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {chunk_index} has {len(membership)} slices, the presence "
                 f"bits are {len(presence)}",
             )
-        expected = 0
-        for piece, present, is_member in zip(
-            chunk.slices, presence, membership, strict=True
-        ):
-            if present:
-                if not is_member:
-                    raise Refusal(
-                        ErrorReason.CHUNK_INVALID,
-                        f"chunk {chunk_index} has a slice of tensor "
-                        f"{piece.entry_index}, which {optimizer[:64]!r} does not "
-                        "update",
-                    )
-                expected += piece.element_count
+        if presence == membership:
+            expected = optimizer_of_chunk.element_count
+        else:
+            expected = _present_count(chunk, presence, membership, optimizer)
         expected *= chunk.element_type.byte_count
         if byte_count != expected:
             raise Refusal(
@@ -226,6 +218,26 @@ class ApplyEngine:
 
     def _optimizer(self, optimizer: str, chunk_index: int) -> ChunkOptimizer:
         return self._optimizers[self._spec(optimizer).name][chunk_index]
+
+
+def _present_count(
+    chunk: Chunk,
+    presence: tuple[bool, ...],
+    membership: tuple[bool, ...],
+    optimizer: str,
+) -> int:
+    count = 0
+    for piece, present, is_member in zip(
+        chunk.slices, presence, membership, strict=True
+    ):
+        if present and not is_member:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} has a slice of tensor {piece.entry_index}, "
+                f"which {optimizer[:64]!r} does not update",
+            )
+        count += piece.element_count * present
+    return count
 
 
 def _check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:

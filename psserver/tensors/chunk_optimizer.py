@@ -10,7 +10,8 @@ gradient is `None`.
 Not thread-safe; different chunks are independent.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -43,7 +44,12 @@ class _Run:
 
 
 class ChunkOptimizer:
-    """State and update of one (optimizer, chunk)."""
+    """State and update of one (optimizer, chunk).
+
+    Attributes:
+        membership: Which slices of the chunk the optimizer has.
+        element_count: Elements of these slices.
+    """
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class ChunkOptimizer:
         self._groups = tuple(
             group_of_entry.get(piece.entry_index) for piece in chunk.slices
         )
+        self.membership = tuple(group is not None for group in self._groups)
         self._torch = make_optimizer(spec.class_name, chunk.element_type)
         for each in SUPPORTED[spec.class_name].hyperparameters:
             if each.from_defaults:
@@ -73,13 +80,13 @@ class ChunkOptimizer:
                 declared = spec.groups[0].hyperparameters[position]
                 self._torch.defaults[each.name] = declared
         self._runs = self._first_runs()
+        self.element_count = sum(run.parameter.numel() for run in self._runs)
         self._present_runs: list[_Run] = []
         self._planned_for: tuple[object, ...] | None = None
-
-    @property
-    def membership(self) -> tuple[bool, ...]:
-        """Which slices of the chunk the optimizer has."""
-        return tuple(group is not None for group in self._groups)
+        # torch wraps `step` for profilers and compilers, 60 us of held GIL a call.
+        self._step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(
+            type(self._torch).step
+        )
 
     @property
     def run_count(self) -> int:
@@ -88,11 +95,11 @@ class ChunkOptimizer:
 
     @property
     def state_byte_count(self) -> int:
-        """Bytes of torch's state."""
+        """Bytes of torch's state. May be asked for during an update."""
         return sum(
             value.nbytes
-            for state in self._torch.state.values()
-            for value in state.values()
+            for state in list(self._torch.state.values())
+            for value in list(state.values())
             if isinstance(value, torch.Tensor)
         )
 
@@ -128,14 +135,12 @@ class ChunkOptimizer:
                 following = position + run.parameter.numel()
                 run.parameter.grad = gradient[position:following]
                 position = following
-            self._torch.step()
+            with torch.no_grad():
+                self._step(self._torch)
         finally:
             for run in self._present_runs:
                 run.parameter.grad = None
         for run in self._present_runs:
-            if run.step_count == 0:
-                # It has state now, which puts it into another of torch's groups.
-                self._planned_for = None
             run.step_count += 1
 
     def _first_runs(self) -> list[_Run]:
@@ -143,16 +148,13 @@ class ChunkOptimizer:
         sizes = [piece.element_count for piece in self._chunk.slices]
         starts = [0, *accumulate(sizes)]
         runs: list[_Run] = []
-        for is_member, group in groupby(range(len(sizes)), self._is_member):
+        for is_member, group in groupby(range(len(sizes)), self.membership.__getitem__):
             if is_member:
                 positions = list(group)
                 first, stop = positions[0], positions[-1] + 1
                 values = self._values[starts[first] : starts[stop]]
                 runs.append(_Run(first, stop, starts[first], values))
         return runs
-
-    def _is_member(self, slice_position: int) -> bool:
-        return self._groups[slice_position] is not None
 
     def _plan(
         self, presence: tuple[bool, ...], hyperparameters: Sequence[tuple[float, ...]]
