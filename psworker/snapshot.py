@@ -21,6 +21,7 @@ from psworker.errors import (
     ConfigurationError,
     error_of_refusal,
 )
+from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.snapshot_image import SnapshotImage
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _ANSWER_MARGIN_S: Final = 5.0
 """What a call may take longer than the wait it asks for, before we stop believing in
 an answer."""
+
+CONNECT_TIMEOUT_S: Final = 8.0
+"""Longest wait for a coordinator that may be just starting."""
 
 _NEWEST: Final = -1
 
@@ -150,10 +154,11 @@ class SnapshotReader:
         Raises:
             ConfigurationError: There is no address, or it is none.
         """
-        self._address = str(find_coordinator(address))
+        self._address = find_coordinator(address)
         self._loop = event_loop.acquire()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._has_answered = False
         # Both are used on the event loop only.
         self._control: ControlClient | None = None
         self._shards: dict[tuple[str, int], SnapshotClient] = {}
@@ -216,10 +221,16 @@ class SnapshotReader:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the snapshot reader is closed")
+        connect_timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        if self._control is None:
+            wait_reachable(self._address, connect_timeout_s)
         try:
             return self._loop.run(self._pull_newest(newer_than, timeout_s))
         except CallError as error:
-            raise error.to_ps_error() from error
+            if error.refusal is not None or self._has_answered:
+                raise error.to_ps_error() from error
+            problem = problem_behind_call(self._address, error.code, error.text)
+            raise unreachable(self._address, connect_timeout_s, problem) from error
         except Refusal as refusal:
             raise error_of_refusal(refusal) from refusal
 
@@ -234,10 +245,12 @@ class SnapshotReader:
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
         if self._control is None:
-            self._control = ControlClient(self._address)
-        return await self._control.request_snapshot(
+            self._control = ControlClient(str(self._address))
+        found = await self._control.request_snapshot(
             newer_than, wait_s=timeout_s, timeout_s=timeout_s + _ANSWER_MARGIN_S
         )
+        self._has_answered = True
+        return found
 
     async def _pull(self, found: "values.Snapshot") -> Snapshot:
         image = SnapshotImage(found.schema, len(found.shards))

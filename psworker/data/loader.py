@@ -1,7 +1,7 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -63,12 +63,12 @@ class LeasedLoader:
             raise ValueError(f"epoch must be at least 0, not {epoch}")
         self._epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, None]:
         epoch = self._epoch
         self._epoch += 1
         return self._batches(epoch)
 
-    def _batches(self, epoch: int) -> Iterator[Any]:
+    def _batches(self, epoch: int) -> Generator[Any, None, None]:
         order = self._orders.draw(self._open(epoch), epoch)
         leases = EpochLeases(
             self._source,

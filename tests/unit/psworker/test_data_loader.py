@@ -85,6 +85,8 @@ class LedgerSource:
         self.requests: list[LeaseRequest] = []
         self.contribution: Future[None] = Future()
         self.empty_push_count = 0
+        self.pushed_nothing = threading.Event()
+        self.is_broken = False
 
     def open_epoch(
         self,
@@ -110,6 +112,10 @@ class LedgerSource:
 
     def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
         self.requests.append(request)
+        if self.is_broken:
+            broken: Future[Lease] = Future()
+            broken.set_exception(ConnectionError("cut"))
+            return broken
         return self.job.lease(self.key, request)
 
     def await_contribution(self) -> "Future[None]":
@@ -120,6 +126,7 @@ class LedgerSource:
     def push_nothing(self) -> None:
         self.empty_push_count += 1
         self.contribution = Future()
+        self.pushed_nothing.set()
 
     def step(self) -> DrawnData:
         """A push that is acknowledged at once."""
@@ -231,20 +238,12 @@ def test_an_idle_worker_pushes_nothing_for_clocks_that_wait_for_it() -> None:
         assert _train(idle, LeasedLoader(_loader(4), idle)) == []
         finished.set()
 
-    pushed = threading.Event()
-    push_nothing = idle.push_nothing
-
-    def push_and_tell() -> None:
-        push_nothing()
-        pushed.set()
-
-    idle.push_nothing = push_and_tell
     thread = threading.Thread(target=run_idle)
     thread.start()
     for count in (1, 2):
         idle.contribution.set_result(None)
-        assert pushed.wait(10)
-        pushed.clear()
+        assert idle.pushed_nothing.wait(10)
+        idle.pushed_nothing.clear()
         assert idle.empty_push_count == count
     assert not finished.is_set()
     busy.step()
@@ -292,18 +291,10 @@ def test_a_report_that_failed_is_made_again() -> None:
     batches = iter(loader)
     next(batches)
     source.step()
-    honest = source.lease_data
-
-    def broken(request: LeaseRequest) -> "Future[Lease]":
-        future: Future[Lease] = Future()
-        future.set_exception(ConnectionError("cut"))
-        return future
-
-    source.lease_data = broken
+    source.is_broken = True
     with pytest.raises(ConnectionError):
         for _ in batches:
             pass
-    source.lease_data = honest
     assert (0, 4) in {(r.start, r.stop) for r in source.pending.take_consumed()}
 
 
@@ -352,6 +343,7 @@ def test_a_loader_that_the_user_split_is_only_counted() -> None:
     assert counts == [3, 2]
     assert len(loader) == 2
     loader.set_epoch(3)
+    assert isinstance(plain.sampler, DistributedSampler)
     assert plain.sampler.epoch == 3
 
 

@@ -51,7 +51,9 @@ def test_a_shuffled_order_follows_from_the_seed_alone() -> None:
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_samplers_with_a_generator_draw_from_the_seed(sampler: Sampler[int]) -> None:
+def test_samplers_with_a_generator_draw_from_the_seed(
+    sampler: WeightedRandomSampler,
+) -> None:
     source = OrderSource(DataLoader(_dataset(), batch_size=4, sampler=sampler))
     assert source.draw(7, 0).tolist() == source.draw(7, 1).tolist()
     assert source.draw(7, 0).tolist() != source.draw(8, 0).tolist()
