@@ -74,6 +74,7 @@ def stale_stubs(made: list[Path], fresh: Path) -> list[str]:
 
 
 def main() -> int:
+    """Writes or checks, as the command line says, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     arguments = parser.parse_args()
