@@ -1,0 +1,176 @@
+"""The `psctl` command line. What a command needs is imported when it runs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pswire.addresses import Address, parse_address
+from pswire.exit_codes import ExitCode
+from pswire.versions import version_text
+from psworker.ctl.failures import report
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+snapshot_app = typer.Typer(no_args_is_help=True, help="Pull snapshots of a job.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure paramserver here.")
+app.add_typer(snapshot_app, name="snapshot")
+app.add_typer(bench_app, name="bench")
+
+_DEBUG_VARIABLE: Final = "PSCTL_DEBUG"
+
+
+def _coordinator(text: str) -> Address:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if address.port == 0:
+        raise typer.BadParameter("port 0 is for listening; name the port it took")
+    return address
+
+
+CoordinatorOption = Annotated[
+    Address,
+    typer.Option(
+        "--coordinator",
+        parser=_coordinator,
+        metavar="HOST:PORT",
+        envvar="PS_COORDINATOR",
+        help="The job's coordinator.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON for programs, see docs/psctl.md.")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit(ExitCode.DONE)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _progress(text: str) -> None:
+    typer.echo(f"psctl: {text}", err=True)
+
+
+@app.callback()
+def psctl(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", envvar=_DEBUG_VARIABLE, help="Show tracebacks of errors."
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show versions."
+        ),
+    ] = False,
+) -> None:
+    """Asks things of a paramserver job, and shows what one does.
+
+    Exit codes: 0 done, 1 error, 2 usage, 69 peer unavailable, 70 internal,
+    75 try again, 76 incompatible version, 78 bad configuration.
+    """
+    if debug:
+        os.environ[_DEBUG_VARIABLE] = "1"
+
+
+@app.command()
+def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
+    """Shows where a job stands: phase, whom it waits for, shards, workers, lag.
+
+    Example: psctl status --coordinator localhost:7070
+    """
+    from psworker.ctl.status import read_status, status_json, status_text
+
+    found = read_status(coordinator)
+    if as_json:
+        _print_json(status_json(coordinator, found))
+    else:
+        typer.echo(status_text(found))
+
+
+@snapshot_app.command("get")
+def snapshot_get(
+    *,
+    coordinator: CoordinatorOption,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help="Where to write, as safetensors."
+        ),
+    ],
+    newer_than: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="VERSION", help="Wait for a version above this."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which model, where the job has several."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest wait.")
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a snapshot to a file that loads into the plain model.
+
+    Example: psctl snapshot get --out model.safetensors
+
+    The file has one version of all parameters and appears whole or not at all.
+    """
+    from psworker.ctl.snapshots import get_snapshot
+
+    _progress(f"asking {coordinator} for a snapshot")
+    saved = get_snapshot(
+        coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
+    )
+    if as_json:
+        _print_json(saved)
+    else:
+        typer.echo(
+            f"version {saved['version']} (clock {saved['clock']}) is in {saved['path']}"
+        )
+
+
+@snapshot_app.command("list")
+def snapshot_list(
+    *, coordinator: CoordinatorOption, as_json: JsonOption = False
+) -> None:
+    """Lists the snapshots the job holds: in this release the newest one.
+
+    Example: psctl snapshot list --json
+    """
+    from psworker.ctl.snapshots import list_snapshots, listing_text
+
+    listing = list_snapshots(coordinator)
+    if as_json:
+        _print_json(listing)
+    else:
+        typer.echo(listing_text(listing))
+
+
+def main() -> None:
+    """Entry point of the `psctl` command."""
+    try:
+        app()
+    except Exception as error:
+        debug = bool(os.environ.get(_DEBUG_VARIABLE))
+        sys.exit(report(error, debug=debug))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What a failed command says, and its exit code."""
+
+import sys
+import traceback
+from typing import Final
+
+from pswire.exit_codes import ExitCode
+from psworker.errors import (
+    ConfigurationError,
+    ConnectError,
+    ProtocolError,
+    PsError,
+    ServerError,
+    ShardLostError,
+    SnapshotError,
+    UnavailableError,
+    VersionMismatchError,
+    WaitTimeoutError,
+)
+
+_TEXT_LENGTH_MAX: Final = 2_000
+"""About one screen. The whole text is there with --debug."""
+
+_EXIT_CODES: Final[tuple[tuple[type[PsError], ExitCode], ...]] = (
+    # The first class that fits counts, so subclasses come first.
+    (VersionMismatchError, ExitCode.INCOMPATIBLE_VERSION),
+    (ConfigurationError, ExitCode.BAD_CONFIGURATION),
+    (ConnectError, ExitCode.PEER_UNAVAILABLE),
+    (UnavailableError, ExitCode.PEER_UNAVAILABLE),
+    (ShardLostError, ExitCode.PEER_UNAVAILABLE),
+    (WaitTimeoutError, ExitCode.TRY_AGAIN),
+    (SnapshotError, ExitCode.TRY_AGAIN),
+    (ProtocolError, ExitCode.INTERNAL),
+    (ServerError, ExitCode.INTERNAL),
+)
+
+
+class CommandError(Exception):
+    """A command that failed for a reason of its own.
+
+    Attributes:
+        exit_code: How the process ends.
+    """
+
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code that tells this failure."""
+    if isinstance(error, CommandError):
+        return error.exit_code
+    for kind, code in _EXIT_CODES:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, PsError | OSError):
+        return ExitCode.ERROR
+    return ExitCode.INTERNAL
+
+
+def report(error: Exception, *, debug: bool) -> ExitCode:
+    """Says on stderr what failed; the exit code."""
+    code = exit_code_of(error)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    elif code == ExitCode.INTERNAL and not isinstance(error, PsError | CommandError):
+        print(
+            f"psctl: {type(error).__name__}: {_shortened(str(error))}\n"
+            "This is a bug of paramserver. Run the command again with --debug for the "
+            "traceback, and please report it.",
+            file=sys.stderr,
+        )
+    else:
+        print(f"psctl: {_shortened(str(error))}", file=sys.stderr)
+    return code
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _TEXT_LENGTH_MAX:
+        return text
+    return f"{text[:_TEXT_LENGTH_MAX]} ... (the rest with --debug)"

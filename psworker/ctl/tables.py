@@ -1,0 +1,35 @@
+"""Plain text tables, the same on a terminal and in a pipe."""
+
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    """Names are data: whatever could steer a terminal is shown escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; columns of numbers stand to the right."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    columns = list(zip(header, *cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    is_number = [
+        bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        for index in range(len(header))
+    ]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in ([*header], *cells)
+    )
+
+
+def byte_text(count: float) -> str:
+    """Bytes as a person reads them, such as `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
