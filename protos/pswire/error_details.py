@@ -30,7 +30,7 @@ STATUS_BYTES_MAX: Final = 6_000
 TEXT_BYTES_MAX: Final = 1_200
 """Text of the status as gRPC sends it, percent-encoded."""
 
-_MESSAGE_BYTES_MAX: Final = 3_600
+_MESSAGE_BYTES_MAX: Final = 3_400
 _FACT_BYTES_MAX: Final = 100
 _FACT_COUNT_MAX: Final = 6
 
@@ -63,7 +63,9 @@ def is_decided(code: grpc.StatusCode) -> bool:
 
 def details_text(refusal: Refusal) -> str:
     """The text to abort a call with: `refusal.text`, cut to what gRPC carries."""
-    return _shortened(refusal.text, TEXT_BYTES_MAX, _percent_encoded_size)
+    cure = refusal.text.removeprefix(refusal.message)
+    room = TEXT_BYTES_MAX - _percent_encoded_size(cure)
+    return _shortened(refusal.message, room, _percent_encoded_size) + cure
 
 
 def trailing_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
@@ -121,15 +123,18 @@ def _shortened(text: str, size_max: int, size_of: Callable[[str], int]) -> str:
     text = text.encode("utf-8", "replace").decode()
     if size_of(text) <= size_max:
         return text
-    lines = [_cut_line(line, size_max // 3, size_of) for line in text.split("\n")]
-    head, last = lines[:-1], lines[-1]
-    kept = len(head)
+    *lines, last = text.split("\n")
+    line_size_max = size_max // 3
+    # A line takes a byte at least, so more than this are never kept.
+    head = [_cut_line(line, line_size_max, size_of) for line in lines[:size_max]]
+    last = _cut_line(last, line_size_max, size_of)
     while True:
-        left_out = [f"... and {len(head) - kept} more"] if kept < len(head) else []
-        shortened = "\n".join([*head[:kept], *left_out, last])
-        if size_of(shortened) <= size_max or not kept:
+        left_out_count = len(lines) - len(head)
+        left_out = [f"... and {left_out_count} more"] if left_out_count else []
+        shortened = "\n".join([*head, *left_out, last])
+        if size_of(shortened) <= size_max or not head:
             return shortened
-        kept -= max(1, kept // 8)
+        del head[-max(1, len(head) // 8) :]
 
 
 def _cut_line(line: str, size_max: int, size_of: Callable[[str], int]) -> str:

@@ -55,6 +55,7 @@ chunk then takes PyTorch's aligned vector paths."""
 _VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = 0, 1, 2, 3, 4, 5
 _GROUP_DEPTH_MAX = 100  # protobuf's own limit on nesting
 _VARINT_BYTES_MAX = 10
+_VARINT32_BYTES_MAX = 5  # tags and lengths
 _FIELD_NUMBER_MAX = (1 << 29) - 1
 
 _INDEX, _PART, _LAST, _ENCODING, _DIGEST = 1, 2, 3, 4, 5
@@ -317,19 +318,19 @@ def _fields(view: memoryview, what: str) -> Iterator[tuple[int, int, int | memor
     position, end = 0, len(view)
     while position < end:
         start = position
-        tag, position = _read_varint(view, position, what)
+        tag, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
         number, wire_type = tag >> 3, tag & 7
         if not 1 <= number <= _FIELD_NUMBER_MAX:
             _refuse(what, start, f"field number {number} is out of range")
         value: int | memoryview = 0
         if wire_type == _LENGTH:
-            length, position = _read_varint(view, position, what)
+            length, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
             if length > end - position:
                 _refuse(what, start, f"field {number} is longer than the rest")
             value = view[position : position + length]
             position += length
         elif wire_type == _VARINT:
-            value, position = _read_varint(view, position, what)
+            value, position = _read_varint(view, position, what, _VARINT_BYTES_MAX)
         elif wire_type in _FIXED_FORMATS:
             fixed = _FIXED_FORMATS[wire_type]
             if fixed.size > end - position:
@@ -354,9 +355,11 @@ def _fields(view: memoryview, what: str) -> Iterator[tuple[int, int, int | memor
 _FIXED_FORMATS: Final = {_FIXED32: _FIXED32_FORMAT, _FIXED64: _FIXED64_FORMAT}
 
 
-def _read_varint(view: memoryview, position: int, what: str) -> tuple[int, int]:
+def _read_varint(
+    view: memoryview, position: int, what: str, byte_count_max: int
+) -> tuple[int, int]:
     """Returns the value, cut to 64 bits, and the position after it."""
-    start, end = position, min(len(view), position + _VARINT_BYTES_MAX)
+    start, end = position, min(len(view), position + byte_count_max)
     value = shift = 0
     while position < end:
         byte = view[position]

@@ -1,0 +1,201 @@
+"""Placement against its second implementation, and what it promises."""
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pswire.limits import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, PLACEMENT_VERSION
+from pswire.placement import Placement, _deal, _runs, place
+from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from tests.doubles.dumb_placement import Element, dumb_place
+
+checked = settings(derandomize=True, deadline=None, max_examples=200)
+
+F32, BF16, I64 = ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.INT64
+
+
+def model(*tensors: tuple[tuple[int, ...], ElementType]) -> ModelSchema:
+    return ModelSchema(
+        tuple(
+            SchemaEntry(name=f"t{position}", shape=shape, element_type=element_type)
+            for position, (shape, element_type) in enumerate(tensors)
+        )
+    )
+
+
+tensors = st.tuples(
+    st.lists(st.integers(0, 6), max_size=3).map(tuple), st.sampled_from(ElementType)
+)
+models = st.lists(tensors, max_size=12).map(lambda drawn: model(*drawn))
+shard_counts = st.integers(1, 6)
+# Every size holds a whole number of the largest element, as the real ones do.
+chunk_sizes = st.sampled_from([8, 16, 64, 256])
+
+
+def place_small(schema: ModelSchema, shard_count: int, chunk_bytes: int) -> Placement:
+    return _deal(_runs(schema, chunk_bytes), shard_count)
+
+
+def elements_of(placement: Placement, chunk_index: int) -> list[Element]:
+    return [
+        (piece.entry_index, position)
+        for piece in placement.chunks[chunk_index].slices
+        for position in range(piece.start, piece.stop)
+    ]
+
+
+@checked
+@given(models, shard_counts, chunk_sizes)
+@example(model(((), F32)), 3, 8)
+@example(model(((0,), F32), ((2, 0), I64)), 2, 8)
+@example(model(((5,), F32), ((0,), I64), ((5,), F32)), 2, 64)
+@example(model(((3,), F32), ((3,), BF16), ((3,), F32), ((3,), I64)), 2, 16)
+def test_placement_equals_the_dumb_one(
+    schema: ModelSchema, shard_count: int, chunk_bytes: int
+) -> None:
+    placement = place_small(schema, shard_count, chunk_bytes)
+    expected = dumb_place(schema, shard_count, chunk_bytes)
+
+    assert [
+        (chunk.shard_index, chunk.element_type, elements_of(placement, chunk.index))
+        for chunk in placement.chunks
+    ] == [
+        (chunk.shard_index, chunk.element_type, chunk.elements)
+        for chunk in expected.chunks
+    ]
+    for chunk in placement.chunks:
+        vector = expected.vectors[chunk.shard_index, chunk.element_type]
+        stop = chunk.vector_start + chunk.element_count
+        assert vector[chunk.vector_start : stop] == elements_of(placement, chunk.index)
+
+
+@checked
+@given(models, shard_counts, chunk_sizes)
+def test_every_element_has_one_place(
+    schema: ModelSchema, shard_count: int, chunk_bytes: int
+) -> None:
+    placement = place_small(schema, shard_count, chunk_bytes)
+
+    placed = [
+        element
+        for chunk in placement.chunks
+        for element in elements_of(placement, chunk.index)
+    ]
+    assert placed == [
+        (entry_index, position)
+        for entry_index, entry in enumerate(schema.entries)
+        for position in range(entry.element_count)
+    ]
+
+
+@checked
+@given(models, shard_counts, chunk_sizes)
+def test_loads_differ_by_at_most_one_chunk(
+    schema: ModelSchema, shard_count: int, chunk_bytes: int
+) -> None:
+    placement = place_small(schema, shard_count, chunk_bytes)
+
+    loads = [placement.byte_count_of_shard(shard) for shard in range(shard_count)]
+    assert max(loads) - min(loads) <= chunk_bytes
+    assert sum(loads) == sum(entry.byte_count for entry in schema.entries)
+    assert all(0 < chunk.byte_count <= chunk_bytes for chunk in placement.chunks)
+
+
+@checked
+@given(models, shard_counts, chunk_sizes)
+def test_vectors_have_no_gaps(
+    schema: ModelSchema, shard_count: int, chunk_bytes: int
+) -> None:
+    placement = place_small(schema, shard_count, chunk_bytes)
+
+    assert [chunk.index for chunk in placement.chunks] == list(
+        range(len(placement.chunks))
+    )
+    for chunks in placement.chunks_by_shard:
+        ends: dict[ElementType, int] = {}
+        for chunk in chunks:
+            assert chunk.vector_start == ends.get(chunk.element_type, 0)
+            ends[chunk.element_type] = chunk.vector_start + chunk.element_count
+
+
+@checked
+@given(st.integers(0, 3_000_000), st.integers(1, 64))
+def test_no_shard_is_idle_when_there_is_a_chunk_for_each(
+    element_count: int, shard_count: int
+) -> None:
+    schema = model(((element_count,), F32))
+    placement = place(schema, shard_count)
+
+    shards = [chunk.shard_index for chunk in placement.chunks]
+    # Dealt in turn: a backward pass, which goes backwards, finds all of them busy.
+    assert shards == [position % shard_count for position in range(len(shards))]
+    if schema.entries[0].byte_count >= CHUNK_BYTES_MIN * shard_count:
+        assert set(shards) == set(range(shard_count))
+
+
+def test_a_model_smaller_than_a_chunk_is_on_one_shard() -> None:
+    placement = place(model(((), F32), ((10, 3), F32), ((0,), F32), ((7,), F32)), 4)
+
+    assert [chunk.shard_index for chunk in placement.chunks] == [0]
+    assert [
+        (piece.entry_index, piece.start, piece.stop)
+        for piece in placement.chunks[0].slices
+    ] == [(0, 0, 1), (1, 0, 30), (3, 0, 7)]
+    assert [placement.byte_count_of_shard(shard) for shard in range(4)] == [
+        152,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_a_model_without_elements_has_no_chunks() -> None:
+    assert place(model(), 2).chunks == ()
+    assert place(model(((3, 0), F32)), 2).chunks == ()
+
+
+def test_a_tensor_above_256_mib_is_cut_into_full_chunks() -> None:
+    placement = place(model(((70_000_000,), F32), ((3,), F32)), 3)
+
+    assert {chunk.byte_count for chunk in placement.chunks[:-1]} == {CHUNK_BYTES_MAX}
+    loads = [placement.byte_count_of_shard(shard) for shard in range(3)]
+    assert max(loads) - min(loads) <= CHUNK_BYTES_MAX
+
+
+def test_many_tiny_tensors_share_chunks() -> None:
+    placement = place(model(*[((3,), F32)] * 2_000), 2)
+
+    assert [chunk.byte_count for chunk in placement.chunks] == [12_032, 11_968]
+    assert sum(len(chunk.slices) for chunk in placement.chunks) == 2_001
+
+
+@pytest.mark.parametrize("shard_count", [1, 2, 7])
+def test_a_tensor_without_elements_does_not_end_a_chunk(shard_count: int) -> None:
+    with_empty = place(model(((9,), F32), ((0,), I64), ((9,), F32)), shard_count)
+    assert len(with_empty.chunks) == 1
+
+
+def test_the_result_is_that_of_its_version() -> None:
+    """Both sides must cut alike: a change here needs a new `PLACEMENT_VERSION`."""
+    schema = model(
+        ((1000, 1000), F32),
+        ((1000,), F32),
+        ((), I64),
+        ((300, 7), BF16),
+        ((0,), F32),
+        ((2_000_003,), BF16),
+        ((5,), F32),
+    )
+    described = [
+        [
+            [chunk.shard_index, chunk.vector_start, int(chunk.element_type)],
+            [[piece.entry_index, piece.start, piece.stop] for piece in chunk.slices],
+        ]
+        for shard_count in (1, 2, 3, 5)
+        for chunk in place(schema, shard_count).chunks
+    ]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    assert (PLACEMENT_VERSION, digest[:16]) == (1, "4423496bf4ea7619")
