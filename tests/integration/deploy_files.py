@@ -1,0 +1,88 @@
+"""Reads the files of `deploy/` into command lines that run on this machine."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+INSTALLED = "/opt/paramserver/bin/"
+SCRIPTS = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What this project uses of a systemd unit.
+
+    Attributes:
+        settings: The last value of each key, over all sections.
+    """
+
+    settings: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> "Unit":
+        settings: dict[str, str] = {}
+        for line in path.read_text().splitlines():
+            if re.match(r"[A-Z]\w+=", line):
+                key, _, value = line.partition("=")
+                settings[key] = value
+        return cls(settings)
+
+    def command(self, variables: Mapping[str, str]) -> list[str]:
+        """The command of `ExecStart=`, as systemd would expand it.
+
+        Args:
+            variables: What an `EnvironmentFile=` says, and `STATE_DIRECTORY`.
+        """
+        environment = dict(
+            word.split("=", 1) for word in shlex.split(self.settings["Environment"])
+        )
+        environment |= variables
+        words = []
+        for word in self.settings["ExecStart"].split():
+            if re.fullmatch(r"\$\w+", word):
+                words += environment[word[1:]].split()
+            else:
+                words.append(
+                    re.sub(r"\$\{(\w+)\}", lambda found: environment[found[1]], word)
+                )
+        assert words[0].startswith(INSTALLED)
+        return [str(SCRIPTS / words[0].removeprefix(INSTALLED)), *words[1:]]
+
+
+def compose_command(
+    service: Mapping[str, list[str]],
+    *,
+    ports: Mapping[str, int],
+    folders: dict[str, str],
+) -> list[str]:
+    """The command of a service, with its addresses and folders as they are here.
+
+    Args:
+        service: Of the compose file.
+        ports: Ports to use for those that the file names.
+        folders: Folders to use for those that the file mounts.
+    """
+    words = []
+    for word in service["command"]:
+        word = re.sub(
+            r"\b(?:coordinator|shard-\d|0\.0\.0\.0|127\.0\.0\.1):(\d+)",
+            lambda found: f"127.0.0.1:{ports[found[1]]}",
+            word,
+        )
+        for mounted, here in folders.items():
+            word = re.sub(rf"(?<![\w.]){mounted}(?=/|$)", here, word)
+        words.append(word)
+    return [str(SCRIPTS / words[0]), *words[1:]]
+
+
+def read_compose(path: Path) -> dict[str, dict[str, list[str]]]:
+    """Services of a compose file, by name."""
+    services: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text())[
+        "services"
+    ]
+    return services

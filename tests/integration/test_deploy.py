@@ -1,0 +1,195 @@
+"""The command lines of `deploy/` start a job, and SIGTERM ends it cleanly."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.deploy_files import (
+    SCRIPTS,
+    Unit,
+    compose_command,
+    read_compose,
+)
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SYSTEMD = CHECKOUT / "deploy" / "systemd"
+COORDINATOR = Unit.read(SYSTEMD / "psserver-coordinator.service")
+SHARD = Unit.read(SYSTEMD / "psserver-shard@.service")
+READY_TIMEOUT_S = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+class Daemons:
+    """Processes of a test, stopped together at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify_path = folder / "notify"
+        self._notify.bind(str(self._notify_path))
+        self._notify.settimeout(READY_TIMEOUT_S)
+
+    def start(self, name: str, command: list[str], *, notify: bool = False) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
+        if notify:
+            environment["NOTIFY_SOCKET"] = str(self._notify_path)
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_ready(self, count: int) -> None:
+        """Waits until that many have told the service manager that they are ready."""
+        while count:
+            message = self._notify.recv(4096).decode()
+            count -= "READY=1" in message.splitlines()
+
+    def wait_ended(self, name: str, *, timeout_s: float) -> int:
+        return self._running.pop(name).wait(timeout_s)
+
+    def stop(self) -> dict[str, int]:
+        """Ends all with SIGTERM and returns their exit codes."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {name: self._code(p) for name, p in self._running.items()}
+        self._running.clear()
+        return codes
+
+    def close(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+        self._notify.close()
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()}"
+            for path in sorted(self._folder.glob("*.log"))
+        )
+
+    def _code(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    started = Daemons(tmp_path)
+    yield started
+    started.close()
+
+
+def status(address: str) -> dict[str, Any] | None:
+    """What `psctl status --json` says, None while nothing answers."""
+    done = subprocess.run(
+        [SCRIPTS / "psctl", "status", "--coordinator", address, "--json"],
+        capture_output=True,
+        timeout=20,
+    )
+    if done.returncode != 0:
+        return None
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def wait_for_shards(address: str, count: int, daemons: Daemons) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    seen = None
+    while time.monotonic() < deadline:
+        seen = status(address)
+        if seen and [shard["state"] for shard in seen["shards"]] == ["ready"] * count:
+            return
+    pytest.fail(f"the shards are not ready: {seen}\n{daemons.logs()}")
+
+
+def test_units_start_a_job_and_sigterm_ends_it(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    for index in range(2):
+        variables = {
+            "PS_COORDINATOR": address,
+            "STATE_DIRECTORY": str(tmp_path / f"shard-{index}"),
+        }
+        command = SHARD.command(variables)
+        daemons.start(f"shard-{index}", command, notify=True)
+    variables = {"PS_LISTEN": address, "STATE_DIRECTORY": str(tmp_path / "state")}
+    daemons.start("coordinator", COORDINATOR.command(variables), notify=True)
+    daemons.wait_ready(3)
+    wait_for_shards(address, 2, daemons)
+    codes = daemons.stop()
+    assert codes == {"shard-0": 0, "shard-1": 0, "coordinator": 0}, daemons.logs()
+
+
+def test_compose_file_trains_the_example(daemons: Daemons, tmp_path: Path) -> None:
+    services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
+    ports = dict(zip(("7070", "7071", "7072"), free_ports(3), strict=True))
+    for name, service in services.items():
+        (tmp_path / name).mkdir()
+        folders = {
+            "/state": str(tmp_path / name),
+            "/examples": str(CHECKOUT / "examples"),
+        }
+        daemons.start(name, compose_command(service, ports=ports, folders=folders))
+    code = daemons.wait_ended("worker", timeout_s=50)
+    assert code == 0, daemons.logs()
+    assert "test accuracy 0.9" in (tmp_path / "worker.log").read_text()
+    codes = daemons.stop()
+    assert codes == {"shard-0": 0, "shard-1": 0, "coordinator": 0}, daemons.logs()
+
+
+def test_containers_and_units_agree_on_the_job() -> None:
+    services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
+    shards = [name for name in services if name.startswith("shard-")]
+    assert f"--shards={len(shards)}" in services["coordinator"]["command"]
+    assert f"PS_SHARDS={len(shards)}" in COORDINATOR.settings["Environment"]
+
+
+@pytest.mark.parametrize("unit", [COORDINATOR, SHARD], ids=["coordinator", "shard"])
+def test_units_keep_rights_small(unit: Unit) -> None:
+    for setting in ("DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp"):
+        assert unit.settings[setting] == "yes"
+    assert unit.settings["CapabilityBoundingSet"] == ""
+    assert unit.settings["Type"] == "notify"
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze"
+)
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for unit in SYSTEMD.iterdir():
+        text = unit.read_text().replace("/opt/paramserver/bin", str(SCRIPTS))
+        (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *sorted(tmp_path.iterdir())],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
