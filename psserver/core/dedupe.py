@@ -82,6 +82,10 @@ class DedupeTable:
         """The worker's window, made when it is new."""
         return self._windows.setdefault(worker, PushWindow())
 
+    def window_of(self, worker: WorkerKey) -> PushWindow:
+        """What is known of a worker, without making anything."""
+        return self._windows.get(worker) or PushWindow()
+
     def forget(self, worker: WorkerKey) -> None:
         """Drops the window of an incarnation that a record has closed."""
         self._windows.pop(worker, None)

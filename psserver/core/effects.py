@@ -18,6 +18,7 @@ class StagedContribution:
     weight: float
     presence: tuple[bool, ...]
     payload: object
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +40,6 @@ class ApplyChunk:
     contributions: tuple[StagedContribution, ...]
     total_weight: float
     hyperparameters: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deliver:
-    """Send a chunk's new values to the contributors that are listening."""
-
-    clock: int
-    chunk_index: int
-    presence: tuple[bool, ...]
-    to: tuple[PushId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +128,6 @@ class ChunkTorn:
 
 ShardEffect = (
     ApplyChunk
-    | Deliver
     | Finish
     | ContributionAwaited
     | FenceReport

@@ -10,10 +10,9 @@ consumed is dealt again.
 from collections import deque
 from dataclasses import dataclass, field
 
-from pswire.reasons import ErrorReason, Refusal
-
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.reasons import ErrorReason, Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +220,14 @@ class DataLedger:
                 f"than {ledger.registrant}",
             )
         return ledger
+
+    def epochs(self) -> tuple[EpochLedger, ...]:
+        """All epochs, to be kept."""
+        return tuple(self._epochs.values())
+
+    def restore(self, epochs: tuple[EpochLedger, ...]) -> None:
+        """Goes on from durable state after a restart."""
+        self._epochs = {(e.loader, e.epoch): e for e in epochs}
 
     def participants(self, loader: str) -> frozenset[WorkerKey]:
         """Workers that lease data for a loader."""

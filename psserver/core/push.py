@@ -47,6 +47,7 @@ class Trailer:
         weight: Number of samples behind the gradient; finite, at least 0.
         hyperparameters: For each group of the optimizer, its current values.
         finite: The sender's verdict on its whole gradient.
+        loss_scale: Factor the gradient still carries; 0 and 1 mean none.
         chunk_indexes: Chunks of this shard that are part of the push.
         ranges: Data consumed since the push before.
     """
@@ -55,6 +56,7 @@ class Trailer:
     weight: float
     hyperparameters: tuple[tuple[float, ...], ...] = ()
     finite: bool = True
+    loss_scale: float = 1.0
     chunk_indexes: frozenset[int] = frozenset()
     ranges: tuple[DataRange, ...] = ()
 

@@ -19,7 +19,6 @@ from psserver.core.effects import (
     CommitSeed,
     ContributionAwaited,
     CopyImage,
-    Deliver,
     DiscardSeed,
     FenceReport,
     Finish,
@@ -140,6 +139,21 @@ class ShardCore:
             return None
         return self._reply(push, Outcome.DUPLICATE)
 
+    def applied_chunks(self, push: PushId) -> frozenset[int]:
+        """Chunks whose values already hold this push, or its clock's update."""
+        if push.sequence <= self.dedupe.window(push.worker).done_sequence:
+            return self._chunk_indexes
+        if self._open is not None and self._is_of(push, self._open.clock):
+            return frozenset(self._open.applied)
+        return frozenset()
+
+    def pushes_of(self, clock: int) -> tuple[PushId, ...]:
+        """The pushes that a clock consists of, in the order of worker ids."""
+        return tuple(
+            PushId(member.worker, clock - member.base_clock)
+            for member in self.clocks.contributors(clock)
+        )
+
     def chunk_applied(
         self,
         chunk_index: int,
@@ -165,14 +179,6 @@ class ShardCore:
         for entry in self._entries(clock.clock).values():
             if entry.staged.pop(chunk_index, None) is not None:
                 entry.applied.add(chunk_index)
-        self._effects.append(
-            Deliver(
-                clock=clock.clock,
-                chunk_index=chunk_index,
-                presence=presence,
-                to=self._pushes(clock.clock),
-            )
-        )
         self._pump()
 
     # Waiting
@@ -229,6 +235,11 @@ class ShardCore:
             if kind is FenceKind.START:
                 self._effects.append(DiscardSeed())
             self._pump()
+
+    def is_seeding(self, fence_number: int) -> bool:
+        """Whether this fence or a newer one is open here."""
+        fence = self._fence.open
+        return fence is not None and fence.fence_number >= fence_number
 
     def check_seeder(self, worker: WorkerKey, fence_number: int) -> None:
         """Admits a seed.
@@ -342,14 +353,8 @@ class ShardCore:
                 found[member.worker] = entry
         return found
 
-    def _pushes(self, clock: int) -> tuple[PushId, ...]:
-        return tuple(
-            PushId(member.worker, clock - member.base_clock)
-            for member in self.clocks.contributors(clock)
-        )
-
     def _is_of(self, push: PushId, clock: int) -> bool:
-        return push in self._pushes(clock)
+        return push in self.pushes_of(clock)
 
     def _pump(self) -> None:
         """Does all that has become possible."""
@@ -449,6 +454,7 @@ class ShardCore:
                             weight=trailers[worker].weight,
                             presence=entry.staged[index].presence,
                             payload=entry.staged[index].payload,
+                            loss_scale=trailers[worker].loss_scale,
                         )
                         for worker, entry in entries.items()
                         if trailers[worker].weight > 0 and index in entry.staged
@@ -494,7 +500,7 @@ class ShardCore:
                     break
 
     def _complete(self, clock: int, outcome: Outcome) -> None:
-        pushes = self._pushes(clock)
+        pushes = self.pushes_of(clock)
         nonfinite = tuple(
             worker.worker_id
             for worker, entry in self._entries(clock).items()

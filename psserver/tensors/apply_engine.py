@@ -186,6 +186,10 @@ class ApplyEngine:
             if piece.entry_index == entry_index
         )
 
+    def run_count(self, optimizer: str, chunk_index: int) -> int:
+        """Runs of a chunk: what an update of it costs beside its bytes."""
+        return self._optimizer(optimizer, chunk_index).run_count
+
     def _install(self, vectors: ShardVectors) -> None:
         self._vectors = vectors
         self._optimizers: dict[str, dict[int, ChunkOptimizer]] = {}

@@ -1,0 +1,85 @@
+"""What the coordinator's core asks its owner to do, in order."""
+
+from dataclasses import dataclass
+
+from psserver.core.record import FenceKind, Record, WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Make a record durable before anything after this is sent."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Open a fence on every shard."""
+
+    fence_number: int
+    kind: FenceKind
+    seeder: WorkerKey | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell a record to every shard and worker."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """End a fence on every shard without a record."""
+
+    fence_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSeed:
+    """Tell a worker to write the first values."""
+
+    worker: WorkerKey
+    fence_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecideCut:
+    """Tell every shard where the cut lies."""
+
+    fence_number: int
+    snapshot_id: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseImage:
+    """Tell every shard to free an image."""
+
+    snapshot_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJob:
+    """Tell everybody that the job can't go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFixed:
+    """The first worker has told what the job trains: tell every shard."""
+
+
+CoordinatorEffect = (
+    Persist
+    | Prepare
+    | Announce
+    | Abort
+    | OrderSeed
+    | DecideCut
+    | ReleaseImage
+    | EndJob
+    | SchemaFixed
+)

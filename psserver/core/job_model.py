@@ -1,0 +1,91 @@
+"""What a job trains: the first worker tells, every later one must agree."""
+
+from pswire.placement import Placement, place
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, OptimizerSpec
+
+DIFFERENCE_LINES_MAX = 40
+"""Lines of a difference that a person will read."""
+
+
+class JobModel:
+    """Schema and optimizers of a job.
+
+    Attributes:
+        schema: None until the first worker has told it.
+        optimizers: In the order in which `prepare` got them.
+    """
+
+    def __init__(self) -> None:
+        self.schema: ModelSchema | None = None
+        self.optimizers: tuple[OptimizerSpec, ...] = ()
+
+    def agree(self, schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> bool:
+        """Takes the first worker's word, and holds every later one to it.
+
+        Returns:
+            Whether this was the first.
+
+        Raises:
+            Refusal: `SCHEMA_MISMATCH` or `OPTIMIZER_MISMATCH` with a readable
+                difference; no state changed.
+        """
+        if self.schema is None:
+            schema.validate()
+            self.schema = schema
+            self.optimizers = optimizers
+            return True
+        lines = self.schema.differences(schema)
+        if lines:
+            shown = lines[:DIFFERENCE_LINES_MAX]
+            if len(lines) > len(shown):
+                shown.append(f"... and {len(lines) - len(shown)} more")
+            raise Refusal(
+                ErrorReason.SCHEMA_MISMATCH,
+                "this worker's model differs from the job's:\n  " + "\n  ".join(shown),
+            )
+        self._compare_optimizers(optimizers)
+        return False
+
+    def placement(self, shard_count: int) -> Placement | None:
+        """Where everything lies; None before the first worker."""
+        return place(self.schema, shard_count) if self.schema is not None else None
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all tensors."""
+        if self.schema is None:
+            return 0
+        return sum(entry.byte_count for entry in self.schema.entries)
+
+    def _compare_optimizers(self, theirs: tuple[OptimizerSpec, ...]) -> None:
+        mine = self.optimizers
+        if [o.name for o in mine] != [o.name for o in theirs]:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"the job has optimizers {[o.name for o in mine]}, this worker has "
+                f"{[o.name for o in theirs]}",
+            )
+        for job, worker in zip(mine, theirs, strict=True):
+            if job.class_name != worker.class_name:
+                raise Refusal(
+                    ErrorReason.OPTIMIZER_MISMATCH,
+                    f"optimizer {job.name!r} is {job.class_name} in the job, "
+                    f"{worker.class_name} here",
+                )
+            if job.hyperparameter_names != worker.hyperparameter_names:
+                raise Refusal(
+                    ErrorReason.OPTIMIZER_MISMATCH,
+                    f"optimizer {job.name!r} has hyperparameters "
+                    f"{list(job.hyperparameter_names)} in the job, "
+                    f"{list(worker.hyperparameter_names)} here: the torch versions "
+                    "differ",
+                )
+            groups = [g.entry_indexes for g in job.groups]
+            if groups != [g.entry_indexes for g in worker.groups]:
+                raise Refusal(
+                    ErrorReason.OPTIMIZER_MISMATCH,
+                    f"optimizer {job.name!r} groups the parameters otherwise: "
+                    f"{[len(g) for g in groups]} parameters in its groups in the job, "
+                    f"{[len(g.entry_indexes) for g in worker.groups]} here",
+                )

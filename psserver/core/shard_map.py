@@ -1,0 +1,104 @@
+"""Shards as the coordinator knows them."""
+
+from dataclasses import dataclass
+
+from pswire.reasons import ErrorReason, Refusal
+
+
+@dataclass(slots=True)
+class ShardSlot:
+    """One place in the shard map.
+
+    Attributes:
+        index: Its position.
+        address: Where workers reach it; empty while it is missing.
+        incarnation: Count of starts.
+        process_id: Unique to its process.
+        heard_ms: Its last sign of life, None if never.
+        is_watching: Whether its stream is open.
+        broken_ms: When its stream broke, None while it is open.
+        applied_clock: Highest clock it reported as complete.
+        version: Version it reported.
+        state_bytes: Bytes it reported to hold.
+    """
+
+    index: int
+    address: str = ""
+    incarnation: int = 0
+    process_id: str = ""
+    heard_ms: int | None = None
+    is_watching: bool = False
+    broken_ms: int | None = None
+    applied_clock: int = 0
+    version: int = 0
+    state_bytes: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process serves it and listens to the coordinator."""
+        return self.is_watching
+
+
+class ShardMap:
+    """All places of a job."""
+
+    def __init__(self, shard_count: int) -> None:
+        self.slots = [ShardSlot(index) for index in range(shard_count)]
+
+    def register(
+        self, *, process_id: str, address: str, can_replace: bool, now_ms: int
+    ) -> ShardSlot:
+        """Gives a process its place; the same one when it asks again.
+
+        Args:
+            process_id: Unique to the process.
+            address: Where workers reach it.
+            can_replace: Whether a place whose process is gone may be given away:
+                only before the start, when no values are lost with it.
+            now_ms: Monotonic time.
+
+        Raises:
+            Refusal: `SHARD_UNKNOWN` when every place is taken; no state changed.
+        """
+        for slot in self.slots:
+            if slot.process_id == process_id:
+                return slot
+        free = [
+            slot
+            for slot in self.slots
+            if not slot.process_id or (can_replace and not slot.is_watching)
+        ]
+        if not free:
+            raise Refusal(
+                ErrorReason.SHARD_UNKNOWN,
+                f"the job has {len(self.slots)} shards and all are taken: "
+                + ", ".join(f"shard {s.index} at {s.address}" for s in self.slots),
+            )
+        slot = min(free, key=lambda s: (bool(s.process_id), s.index))
+        slot.process_id = process_id
+        slot.address = address
+        slot.incarnation += 1
+        slot.heard_ms = now_ms
+        return slot
+
+    def slot(self, index: int, incarnation: int) -> ShardSlot:
+        """The place of a calling shard.
+
+        Raises:
+            Refusal: `SHARD_UNKNOWN` or `SHARD_INCARNATION_STALE`.
+        """
+        if not 0 <= index < len(self.slots):
+            raise Refusal(ErrorReason.SHARD_UNKNOWN, f"the job has no shard {index}")
+        slot = self.slots[index]
+        if slot.incarnation != incarnation:
+            raise Refusal(
+                ErrorReason.SHARD_INCARNATION_STALE,
+                f"shard {index} is in incarnation {slot.incarnation}, the caller is "
+                f"{incarnation}",
+            )
+        return slot
+
+    @property
+    def missing(self) -> list[ShardSlot]:
+        """Places without a process that listens."""
+        return [slot for slot in self.slots if not slot.is_ready]

@@ -1,0 +1,78 @@
+"""The edge of every handler: what a client may see of what went wrong.
+
+A `Refusal` becomes its status with details. Anything else becomes INTERNAL with a
+text that tells nothing, and the traceback stays in the server's log. A handler that
+ends by a cancellation of its own would leave the client hanging until its deadline
+(grpc/grpc#29248), so that becomes a status too.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc.aio
+
+from pswire.error_details import details_text, status_code, trailing_metadata
+from pswire.reasons import ErrorReason, Refusal
+
+log = logging.getLogger("psserver.rpc")
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends a call with a refusal."""
+    await context.abort(
+        status_code(refusal.reason), details_text(refusal), trailing_metadata(refusal)
+    )
+    raise AssertionError("abort raises")
+
+
+def as_refusal(error: BaseException, method: str) -> Refusal:
+    """What a client may see of an error; the rest goes to the log."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return Refusal(ErrorReason.DRAINING, "the server ended the call")
+    log.error("%s failed", method, exc_info=error)
+    return Refusal(ErrorReason.INTERNAL, f"{method} failed on the server")
+
+
+def unary(
+    handler: Callable[[Request, Context], Awaitable[Response]],
+) -> Callable[[Request, Context], Awaitable[Response]]:
+    """Guards a handler that takes one request, or a stream, and gives one answer."""
+
+    async def guarded(request: Request, context: Context) -> Response:
+        try:
+            return await handler(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except BaseException as error:
+            if context.done():
+                raise
+            await abort(context, as_refusal(error, handler.__name__))
+
+    return guarded
+
+
+def streaming(
+    handler: Callable[[Request, Context], AsyncIterator[Response]],
+) -> Callable[[Request, Context], AsyncIterator[Response]]:
+    """Guards a handler that gives a stream of answers."""
+
+    async def guarded(request: Request, context: Context) -> AsyncIterator[Response]:
+        try:
+            async for response in handler(request, context):
+                yield response
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except BaseException as error:
+            if context.done():
+                raise
+            await abort(context, as_refusal(error, handler.__name__))
+
+    return guarded

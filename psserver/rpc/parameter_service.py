@@ -1,0 +1,412 @@
+"""Data plane of a shard: messages to core calls and back, no arithmetic."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.push import Outcome, PushId, Reply, StagedChunk
+from psserver.host.push_session import Outgoing, PushSession
+from psserver.host.shard_host import ShardHost
+from psserver.rpc.guard import Context, as_refusal, streaming, unary
+from psserver.rpc.push_codec import (
+    PushMessage,
+    check_frame,
+    check_target,
+    push_id,
+    read_push_message,
+    read_trailer,
+    reply_message,
+    waiting_message,
+    worker_key,
+)
+from pswire.frames import (
+    RESPONSE_CHUNK_FIELD,
+    SEED_CHUNK_FIELD,
+    bits_from_bytes,
+    bits_to_bytes,
+    decode_chunk,
+    encode_chunk,
+    split_fields,
+)
+from pswire.limits import WAITING_INTERVAL_MS
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import parameter_service_pb2 as messages
+
+SERVICE = "pswire.v1.ParameterService"
+
+
+class ParameterService:
+    """Handlers of one shard."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Handlers by method name; bulk methods exchange raw bytes."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "PushPull": grpc.stream_stream_rpc_method_handler(
+                    streaming(self.push_pull)
+                ),
+                "Push": grpc.stream_unary_rpc_method_handler(unary(self.push)),
+                "Pull": grpc.unary_stream_rpc_method_handler(
+                    streaming(self.pull),
+                    request_deserializer=messages.PullRequest.FromString,
+                ),
+                "Seed": grpc.stream_unary_rpc_method_handler(
+                    unary(self.seed),
+                    response_serializer=messages.SeedResponse.SerializeToString,
+                ),
+                "GetSession": grpc.unary_unary_rpc_method_handler(
+                    unary(self.get_session),
+                    request_deserializer=messages.GetSessionRequest.FromString,
+                    response_serializer=messages.GetSessionResponse.SerializeToString,
+                ),
+                "AwaitContribution": grpc.unary_unary_rpc_method_handler(
+                    unary(self.await_contribution),
+                    request_deserializer=messages.AwaitContributionRequest.FromString,
+                    response_serializer=(
+                        messages.AwaitContributionResponse.SerializeToString
+                    ),
+                ),
+                "PullSnapshot": grpc.unary_stream_rpc_method_handler(
+                    streaming(self.pull_snapshot),
+                    request_deserializer=messages.PullSnapshotRequest.FromString,
+                ),
+            },
+        )
+
+    async def push_pull(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Takes a push and answers with the updated chunks, then the reply."""
+        call = await self._open(requests, wants_values=True)
+        try:
+            started_ms = self._host.now_ms()
+            while True:
+                item = await call.session.next(WAITING_INTERVAL_MS / 1000)
+                if item is None:
+                    waited_ms = self._host.now_ms() - started_ms
+                    waiting = waiting_message(self._host, waited_ms)
+                    response = messages.PushPullResponse(waiting=waiting)
+                    yield response.SerializeToString()
+                elif isinstance(item, Reply):
+                    reply = reply_message(self._host, item)
+                    yield messages.PushPullResponse(reply=reply).SerializeToString()
+                    return
+                else:
+                    yield self._chunk_message(item)
+        finally:
+            await call.close()
+
+    async def push(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        """Takes a push and answers with the reply alone."""
+        call = await self._open(requests, wants_values=False)
+        try:
+            while True:
+                item = await call.session.next(WAITING_INTERVAL_MS / 1000)
+                if isinstance(item, Reply):
+                    reply = reply_message(self._host, item)
+                    return messages.PushResponse(reply=reply).SerializeToString()
+        finally:
+            await call.close()
+
+    async def pull(
+        self, request: messages.PullRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Sends all values of this shard once they have reached a clock."""
+        host = self._host
+        check_target(
+            host,
+            protocol=request.protocol_version,
+            job_id=request.job_id,
+            incarnation=request.shard_incarnation,
+        )
+        worker = worker_key(request.worker)
+        await _catch_up(host, request.generation)
+        core = host.model.core
+        started_ms = host.now_ms()
+        while core.clocks.applied_clock < request.clock:
+            host.check_open()
+            reached = await host.changes.wait_until(
+                lambda: (
+                    core.clocks.applied_clock >= request.clock or bool(host.end_reason)
+                ),
+                WAITING_INTERVAL_MS / 1000,
+            )
+            if not reached:
+                waiting = waiting_message(host, host.now_ms() - started_ms)
+                yield messages.PullResponse(waiting=waiting).SerializeToString()
+        if core.clocks.member_of(worker) is None:
+            raise Refusal(
+                ErrorReason.WORKER_INCARNATION_STALE,
+                f"{worker} is no member; readers take snapshots",
+            )
+        for chunk in reversed(host.model.chunks):
+            yield host.values_message(chunk.index, None, RESPONSE_CHUNK_FIELD)
+        record = core.clocks.record
+        assert record is not None
+        reply = Reply(
+            outcome=Outcome.APPLIED,
+            generation=record.generation,
+            version=core.clocks.version,
+            frontier=core.clocks.frontier,
+            clock=request.clock,
+        )
+        response = messages.PullResponse(reply=reply_message(host, reply))
+        yield response.SerializeToString()
+
+    async def seed(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> messages.SeedResponse:
+        """Stages first values."""
+        host = self._host
+        header: messages.SeedHeader | None = None
+        async for message in requests:
+            for field, view in split_fields(message):
+                if field == 1:
+                    header = messages.SeedHeader.FromString(bytes(view))
+                    check_target(
+                        host,
+                        protocol=header.protocol_version,
+                        job_id=header.job_id,
+                        incarnation=header.shard_incarnation,
+                    )
+                    await _model_known(host)
+                elif field == SEED_CHUNK_FIELD and header is not None:
+                    await self._stage_seed(header, view)
+        if header is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the seed has no header")
+        host.pump()
+        return messages.SeedResponse(shard_incarnation=host.incarnation)
+
+    async def get_session(
+        self, request: messages.GetSessionRequest, context: Context
+    ) -> messages.GetSessionResponse:
+        """Says what the shard holds of a worker's pushes."""
+        host = self._host
+        check_target(
+            host,
+            protocol=request.protocol_version,
+            job_id=request.job_id,
+            incarnation=request.shard_incarnation,
+        )
+        window = host.model.core.dedupe.window_of(worker_key(request.worker))
+        return messages.GetSessionResponse(
+            shard_incarnation=host.incarnation,
+            sequence_done_max=window.done_sequence,
+            pushes=[
+                messages.SessionPush(
+                    sequence=sequence,
+                    has_trailer=entry.trailer is not None,
+                    chunks=[
+                        messages.SessionChunk(
+                            index=index,
+                            state=messages.ChunkState.ValueType(entry.state_of(index)),
+                        )
+                        for index in sorted(entry.digests)
+                    ],
+                )
+                for sequence, entry in window.entries.items()
+                if sequence > window.done_sequence
+            ],
+        )
+
+    async def await_contribution(
+        self, request: messages.AwaitContributionRequest, context: Context
+    ) -> messages.AwaitContributionResponse:
+        """Returns once a clock waits only for workers without data."""
+        host = self._host
+        check_target(
+            host,
+            protocol=request.protocol_version,
+            job_id=request.job_id,
+            incarnation=request.shard_incarnation,
+        )
+        await _catch_up(host, request.generation)
+        awaited = await host.await_contribution(
+            worker_key(request.worker), request.clock
+        )
+        return messages.AwaitContributionResponse(
+            clock=awaited.clock, optimizer=awaited.optimizer
+        )
+
+    async def pull_snapshot(
+        self, request: messages.PullSnapshotRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Sends this shard's part of a snapshot."""
+        host = self._host
+        check_target(
+            host,
+            protocol=request.protocol_version,
+            job_id=request.job_id,
+            incarnation=request.shard_incarnation,
+        )
+        image = host.image(request.snapshot_id)
+        for chunk in host.model.chunks:
+            presence = bits_to_bytes((True,) * len(chunk.slices))
+            yield encode_chunk(
+                RESPONSE_CHUNK_FIELD,
+                index=chunk.index,
+                presence=presence,
+                data=image.read(chunk.index, None),
+            )
+
+    # Inside
+
+    def _chunk_message(self, item: Outgoing) -> bytes:
+        if item.message is not None:
+            return item.message
+        return self._host.values_message(
+            item.chunk_index, item.presence, RESPONSE_CHUNK_FIELD
+        )
+
+    async def _open(
+        self, requests: AsyncIterator[bytes], *, wants_values: bool
+    ) -> "_PushCall":
+        """Admits a push by its first message and starts to read the others."""
+        host = self._host
+        first = await anext(aiter(requests), None)
+        if first is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
+        message = read_push_message(first)
+        header = message.header
+        if header is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
+        check_target(
+            host,
+            protocol=header.protocol_version,
+            job_id=header.job_id,
+            incarnation=header.shard_incarnation,
+        )
+        push = push_id(header)
+        await _catch_up(host, header.generation)
+        core = host.model.core
+        entry = core.open_push(push, header.clock, host.now_ms())
+        core.acknowledge(push.worker, header.sequence_unacknowledged_min)
+        call = _PushCall(host, push, entry, header.optimizer, wants_values=wants_values)
+        try:
+            host.attach(push, call.session)
+            call.take(message)
+            call.start_reading(requests)
+        except BaseException:
+            await call.close()
+            raise
+        return call
+
+    async def _stage_seed(self, header: messages.SeedHeader, view: memoryview) -> None:
+        host = self._host
+        worker = worker_key(header.worker)
+        core = host.model.core
+        # The order to seed may come before this shard's watch has the fence.
+        await host.changes.wait_until(
+            lambda: core.is_seeding(header.fence_number) or bool(host.end_reason),
+            WAITING_INTERVAL_MS / 1000,
+        )
+        core.check_seeder(worker, header.fence_number)
+        frame = decode_chunk(view)
+        check_frame(frame)
+        host.model.engine.write_seed(frame.index, frame.data)
+        core.seed_chunk_staged(frame.index)
+
+
+class _PushCall:
+    """One call that carries a push."""
+
+    def __init__(
+        self,
+        host: ShardHost,
+        push: PushId,
+        entry: PushEntry | None,
+        optimizer: str,
+        *,
+        wants_values: bool,
+    ) -> None:
+        self.session = PushSession(wants_values=wants_values)
+        self._host = host
+        self._push = push
+        self._entry = entry
+        self._optimizer = optimizer
+        self._reader: asyncio.Task[None] | None = None
+
+    def take(self, message: PushMessage) -> None:
+        """Hands one message to the core.
+
+        Raises:
+            Refusal: With no state changed.
+        """
+        core, entry = self._host.model.core, self._entry
+        if entry is None:
+            return  # done and acknowledged: nothing of it can matter any more
+        if message.trailer is not None:
+            trailer = read_trailer(self._host, self._optimizer, message.trailer)
+            core.add_trailer(self._push, entry, trailer)
+        if message.chunk is not None:
+            frame = message.chunk
+            check_frame(frame)
+            presence = self._presence_of(frame.index, frame.presence)
+            self._host.model.engine.check_chunk(
+                frame.index, presence, len(frame.data), optimizer=self._optimizer
+            )
+            chunk = StagedChunk(
+                digest=frame.digest, presence=presence, payload=frame.data
+            )
+            core.add_chunk(self._push, entry, frame.index, chunk)
+        self._host.pump()
+
+    def start_reading(self, requests: AsyncIterator[bytes]) -> None:
+        """Reads the rest of the call while answers go out."""
+        self._reader = asyncio.create_task(self._read(requests))
+
+    async def close(self) -> None:
+        """Ends reading; what was staged stays."""
+        self._host.detach(self._push, self.session)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for message in requests:
+                self.take(read_push_message(message))
+        except Refusal as refusal:
+            self.session.fail(refusal)
+        except Exception as error:  # the call must end, whatever it was
+            self.session.fail(as_refusal(error, "push"))
+
+    def _presence_of(self, chunk_index: int, presence: bytes) -> tuple[bool, ...]:
+        chunks = self._host.model.placement.chunks
+        if chunk_index >= len(chunks):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID, f"the placement has no chunk {chunk_index}"
+            )
+        return bits_from_bytes(presence, len(chunks[chunk_index].slices))
+
+
+async def _catch_up(host: ShardHost, generation: int) -> None:
+    """Holds a call from a newer generation until the shard has its record."""
+
+    def has_it() -> bool:
+        if host.end_reason:
+            return True
+        record = host.model.core.clocks.record if host.has_model else None
+        return record is not None and record.generation >= generation
+
+    await host.changes.wait_until(has_it, WAITING_INTERVAL_MS / 1000)
+    host.check_open()
+    if not has_it():
+        raise Refusal(
+            ErrorReason.RECOVERING,
+            f"the shard has not heard of generation {generation} yet",
+        )
+
+
+async def _model_known(host: ShardHost) -> None:
+    """Holds a call until the coordinator has told what the job trains."""
+    await host.changes.wait_until(
+        lambda: host.has_model or bool(host.end_reason), WAITING_INTERVAL_MS / 1000
+    )

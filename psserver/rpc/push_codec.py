@@ -1,0 +1,221 @@
+"""Messages of the data plane <-> the core's values.
+
+Chunks are read by hand; headers and trailers, a few hundred bytes, by the generated
+code.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from psserver.core.push import DataRange, PushId, Reply, Trailer
+from psserver.core.record import WorkerKey
+from psserver.host.shard_host import ShardHost
+from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
+from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import membership_pb2, push_pb2
+
+SEQUENCE_MAX = 1 << 62
+"""No worker pushes that often; a larger number is garbage."""
+
+HEADER_FIELD, TRAILER_FIELD, CHUNK_FIELD = 1, 2, 3
+
+
+@dataclass(slots=True)
+class PushMessage:
+    """One message of a push, taken apart."""
+
+    header: push_pb2.PushHeader | None = None
+    trailer: push_pb2.PushTrailer | None = None
+    chunk: ChunkFrame | None = None
+
+
+def read_push_message(message: bytes) -> PushMessage:
+    """Takes a `PushPullRequest` or `PushRequest` apart.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    found = PushMessage()
+    try:
+        for field, view in split_fields(message):
+            if field == HEADER_FIELD:
+                found.header = push_pb2.PushHeader.FromString(bytes(view))
+            elif field == TRAILER_FIELD:
+                found.trailer = push_pb2.PushTrailer.FromString(bytes(view))
+            elif field == CHUNK_FIELD:
+                found.chunk = decode_chunk(view)
+    except DecodeError as error:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, "header or trailer can't be parsed"
+        ) from error
+    return found
+
+
+def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:
+    """Reads an identity.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    size = len(identity.worker_id.encode())
+    if not 0 < size <= NAME_BYTES_MAX or identity.incarnation < 1:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"worker {identity.worker_id[:64]!r}, incarnation "
+            f"{identity.incarnation}, is no identity",
+        )
+    return WorkerKey(identity.worker_id, identity.incarnation)
+
+
+def check_protocol(version: int) -> None:
+    """Refuses another protocol version.
+
+    Raises:
+        Refusal: `PROTOCOL_VERSION`.
+    """
+    if version != PROTOCOL_VERSION:
+        raise Refusal(
+            ErrorReason.PROTOCOL_VERSION,
+            f"the caller speaks protocol {version}, this server speaks "
+            f"{PROTOCOL_VERSION}",
+        )
+
+
+def check_target(
+    host: ShardHost, *, protocol: int, job_id: str, incarnation: int
+) -> None:
+    """Checks that a call is meant for this start of this shard of this job.
+
+    Raises:
+        Refusal: `PROTOCOL_VERSION`, `JOB_UNKNOWN` or `SHARD_INCARNATION_STALE`.
+    """
+    check_protocol(protocol)
+    host.check_open()
+    if job_id != host.job_id:
+        raise Refusal(
+            ErrorReason.JOB_UNKNOWN, f"job {job_id[:64]!r} is not served here"
+        )
+    if incarnation != host.incarnation:
+        raise Refusal(
+            ErrorReason.SHARD_INCARNATION_STALE,
+            f"shard {host.shard_index} is in incarnation {host.incarnation}, the call "
+            f"is for {incarnation}",
+        )
+
+
+def push_id(header: push_pb2.PushHeader) -> PushId:
+    """Reads a push's id.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    if not 1 <= header.sequence <= SEQUENCE_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"sequence {header.sequence} is not in 1 to 2^62",
+        )
+    return PushId(worker_key(header.worker), header.sequence)
+
+
+def read_ranges(
+    ranges: Iterable[push_pb2.DataRange],
+) -> tuple[DataRange, ...]:
+    """Reads data ranges.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    found = tuple(
+        DataRange(piece.loader, piece.epoch, piece.start, piece.stop)
+        for piece in ranges
+    )
+    for piece in found:
+        if not 0 <= piece.start <= piece.stop or piece.epoch < 0:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"data range [{piece.start}, {piece.stop}) of epoch {piece.epoch} is "
+                "none",
+            )
+    return found
+
+
+def read_trailer(
+    host: ShardHost, optimizer: str, trailer: push_pb2.PushTrailer
+) -> Trailer:
+    """Reads and checks a trailer.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`, `HYPERPARAMETER_INVALID` or
+            `OPTIMIZER_MISMATCH`.
+    """
+    model = host.model
+    if not (math.isfinite(trailer.weight) and trailer.weight >= 0):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"weight {trailer.weight} is not finite and at least 0",
+        )
+    hyperparameters = tuple(tuple(group.values) for group in trailer.groups)
+    model.engine.check_hyperparameters(optimizer, hyperparameters)
+    sent = bits_from_bytes(trailer.chunk_bitmap, len(model.chunks))
+    return Trailer(
+        optimizer=optimizer,
+        weight=trailer.weight,
+        hyperparameters=hyperparameters,
+        finite=trailer.finite,
+        loss_scale=trailer.loss_scale,
+        chunk_indexes=frozenset(
+            chunk.index
+            for chunk, is_sent in zip(model.chunks, sent, strict=True)
+            if is_sent
+        ),
+        ranges=read_ranges(trailer.ranges),
+    )
+
+
+def check_frame(frame: ChunkFrame) -> None:
+    """Refuses what this release can't read, and bytes that do not match.
+
+    Raises:
+        Refusal: `UNSUPPORTED` or `CHUNK_DIGEST_MISMATCH`.
+    """
+    if frame.encoding != push_pb2.ENCODING_RAW:
+        raise Refusal(
+            ErrorReason.UNSUPPORTED, f"encoding {frame.encoding} is not supported"
+        )
+    if frame.part != 0 or not frame.last or frame.row_indices:
+        raise Refusal(
+            ErrorReason.UNSUPPORTED,
+            "chunks in several parts and sparse parts are not supported",
+        )
+    frame.verify()
+
+
+def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
+    """Writes a reply."""
+    return push_pb2.PushReply(
+        outcome=push_pb2.Outcome.ValueType(reply.outcome),
+        shard_incarnation=host.incarnation,
+        generation=reply.generation,
+        version=reply.version,
+        frontier=reply.frontier,
+        clock=reply.clock,
+        nonfinite_worker_ids=reply.nonfinite_worker_ids,
+    )
+
+
+def waiting_message(host: ShardHost, waited_ms: int) -> push_pb2.Waiting:
+    """Says whom a call waits for."""
+    core = host.model.core
+    return push_pb2.Waiting(
+        clock=core.clocks.applied_clock + 1,
+        waited_ms=waited_ms,
+        reason=core.waiting_reason,
+        awaited=[
+            push_pb2.Awaited(name=name, clock=clock, silent_ms=silent_ms)
+            for name, clock, silent_ms in core.awaited(host.now_ms())
+        ],
+    )

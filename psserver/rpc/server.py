@@ -1,0 +1,71 @@
+"""The one factory for servers: every gRPC setting, with its reason."""
+
+from enum import Enum
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from pswire.keepalive import (
+    CONTROL_KEEPALIVE,
+    DATA_KEEPALIVE,
+    Keepalive,
+    keepalive_options,
+    ping_allowance_options,
+)
+from pswire.limits import MESSAGE_BYTES_MAX
+
+STREAM_COUNT_MAX: Final = 256
+"""Calls of one connection at a time. A worker needs three; none are advertised by
+default, so that one client could open any number."""
+
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""Time for a client to speak HTTP/2. gRPC's default of 120 s lets idle sockets pile
+up."""
+
+METADATA_BYTES_MAX: Final = 8_192
+"""gRPC's own soft limit on the headers of a call, said here so that it is tested."""
+
+
+class ServerKind(Enum):
+    """Whose server it is."""
+
+    COORDINATOR = "coordinator"
+    SHARD = "shard"
+
+
+_KEEPALIVES: Final[dict[ServerKind, Keepalive]] = {
+    # The coordinator is the one that must notice a dead worker.
+    ServerKind.COORDINATOR: CONTROL_KEEPALIVE,
+    ServerKind.SHARD: DATA_KEEPALIVE,
+}
+
+
+def server_options(kind: ServerKind) -> list[tuple[str, str | int]]:
+    """All settings of a server of this kind."""
+    return [
+        *keepalive_options(_KEEPALIVES[kind]),
+        *ping_allowance_options(),
+        # On by default: a second server then binds the same port without an error,
+        # and a zombie shard and its replacement share the clients.
+        ("grpc.so_reuseport", 0),
+        # Kept at gRPC's default on purpose: see the constant.
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_concurrent_streams", STREAM_COUNT_MAX),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        # Gradients are noise to a compressor, and a compressed bomb is a risk. Bit 0
+        # of the set is "identity".
+        ("grpc.default_compression_algorithm", 0),
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+    ]
+
+
+def make_server(
+    kind: ServerKind, handlers: list[grpc.GenericRpcHandler]
+) -> grpc.aio.Server:
+    """Makes a server for the running event loop; it is not bound yet."""
+    server = grpc.aio.server(options=server_options(kind))
+    server.add_generic_rpc_handlers(tuple(handlers))
+    return server

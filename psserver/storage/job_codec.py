@@ -1,0 +1,170 @@
+"""The job's state as JSON, for the coordinator's file.
+
+JSON and not protobuf, so that the file can be read with sqlite3 and a text editor.
+"""
+
+import json
+from collections import deque
+from dataclasses import asdict, dataclass, field
+
+from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.push import DataRange
+from psserver.core.record import (
+    Departure,
+    FenceKind,
+    Member,
+    Mode,
+    Record,
+    WorkerKey,
+)
+from pswire.schema import (
+    ElementType,
+    EntryKind,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+    SchemaEntry,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredShard:
+    """A place of the shard map and the process that has it."""
+
+    index: int
+    process_id: str
+    address: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """All that survives a restart of the coordinator."""
+
+    job_id: str
+    job_seed: int
+    shard_count: int
+    schema: ModelSchema | None = None
+    optimizers: tuple[OptimizerSpec, ...] = ()
+    record: Record | None = None
+    shards: tuple[StoredShard, ...] = ()
+    incarnations: dict[str, int] = field(default_factory=dict)
+    worker_processes: dict[str, str] = field(default_factory=dict)
+
+
+def dump_record(record: Record) -> str:
+    """Writes a record."""
+    return json.dumps(asdict(record))
+
+
+def load_record(text: str) -> Record:
+    """Reads a record."""
+    data = json.loads(text)
+    return Record(
+        fence_number=data["fence_number"],
+        generation=data["generation"],
+        kind=FenceKind(data["kind"]),
+        members=tuple(_member(m) for m in data["members"]),
+        departures=tuple(
+            Departure(
+                member=_member(d["member"]),
+                last_clock=d["last_clock"],
+                evicted=d["evicted"],
+            )
+            for d in data["departures"]
+        ),
+        departed_step_count=data["departed_step_count"],
+        skipped_clocks=tuple(data["skipped_clocks"]),
+        mode=Mode(data["mode"]),
+        staleness_bound=data["staleness_bound"],
+    )
+
+
+def _member(data: dict[str, object]) -> Member:
+    worker, rank, base_clock = data["worker"], data["rank"], data["base_clock"]
+    assert isinstance(worker, list)
+    assert isinstance(rank, int)
+    assert isinstance(base_clock, int)
+    return Member(worker=WorkerKey(*worker), rank=rank, base_clock=base_clock)
+
+
+def dump_model(schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> str:
+    """Writes what a job trains."""
+    return json.dumps(
+        {
+            "schema": asdict(schema),
+            "optimizers": [asdict(optimizer) for optimizer in optimizers],
+        }
+    )
+
+
+def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...]]:
+    """Reads what a job trains."""
+    data = json.loads(text)
+    entries = tuple(
+        SchemaEntry(
+            model=entry["model"],
+            name=entry["name"],
+            shape=tuple(entry["shape"]),
+            element_type=ElementType(entry["element_type"]),
+            kind=EntryKind(entry["kind"]),
+            tied_names=tuple(entry["tied_names"]),
+            trainable=entry["trainable"],
+        )
+        for entry in data["schema"]["entries"]
+    )
+    optimizers = tuple(
+        OptimizerSpec(
+            name=optimizer["name"],
+            class_name=optimizer["class_name"],
+            hyperparameter_names=tuple(optimizer["hyperparameter_names"]),
+            groups=tuple(
+                ParameterGroup(
+                    tuple(group["entry_indexes"]), tuple(group["hyperparameters"])
+                )
+                for group in optimizer["groups"]
+            ),
+        )
+        for optimizer in data["optimizers"]
+    )
+    return ModelSchema(entries), optimizers
+
+
+def dump_epoch(ledger: EpochLedger) -> str:
+    """Writes one epoch of the data ledger."""
+    return json.dumps(
+        {
+            "shape": asdict(ledger.shape),
+            "order_digest": ledger.order_digest,
+            "registrant": ledger.registrant,
+            "cursor": ledger.cursor,
+            "returned": list(ledger.returned),
+            "queues": [[w, list(q)] for w, q in ledger.queues.items()],
+            "held": [[w, sorted(h)] for w, h in ledger.held.items()],
+            "consumed_count": ledger.consumed_count,
+        }
+    )
+
+
+def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
+    """Reads one epoch of the data ledger."""
+    data = json.loads(text)
+    registrant = data["registrant"]
+    return EpochLedger(
+        loader,
+        epoch,
+        EpochShape(**data["shape"]),
+        order_digest=data["order_digest"],
+        registrant=WorkerKey(*registrant) if registrant else None,
+        cursor=data["cursor"],
+        returned=deque(DataRange(*piece) for piece in data["returned"]),
+        queues={
+            WorkerKey(*w): deque(DataRange(*piece) for piece in pieces)
+            for w, pieces in data["queues"]
+        },
+        held={
+            WorkerKey(*w): {DataRange(*piece) for piece in pieces}
+            for w, pieces in data["held"]
+        },
+        consumed_count=data["consumed_count"],
+    )

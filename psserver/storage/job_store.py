@@ -1,0 +1,157 @@
+"""The coordinator's durable state: one SQLite file, one process.
+
+Records are committed with `synchronous=FULL` before they are announced. An exclusive
+lock on the file tells a second coordinator of the same state folder to stay away.
+Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synchronous
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from psserver.core.ledger import EpochLedger
+from psserver.core.record import Record
+from psserver.storage.job_codec import (
+    StoredJob,
+    StoredShard,
+    dump_epoch,
+    dump_model,
+    dump_record,
+    load_epoch,
+    load_model,
+    load_record,
+)
+from pswire.schema import ModelSchema, OptimizerSpec
+
+FORMAT_VERSION = 1
+"""Format of the file; another one is refused by name."""
+
+
+class StateFolderError(Exception):
+    """The state folder can't be used; the text says why and what to do."""
+
+
+class JobStore:
+    """The file `job.sqlite` in a state folder.
+
+    Raises:
+        StateFolderError: Another coordinator holds it, or another release wrote it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(folder / "job.sqlite", isolation_level=None)
+            # Exclusive: held from the first write to the end of the process.
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)"
+            )
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS epochs (loader TEXT, epoch INTEGER, "
+                "value TEXT, PRIMARY KEY (loader, epoch))"
+            )
+            self._db.execute(
+                "INSERT OR IGNORE INTO facts VALUES ('format', ?)",
+                (str(FORMAT_VERSION),),
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise StateFolderError(
+                f"state folder {folder} can't be used: {error}; is another "
+                "coordinator using it, or is it not writable?"
+            ) from error
+        found = self._get("format")
+        if found != str(FORMAT_VERSION):
+            raise StateFolderError(
+                f"state folder {folder} has format {found}, this release writes "
+                f"{FORMAT_VERSION}; use another folder or the release that wrote it"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._db.close()
+
+    def load(self) -> StoredJob | None:
+        """What an earlier process left, None in a new folder."""
+        job = self._get("job")
+        if job is None:
+            return None
+        model = self._get("model")
+        schema, optimizers = load_model(model) if model else (None, ())
+        record = self._get("record")
+        return StoredJob(
+            **json.loads(job),
+            schema=schema,
+            optimizers=optimizers,
+            record=load_record(record) if record else None,
+            shards=tuple(
+                StoredShard(**shard)
+                for shard in json.loads(self._get("shards") or "[]")
+            ),
+            incarnations=json.loads(self._get("incarnations") or "{}"),
+            worker_processes=json.loads(self._get("worker_processes") or "{}"),
+        )
+
+    def load_epochs(self) -> tuple[EpochLedger, ...]:
+        """The data ledger that an earlier process left."""
+        rows = self._db.execute("SELECT loader, epoch, value FROM epochs").fetchall()
+        return tuple(load_epoch(*row) for row in rows)
+
+    def save_job(self, *, job_id: str, job_seed: int, shard_count: int) -> None:
+        """Keeps what makes the job this job."""
+        job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
+        self._put("job", json.dumps(job))
+
+    def save_model(
+        self, schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]
+    ) -> None:
+        """Keeps what the job trains."""
+        self._put("model", dump_model(schema, optimizers))
+
+    def save_record(self, record: Record) -> None:
+        """Makes a record durable; it is when this returns."""
+        self._put("record", dump_record(record))
+
+    def save_shards(self, shards: tuple[StoredShard, ...]) -> None:
+        """Keeps the shard map."""
+        rows = [
+            {name: getattr(shard, name) for name in StoredShard.__dataclass_fields__}
+            for shard in shards
+        ]
+        self._put("shards", json.dumps(rows))
+
+    def save_workers(
+        self, incarnations: dict[str, int], processes: dict[str, str]
+    ) -> None:
+        """Keeps the last incarnation of each worker id, and its process."""
+        self._db.execute("BEGIN")
+        self._put("incarnations", json.dumps(incarnations))
+        self._put("worker_processes", json.dumps(processes))
+        self._db.execute("COMMIT")
+
+    def save_epoch(self, ledger: EpochLedger) -> None:
+        """Keeps one epoch of the data ledger."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?)",
+            (ledger.loader, ledger.epoch, dump_epoch(ledger)),
+        )
+
+    def _get(self, name: str) -> str | None:
+        row = self._db.execute(
+            "SELECT value FROM facts WHERE name = ?", (name,)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def _put(self, name: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
