@@ -1,0 +1,97 @@
+"""The client of paramserver: train with it, or read snapshots.
+
+    ps = psworker.connect()
+    model, optimizer, loader = ps.prepare(model, optimizer, loader)
+
+Names are imported on first use: the command line imports this package too, and does
+without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psworker.connection import Connection, connect
+    from psworker.errors import (
+        ClosedError,
+        ConfigurationError,
+        ConnectError,
+        CorruptionError,
+        DataOrderError,
+        EvictedError,
+        HyperparameterError,
+        JobEndedError,
+        JobFailedError,
+        LimitError,
+        OptimizerMismatchError,
+        OptimizerUnsupportedError,
+        ProtocolError,
+        PsError,
+        SchemaMismatchError,
+        ServerError,
+        ShardLostError,
+        SnapshotError,
+        SnapshotGoneError,
+        StartTimeoutError,
+        StepTimeoutError,
+        UnavailableError,
+        UnsupportedError,
+        VersionMismatchError,
+        WaitTimeoutError,
+        WorkerIdTakenError,
+    )
+    from psworker.push_result import PushResult
+    from psworker.snapshot import Snapshot, SnapshotReader
+
+__all__ = [
+    "ClosedError",
+    "ConfigurationError",
+    "ConnectError",
+    "Connection",
+    "CorruptionError",
+    "DataOrderError",
+    "EvictedError",
+    "HyperparameterError",
+    "JobEndedError",
+    "JobFailedError",
+    "LimitError",
+    "OptimizerMismatchError",
+    "OptimizerUnsupportedError",
+    "ProtocolError",
+    "PsError",
+    "PushResult",
+    "SchemaMismatchError",
+    "ServerError",
+    "ShardLostError",
+    "Snapshot",
+    "SnapshotError",
+    "SnapshotGoneError",
+    "SnapshotReader",
+    "StartTimeoutError",
+    "StepTimeoutError",
+    "UnavailableError",
+    "UnsupportedError",
+    "VersionMismatchError",
+    "WaitTimeoutError",
+    "WorkerIdTakenError",
+    "connect",
+]
+
+_MODULES = {
+    "Connection": "connection",
+    "connect": "connection",
+    "PushResult": "push_result",
+    "Snapshot": "snapshot",
+    "SnapshotReader": "snapshot",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,52 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pswire.addresses import Address, parse_address
 from psworker.errors import ConfigurationError
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
-
-
-@dataclass(frozen=True, slots=True)
-class HostPort:
-    """A TCP address.
-
-    Attributes:
-        host: Name or IP address, without brackets.
-        port: 1 to 65535.
-    """
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> "HostPort":
-        """Reads `HOST:PORT`; an IPv6 address stands in brackets.
-
-        Raises:
-            ConfigurationError: It is not of that form.
-        """
-        host, colon, port_text = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host or "/" in text:
-            colon = ""
-        if not (host and colon and port_text.isascii() and port_text.isdigit()):
-            raise ConfigurationError(
-                f"address {text!r} is not HOST:PORT, such as 127.0.0.1:7000 or [::1]:7000"
-            )
-        port = int(port_text)
-        if not 0 < port < 65536:
-            raise ConfigurationError(f"port {port} of {text!r} is not in 1 to 65535")
-        return cls(host, port)
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else self.text
-
-    @property
-    def text(self) -> str:
-        """Without brackets, as only names and IPv4 addresses are written."""
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +24,7 @@ class WorkerConfig:
         start_timeout_s: Longest wait for the job to start.
     """
 
-    coordinator: HostPort
+    coordinator: Address
     worker_id: str = ""
     connect_timeout_s: float = 8.0
     step_timeout_s: float = 600.0
@@ -79,7 +38,7 @@ class WorkerConfig:
 
 def find_coordinator(
     address: str | None, environ: Mapping[str, str] | None = None
-) -> HostPort:
+) -> Address:
     """The coordinator's address, from the argument or `PS_COORDINATOR`.
 
     Raises:
@@ -93,7 +52,13 @@ def find_coordinator(
             "--coordinator HOST:PORT -- train.py`; training without a coordinator is "
             "not in this release"
         )
-    return HostPort.parse(text)
+    try:
+        found = parse_address(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if found.port == 0:
+        raise ConfigurationError(f"{text!r} names no port that can be called")
+    return found
 
 
 def find_worker_id(

@@ -24,7 +24,7 @@ class EventLoop:
         )
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop. Cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 

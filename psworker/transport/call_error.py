@@ -4,8 +4,6 @@ Any failure is one of two: *decided*, the server refused and nothing changed; or
 *unknown*, and only asking tells what became of it.
 """
 
-import asyncio
-import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -85,9 +83,3 @@ async def cancelled_at_exit(call: grpc.aio.Call) -> AsyncIterator[None]:
         yield
     finally:
         call.cancel()
-
-
-async def pause(attempt: int) -> None:
-    """Waits before an attempt: 50 ms doubling to 1 s, with jitter."""
-    # The jitter keeps workers that failed together from coming back together.
-    await asyncio.sleep(min(1.0, 0.05 * 2**attempt) * random.uniform(0.5, 1.0))

@@ -1,6 +1,6 @@
 """Calls to the coordinator."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
@@ -59,7 +59,7 @@ class ControlClient:
 
     async def watch_worker(
         self, worker: values.Identity
-    ) -> AsyncIterator[values.WatchEvent]:
+    ) -> AsyncGenerator[values.WatchEvent, None]:
         """Follows the job. The stream is the worker's sign of life.
 
         It has no deadline: keepalive on the channel bounds its silence.

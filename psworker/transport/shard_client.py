@@ -6,7 +6,7 @@ small only. Whoever reads the values gets views of what gRPC received.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -100,7 +100,11 @@ class ShardClient:
         await self._channel.close()
 
     async def push_pull(
-        self, requests: AsyncIterator[bytes], receiver: Receiver, *, timeout_s: float
+        self,
+        requests: AsyncGenerator[bytes, None],
+        receiver: Receiver,
+        *,
+        timeout_s: float,
     ) -> values.PushReply:
         """Sends a push and receives values, in both directions at once.
 
@@ -156,7 +160,7 @@ class ShardClient:
             fence_number=fence_number,
         ).SerializeToString()
 
-        async def requests() -> AsyncIterator[bytes]:
+        async def requests() -> AsyncGenerator[bytes, None]:
             yield join_fields((REQUEST_HEADER_FIELD, header))
             for chunk in chunks:
                 yield chunk
@@ -204,11 +208,12 @@ class ShardClient:
     async def _write(
         self,
         call: "_PushCall | _SeedCall",
-        requests: AsyncIterator[bytes],
+        requests: AsyncGenerator[bytes, None],
     ) -> None:
-        async for request in requests:
-            self._traffic.sent_bytes += len(request)
-            await call.write(request)
+        async with contextlib.aclosing(requests):
+            async for request in requests:
+                self._traffic.sent_bytes += len(request)
+                await call.write(request)
         await call.done_writing()
 
     async def _read_to_reply(

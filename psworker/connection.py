@@ -1,0 +1,340 @@
+"""`connect()`, and what a user holds after it."""
+
+import atexit
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+from torch.utils.data import DataLoader
+
+from pswire.frames import SEED_CHUNK_FIELD
+from pswire.placement import place
+from psworker import event_loop
+from psworker.config import WorkerConfig, find_coordinator, find_worker_id
+from psworker.data import LoaderRefused, prepare_loader
+from psworker.data_link import DataLink
+from psworker.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectError,
+    PsError,
+)
+from psworker.event_loop import EventLoop
+from psworker.exchange import receive
+from psworker.optimizer import PreparedOptimizer
+from psworker.pending import PendingData
+from psworker.prepare import Prepared, point_schedulers, sort_objects
+from psworker.push_result import PushResult
+from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.session import Session
+from psworker.stepper import Stepper
+from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.transport.call_error import CallError
+from psworker.transport.values import Member, SeedOrder
+
+logger: Final = logging.getLogger("psworker")
+
+
+def connect(
+    address: str | None = None,
+    worker_id: str | None = None,
+    *,
+    connect_timeout_s: float = 8.0,
+    step_timeout_s: float = 600.0,
+    start_timeout_s: float = 3600.0,
+) -> "Connection":
+    """Connects this process to a job as a worker.
+
+    Args:
+        address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`.
+        worker_id: Stable name of this worker; by default `PS_WORKER_ID`, else one of
+            the coordinator's choice. Give ids for runs that repeat bit by bit.
+        connect_timeout_s: Longest wait for the coordinator.
+        step_timeout_s: Longest time for one `step()`, waits for others included.
+        start_timeout_s: Longest wait in `prepare` for the job to start.
+
+    Raises:
+        ConfigurationError: There is no address, or it is none.
+        ConnectError: The coordinator was not reached; the text says why.
+    """
+    config = WorkerConfig(
+        coordinator=find_coordinator(address),
+        worker_id=find_worker_id(worker_id),
+        connect_timeout_s=connect_timeout_s,
+        step_timeout_s=step_timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
+    deadline = time.monotonic() + connect_timeout_s
+    wait_reachable(config.coordinator, connect_timeout_s)
+    loop = event_loop.acquire()
+    try:
+        left_s = max(0.1, deadline - time.monotonic())
+        session = loop.run(Session.open(config, left_s))
+    except CallError as error:
+        event_loop.release()
+        raise _connect_error(config, error) from error
+    except BaseException:
+        event_loop.release()
+        raise
+    return Connection(config, loop, session)
+
+
+class Connection:
+    """One worker of a job. A context manager: leaving it leaves the job.
+
+    An exception that passes through it does not: the worker then counts as lost.
+    """
+
+    def __init__(self, config: WorkerConfig, loop: EventLoop, session: Session) -> None:
+        self._config = config
+        self._loop = loop
+        self._session = session
+        self._pending = PendingData()
+        self._member: Member | None = None
+        self._stepper: Stepper | None = None
+        self._is_closed = False
+        self._error_at_start = getattr(sys, "last_value", None)
+        atexit.register(self._at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"clock {self.clock}"
+        return (
+            f"<psworker.Connection {self.worker_id} at {self._config.coordinator}, "
+            f"{state}>"
+        )
+
+    @property
+    def worker_id(self) -> str:
+        """Stable name of this worker in the job."""
+        return self._session.worker.worker_id
+
+    @property
+    def rank(self) -> int:
+        """Dense index among the workers, as of joining.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if self._member is None:
+            raise ConfigurationError("a worker has a rank once prepare() was called")
+        return self._member.rank
+
+    @property
+    def clock(self) -> int:
+        """Clocks this worker has completed, with the one it joined at."""
+        return self._stepper.clock if self._stepper else 0
+
+    @property
+    def generation(self) -> int:
+        """Newest generation known here; grows when workers come or go."""
+        return self._stepper.generation if self._stepper else 0
+
+    @property
+    def mode(self) -> str:
+        """How workers keep together: `bsp`, `ssp` or `asp`."""
+        record = self._session.membership.record
+        return (record.mode if record else self._session.settings.mode).value
+
+    @property
+    def last_push(self) -> PushResult | None:
+        """What became of the newest push, `None` before the first."""
+        return self._stepper.last_push if self._stepper else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages to shards."""
+        return self._session.shards.traffic.sent_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all messages from shards."""
+        return self._session.shards.traffic.received_bytes
+
+    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+        """Joins the job with models, optimizers, loaders and schedulers.
+
+        Returns when the job has started and the model holds its values. Call it once,
+        with everything.
+
+        Args:
+            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
+                `LRScheduler`; at least one model and one optimizer.
+
+        Returns:
+            The same in the same order, a single one as it is: models and schedulers
+            themselves, optimizers and loaders that work on the job.
+
+        Raises:
+            SchemaMismatchError: The job trains another model.
+            OptimizerUnsupportedError: Shards can't run an optimizer.
+            StartTimeoutError: The job did not start in time.
+        """
+        self._refuse_closed()
+        if self._stepper is not None:
+            raise ConfigurationError(
+                "prepare() was called already: give it everything in one call"
+            )
+        given = sort_objects(objects)
+        link = DataLink(
+            self._loop,
+            self._session,
+            self._pending,
+            wait_timeout_s=self._config.step_timeout_s,
+        )
+        replaced: dict[int, Any] = {
+            id(loader): _leased(loader, link, name)
+            for name, loader in given.loaders.items()
+        }
+        self._stepper = stepper = self._join(given)
+        optimizers = {
+            name: PreparedOptimizer(optimizer, given.specs[name], stepper)
+            for name, optimizer in given.optimizers.items()
+        }
+        link.start(stepper, optimizers)
+        by_id = {id(given.optimizers[name]): each for name, each in optimizers.items()}
+        point_schedulers(given.schedulers, by_id)
+        replaced.update(by_id)
+        results = tuple(replaced.get(id(each), each) for each in objects)
+        return results[0] if len(results) == 1 else results
+
+    def close(self) -> None:
+        """Leaves the job and ends all calls. More calls of it do nothing."""
+        if self._is_closed:
+            return
+        try:
+            if self._session.membership.failure is None:
+                self._leave()
+        finally:
+            self._abandon()
+
+    def _leave(self) -> None:
+        sequence = self._stepper.sequence_acknowledged if self._stepper else 0
+        consumed = self._pending.take_consumed()
+        try:
+            self._loop.run(self._session.leave(sequence, consumed))
+        except PsError as error:
+            # The script is done: an error now would hide that. The coordinator
+            # evicts a worker that is gone.
+            logger.warning("could not leave the job in good order: %s", error)
+
+    def _abandon(self) -> None:
+        """Ends without leaving."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            self._loop.run(self._session.close())
+        finally:
+            event_loop.release()
+
+    def _at_exit(self) -> None:
+        """Leaves when the script ended well, since nobody called `close`."""
+        error = getattr(sys, "last_value", None)
+        if error is None or error is self._error_at_start or hasattr(sys, "ps1"):
+            self.close()
+        else:
+            self._abandon()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() again")
+
+    def _join(self, given: Prepared) -> Stepper:
+        """Becomes a member; the models then hold the job's values."""
+        schema = given.bound.schema
+        placement = place(schema, self._session.settings.shard_count)
+        store = ValueStore(given.bound.tensors, placement)
+        if given.bound.buffer_count:
+            logger.warning(
+                "the model has %d buffers (such as running averages): every worker "
+                "keeps its own, and snapshots hold those that the first worker began "
+                "with",
+                given.bound.buffer_count,
+            )
+        self._loop.run(
+            self._session.join(schema, list(given.specs.values()), list(given.loaders))
+        )
+        self._member = member = self._wait_member(store)
+        return Stepper(
+            self._loop,
+            self._session,
+            store,
+            pending=self._pending,
+            member=member,
+            timeout_s=self._config.step_timeout_s,
+        )
+
+    def _wait_member(self, store: ValueStore) -> Member:
+        """Waits for the start, seeding when told to and pulling when not."""
+        deadline = time.monotonic() + self._config.start_timeout_s
+        done: SeedOrder | None = None
+        seeded: SeedOrder | None = None
+        while True:
+            left_s = max(0.01, deadline - time.monotonic())
+            step = self._loop.run(self._session.wait_start(done, timeout_s=left_s))
+            if isinstance(step, Member):
+                break
+            done = step
+            if self._seed(step, store, left_s):
+                seeded = step
+        record = self._session.membership.record
+        assert record is not None, "only a record makes a member"
+        if seeded is None or seeded.fence_number != record.fence_number:
+            receive(
+                self._loop,
+                lambda receiver: self._session.shards.pull(
+                    record.generation, step.base_clock, receiver, timeout_s=left_s
+                ),
+                store,
+            )
+        return step
+
+    def _seed(self, order: SeedOrder, store: ValueStore, timeout_s: float) -> bool:
+        """Writes this model's values to all shards; whether they took them."""
+        source = ChunkSource(store.tensors)
+        try:
+            self._loop.run(
+                self._session.shards.seed(
+                    order,
+                    lambda shard_index: (
+                        source.encode(chunk, SEED_CHUNK_FIELD)
+                        for chunk in store.placement.chunks_by_shard[shard_index]
+                    ),
+                    timeout_s=timeout_s,
+                )
+            )
+        except CallError as error:
+            logger.warning("could not write the first values: %s", error)
+            return False
+        return True
+
+
+def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa: ANN401
+    try:
+        return prepare_loader(loader, link, name=name)
+    except LoaderRefused as refused:
+        raise ConfigurationError(f"{name}: {refused}") from refused
+
+
+def _connect_error(config: WorkerConfig, error: CallError) -> ConnectError | PsError:
+    if error.refusal is not None:
+        return error.to_ps_error()
+    problem = problem_behind_call(config.coordinator, error.code, error.text)
+    return unreachable(config.coordinator, config.connect_timeout_s, problem)

@@ -1,0 +1,118 @@
+"""What leased loaders need of a connection.
+
+Loaders exist before the worker has joined, since joining names them. They are iterated
+after it.
+"""
+
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from psworker.data.order import EpochShape
+from psworker.data.source import Lease, LeaseRequest
+from psworker.event_loop import EventLoop
+from psworker.optimizer import PreparedOptimizer
+from psworker.pending import PendingData
+from psworker.retries import now, told_to_users, until_decided
+from psworker.session import CALL_TIMEOUT_S, Session
+from psworker.stepper import Stepper
+
+T = TypeVar("T")
+
+
+class DataLink:
+    """A worker, as its loaders see it: a `psworker.data.DataSource`."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: Session,
+        pending: PendingData,
+        *,
+        wait_timeout_s: float,
+    ) -> None:
+        self._loop = loop
+        self._session = session
+        self._pending = pending
+        self._wait_timeout_s = wait_timeout_s
+        self._awaited_optimizer = ""
+        self._optimizers: dict[str, PreparedOptimizer] = {}
+        self._stepper: Stepper | None = None
+
+    def start(self, stepper: Stepper, optimizers: dict[str, PreparedOptimizer]) -> None:
+        """The worker is a member now, with these optimizers by name."""
+        self._stepper = stepper
+        self._optimizers = optimizers
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        return self._pending
+
+    def open_epoch(
+        self, loader: str, epoch: int, shape: EpochShape, consumed: tuple[Any, ...]
+    ) -> Future[int]:
+        """Opens an epoch; its seed."""
+
+        async def attempt(timeout_s: float) -> int:
+            return await self._session.control.open_epoch(
+                self._session.worker,
+                loader,
+                epoch,
+                position_count=shape.position_count,
+                batch_size=shape.batch_size,
+                drop_last=shape.drop_last,
+                consumed=consumed,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+
+        return self._submit(attempt)
+
+    def lease_data(self, request: LeaseRequest) -> Future[Lease]:
+        """Leases ranges."""
+
+        async def attempt(timeout_s: float) -> Lease:
+            ranges, is_closed = await self._session.control.lease_data(
+                self._session.worker,
+                request.loader,
+                request.epoch,
+                order_digest=request.order_digest,
+                consumed=request.consumed,
+                batch_count_max=request.batch_count_max,
+                wait=request.wait,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+            return Lease(ranges, is_closed)
+
+        return self._submit(attempt)
+
+    def await_contribution(self) -> Future[None]:
+        """Done once the next clock waits for nobody but workers without data."""
+        stepper = self._member()
+
+        async def wait() -> None:
+            contribution = await self._session.shards.await_contribution(
+                stepper.generation, stepper.clock + 1
+            )
+            self._awaited_optimizer = contribution.optimizer
+
+        return self._loop.submit(wait())
+
+    def push_nothing(self) -> None:
+        """Pushes weight 0 for the next clock and leaves the newest values."""
+        named = self._optimizers.get(self._awaited_optimizer)
+        optimizer = named or next(iter(self._optimizers.values()))
+        optimizer.push_nothing()
+
+    def _member(self) -> Stepper:
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return self._stepper
+
+    def _submit(self, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> Future[T]:
+        async def call() -> T:
+            with told_to_users():
+                return await self._session.membership.unless_failed(
+                    until_decided(attempt, now() + self._wait_timeout_s)
+                )
+
+        return self._loop.submit(call())

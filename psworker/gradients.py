@@ -1,0 +1,71 @@
+"""The gradient of one step: what is present, and whether it is finite."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pswire.limits import GRADIENT_NORM_MAX
+from psworker.errors import UnsupportedError
+
+
+def collect_gradients(
+    parameters: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradient of each parameter, `None` where there is none.
+
+    Args:
+        parameters: One for each entry of the schema, `None` for those that the
+            optimizer does not hold.
+
+    Raises:
+        UnsupportedError: A gradient is sparse.
+    """
+    gradients = [
+        None if parameter is None else parameter.grad for parameter in parameters
+    ]
+    for gradient in gradients:
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise UnsupportedError(
+                f"a gradient of shape {list(gradient.shape)} is sparse, which this "
+                "release does not send; build the module with sparse=False"
+            )
+    return gradients
+
+
+@torch.no_grad()
+def is_finite(gradients: Sequence[torch.Tensor | None]) -> bool:
+    """The verdict: whether the L2 norm of all gradients is finite and at most 1e18.
+
+    One pass. The norm of each tensor is accumulated in float32, or in float64 where
+    its elements are.
+    """
+    present = [each for each in gradients if each is not None and each.numel()]
+    if not present:
+        return True
+    wide = [each for each in present if each.dtype == torch.float64]
+    narrow = [each for each in present if each.dtype != torch.float64]
+    norms = list(torch._foreach_norm(wide)) if wide else []
+    if narrow:
+        norms += torch._foreach_norm(narrow, 2, torch.float32)
+    if len({norm.device for norm in norms}) > 1:
+        norms = [norm.cpu() for norm in norms]
+    squares = torch.stack([norm.double() for norm in norms]).square().sum()
+    return math.sqrt(squares.item()) <= GRADIENT_NORM_MAX
+
+
+@torch.no_grad()
+def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> None:
+    """Divides gradients by the loss scale they carry, in place as torch does."""
+    present = [each for each in gradients if each is not None]
+    inverse = scale.double().reciprocal().item()
+    if present:
+        torch._foreach_mul_(present, inverse)
+
+
+def are_pending(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether any parameter has a gradient that is not zero."""
+    return any(
+        parameter.grad is not None and bool(parameter.grad.any())
+        for parameter in parameters
+    )

@@ -1,0 +1,127 @@
+"""What the coordinator has told this worker about the job.
+
+Lives on the event loop; only its watch changes it. Waits end when something changes,
+and everything that waits for the job ends when the job can't go on for this worker.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
+from psworker.transport.values import (
+    Identity,
+    JobEnd,
+    Member,
+    Record,
+    SeedOrder,
+    ShardAddress,
+    Waiting,
+    WatchEvent,
+    WorkerView,
+)
+
+T = TypeVar("T")
+
+
+class Membership:
+    """The job as this worker sees it.
+
+    Attributes:
+        record: Newest record, `None` before the start.
+        shards: The shard map; some may have no address yet.
+        seed_order: Newest order to seed.
+        waiting: Whom the start waits for, as last heard.
+        failure: Why this worker can't go on, `None` while it can.
+    """
+
+    def __init__(self, worker: Identity) -> None:
+        self._worker = worker
+        self._changed = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._was_member = False
+        self.record: Record | None = None
+        self.shards: tuple[ShardAddress, ...] = ()
+        self.seed_order: SeedOrder | None = None
+        self.waiting: Waiting | None = None
+        self.failure: PsError | None = None
+
+    @property
+    def member(self) -> Member | None:
+        """This worker's place in the newest record."""
+        return self.record.member_of(self._worker) if self.record else None
+
+    def take(self, event: WatchEvent) -> None:
+        """Takes an event of the watch."""
+        match event:
+            case WorkerView(record=record, shards=shards):
+                self.shards = shards
+                if record is not None:
+                    self._take_record(record)
+            case SeedOrder():
+                self.seed_order = event
+                self.shards = event.shards
+            case Record():
+                self._take_record(event)
+            case Waiting():
+                self.waiting = event
+            case JobEnd(failed=failed, reason=reason):
+                self.fail(
+                    JobFailedError(f"the job failed: {reason}")
+                    if failed
+                    else JobEndedError(f"the job is over: {reason or 'it finished'}")
+                )
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def fail(self, error: PsError) -> None:
+        """Ends every wait, now and later, with an error. The first one stands."""
+        if self.failure is None:
+            self.failure = error
+            self._failed.set()
+
+    async def wait_change(self) -> None:
+        """Returns after the next event."""
+        await self.unless_failed(self._changed.wait())
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless this worker can't go on before.
+
+        Raises:
+            PsError: `failure`, even when `work` failed for a reason of its own then.
+        """
+        task = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self.failure is not None and (not task.done() or task.exception()):
+                raise type(self.failure)(
+                    *self.failure.args,
+                    reason=self.failure.reason,
+                    facts=self.failure.facts,
+                )
+            return task.result()
+        finally:
+            task.cancel()
+            failed.cancel()
+            await asyncio.gather(task, failed, return_exceptions=True)
+
+    def _take_record(self, record: Record) -> None:
+        if self.record is not None and record.generation < self.record.generation:
+            return
+        self.record = record
+        self.waiting = None
+        is_member = record.member_of(self._worker) is not None
+        if self._was_member and not is_member:
+            departed = [
+                each for each in record.departures if each.worker == self._worker
+            ]
+            clock = f" after clock {departed[0].last_clock}" if departed else ""
+            self.fail(
+                EvictedError(
+                    f"worker {self._worker.worker_id} is no member of the job any more"
+                    f"{clock}: the coordinator did not hear of it for a lease; connect "
+                    "again to take part"
+                )
+            )
+        self._was_member = is_member

@@ -1,0 +1,220 @@
+"""The user's models and optimizers as the job's schema, matched by identity.
+
+Parameters come first in the order of registration, then persistent buffers: the
+entries of `state_dict()`. Tensors that are registered under several names travel once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pswire.optimizers import SUPPORTED, check_supported, flatten_group
+from pswire.reasons import Refusal
+from pswire.schema import (
+    EntryKind,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+    SchemaEntry,
+)
+from pswire.torch_types import element_type_of
+from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSchema:
+    """A schema and the tensors it describes.
+
+    Attributes:
+        schema: What is sent.
+        tensors: The user's tensor of each entry.
+    """
+
+    schema: ModelSchema
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def buffer_count(self) -> int:
+        """Entries that no optimizer updates."""
+        return sum(each.kind == EntryKind.BUFFER for each in self.schema.entries)
+
+    def index_of_tensors(self) -> dict[int, int]:
+        """Position of each entry by `id()` of its tensor."""
+        return {id(tensor): index for index, tensor in enumerate(self.tensors)}
+
+
+def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
+    """Describes models.
+
+    Args:
+        models: By the name that each has in the job.
+
+    Raises:
+        ConfigurationError: A tensor has no values yet, or belongs to two models.
+        UnsupportedError: A tensor is of a type or layout that can't be sent.
+    """
+    plain = {name: _without_wrappers(model) for name, model in models.items()}
+    bound: list[tuple[SchemaEntry, torch.Tensor]] = []
+    for name, model in plain.items():
+        _refuse_sparse_gradients(name, model)
+        for tensor, names in _by_tensor(model.named_parameters(remove_duplicate=False)):
+            bound.append((_entry(name, names, tensor, EntryKind.PARAMETER), tensor))
+    for name, model in plain.items():
+        for tensor, names in _by_tensor(_persistent_buffers(model)):
+            bound.append((_entry(name, names, tensor, EntryKind.BUFFER), tensor))
+    _refuse_sharing(bound)
+    schema = ModelSchema(tuple(entry for entry, _ in bound))
+    try:
+        schema.validate()
+    except Refusal as refusal:
+        raise error_of_refusal(refusal) from refusal
+    return BoundSchema(schema, tuple(tensor for _, tensor in bound))
+
+
+def describe_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, bound: BoundSchema
+) -> OptimizerSpec:
+    """Describes an optimizer over a schema.
+
+    Raises:
+        OptimizerUnsupportedError: Shards can't run its class.
+        ConfigurationError: It has state already, or holds an unknown parameter.
+        HyperparameterError: A value of a group is no number.
+    """
+    kind = type(optimizer)
+    try:
+        check_supported(kind.__name__, kind.__module__)
+        _refuse_state(optimizer)
+        indexes = bound.index_of_tensors()
+        groups = tuple(
+            ParameterGroup(
+                tuple(
+                    _index_of(parameter, indexes, f"group {position} of {name}")
+                    for parameter in group["params"]
+                ),
+                flatten_group(kind.__name__, group, optimizer.defaults),
+            )
+            for position, group in enumerate(optimizer.param_groups)
+        )
+    except Refusal as refusal:
+        raise error_of_refusal(refusal) from refusal
+    return OptimizerSpec(
+        name=name,
+        class_name=kind.__name__,
+        hyperparameter_names=tuple(
+            each.name for each in SUPPORTED[kind.__name__].hyperparameters
+        ),
+        groups=groups,
+    )
+
+
+def _index_of(parameter: torch.Tensor, indexes: dict[int, int], where: str) -> int:
+    index = indexes.get(id(parameter))
+    if index is None:
+        raise ConfigurationError(
+            f"{where} holds a parameter of shape {list(parameter.shape)} that belongs "
+            "to no model given to prepare(); pass every model that the optimizer "
+            "updates, and build the optimizer after the model was moved or replaced"
+        )
+    return index
+
+
+def _without_wrappers(model: nn.Module) -> nn.Module:
+    """The plain model, since names must fit its `state_dict`.
+
+    `torch.compile` prefixes names with `_orig_mod.`, data parallelism with `module.`.
+    """
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(
+            model, nn.DataParallel | nn.parallel.DistributedDataParallel
+        ):  # pragma: no branch
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _by_tensor(
+    named: Iterator[tuple[str, torch.Tensor]],
+) -> list[tuple[torch.Tensor, list[str]]]:
+    """Tensors with all their names, in the order of their first one."""
+    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, tensor in named:
+        found.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return list(found.values())
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield (f"{prefix}.{name}" if prefix else name), buffer
+
+
+def _entry(
+    model: str, names: Sequence[str], tensor: torch.Tensor, kind: EntryKind
+) -> SchemaEntry:
+    label = f"{kind.name.lower()} {names[0]!r} of {model}"
+    if nn.parameter.is_lazy(tensor) or tensor.is_meta:
+        raise ConfigurationError(
+            f"{label} has no values yet; run one batch through the model, or load it "
+            "onto a device, before prepare()"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedError(f"{label} is sparse or quantized: only dense tensors go")
+    try:
+        element_type = element_type_of(tensor.dtype)
+    except Refusal as refusal:
+        raise UnsupportedError(f"{label}: {refusal.message}") from refusal
+    if kind == EntryKind.PARAMETER and not element_type.is_floating:
+        # torch allows it without gradients; it then behaves as a buffer does.
+        kind = EntryKind.BUFFER
+    return SchemaEntry(
+        model=model,
+        name=names[0],
+        shape=tuple(tensor.shape),
+        element_type=element_type,
+        kind=kind,
+        tied_names=tuple(names[1:]),
+        trainable=tensor.requires_grad,
+    )
+
+
+def _refuse_sharing(bound: Sequence[tuple[SchemaEntry, torch.Tensor]]) -> None:
+    owners: dict[int, SchemaEntry] = {}
+    for entry, tensor in bound:
+        first = owners.setdefault(id(tensor), entry)
+        if first is not entry:
+            raise ConfigurationError(
+                f"{first.model} and {entry.model} share the tensor {first.name!r}; put "
+                "both models into one nn.Module, which may hold ties"
+            )
+
+
+def _refuse_sparse_gradients(model_name: str, model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UnsupportedError(
+                f"{name or type(module).__name__} of {model_name} makes sparse "
+                "gradients, which are not in this release; build it with sparse=False"
+            )
+
+
+def _refuse_state(optimizer: torch.optim.Optimizer) -> None:
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise UnsupportedError(
+            "differentiable=True needs the optimizer inside this process; build it "
+            "without"
+        )
+    # Adagrad fills its state as it is built, with a step count of 0.
+    if any(
+        state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()
+    ):
+        raise ConfigurationError(
+            "the optimizer has taken steps already, and its state would be lost: the "
+            "shards begin with an empty one; call prepare() before the first step() "
+            "(loading optimizer state is not in this release)"
+        )

@@ -1,0 +1,164 @@
+"""The optimizer that `prepare` returns: it runs on the shards.
+
+It is a `torch.optim.Optimizer` over the user's own parameter groups, so schedulers,
+gradient scalers, clipping and step hooks work on it as on any other.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from torch.optim import Optimizer
+
+from pswire.optimizers import flatten_group
+from pswire.reasons import Refusal
+from pswire.schema import OptimizerSpec
+from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.stepper import Groups, Stepper
+
+if TYPE_CHECKING:
+    import torch
+
+_WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
+_STEP_WAS_CALLED: Final = "_opt_called"
+
+
+class PreparedOptimizer(Optimizer):
+    """Steps on the shards and leaves the newest admissible parameters in the model.
+
+    `step()` pushes the gradients, waits as the job's mode says, and writes what comes
+    back. Optimizer state lives on the shards: `state` is empty here.
+
+    Attributes:
+        name: Its name in the job.
+        spec: What the shards were told of it.
+    """
+
+    # Tells `torch.amp.GradScaler` to call `step` even when it found an inf, and to
+    # hand over `grad_scale` and `found_inf`: whether a clock is skipped is decided
+    # for all workers at once.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, inner: Optimizer, spec: OptimizerSpec, stepper: Stepper) -> None:
+        self._is_prepared = False
+        super().__init__(inner.param_groups, inner.defaults)
+        # The user's own list, and the user's own groups in it.
+        self.param_groups = inner.param_groups
+        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
+        self._inner = inner
+        self._stepper = stepper
+        self.name = spec.name
+        self.spec = spec
+        self._is_prepared = True
+        _disarm(inner)
+
+    def __repr__(self) -> str:
+        return f"PreparedOptimizer {self.name!r} of {self._inner!r}"
+
+    @property
+    def groups(self) -> Groups:
+        """Current hyperparameters of each group, as they go on the wire.
+
+        Raises:
+            HyperparameterError: A value is no number.
+        """
+        try:
+            return tuple(
+                flatten_group(self.spec.class_name, group, self.defaults)
+                for group in self.param_groups
+            )
+        except Refusal as refusal:
+            raise error_of_refusal(refusal) from refusal
+
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        weight: float | None = None,
+    ) -> None:
+        """Pushes the gradients and leaves the newest admissible parameters.
+
+        Args:
+            closure: Not taken: shards can't call a function of this process.
+            weight: Number of samples behind the gradient. By default those drawn from
+                prepared loaders since the last step, or 1 where there is none.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+            JobFailedError: The job can't go on.
+            EvictedError: The job goes on without this worker.
+        """
+        if closure is not None:
+            raise UnsupportedError(
+                "step(closure) is not possible: the optimizer runs on the shards, "
+                "which can't compute the loss again; call backward() first, then step()"
+            )
+        if weight is not None and not (math.isfinite(weight) and weight >= 0):
+            raise ConfigurationError(
+                f"weight={weight} is not a number of samples: it must be finite and at "
+                "least 0"
+            )
+        setattr(self, _STEP_WAS_CALLED, True)
+        setattr(self._inner, _STEP_WAS_CALLED, True)
+        found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
+        self._stepper.step(
+            self.spec,
+            self.groups,
+            weight=weight,
+            is_finite=found_inf is None or not found_inf.item(),
+            scale=getattr(self, "grad_scale", None),
+        )
+
+    def push_nothing(self) -> None:
+        """Takes part in the next clock with weight 0."""
+        self._stepper.push_nothing(self.spec, self.groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after `prepare`: all workers would have to change at once."""
+        if self._is_prepared:
+            raise UnsupportedError(
+                "add_param_group() after prepare() is not in this release: the shards "
+                "have the groups of prepare(); add the group before, with lr=0 until "
+                "it shall train"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameter groups. The state lives on the shards, and is not in it."""
+        numbers: dict[int, int] = {}
+        groups = []
+        for group in self.param_groups:
+            packed = {key: value for key, value in group.items() if key != "params"}
+            packed["params"] = [
+                numbers.setdefault(id(parameter), len(numbers))
+                for parameter in group["params"]
+            ]
+            groups.append(packed)
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
+        """Refused: the state lives on the shards."""
+        raise UnsupportedError(
+            "load_state_dict() is not possible: the optimizer's state lives on the "
+            "shards; loading it is not in this release"
+        )
+
+
+# A scheduler wraps the `step` of the optimizer it is built with, to warn when it is
+# never called. Marked so, `step` is left alone, also by a scheduler that was built
+# before `prepare`; it notes by itself that it was called.
+setattr(PreparedOptimizer.step, _WRAPPED_BY_SCHEDULER, True)
+
+
+def _disarm(inner: Optimizer) -> None:
+    """Makes a step of the user's old optimizer an error instead of a lost update."""
+
+    def step(*_: object, **__: object) -> NoReturn:
+        raise ConfigurationError(
+            "this optimizer was given to prepare(): step the one that prepare() "
+            "returned, as in `model, optimizer = ps.prepare(model, optimizer)`"
+        )
+
+    setattr(step, _WRAPPED_BY_SCHEDULER, True)
+    inner.step = step  # type: ignore[method-assign]

@@ -1,0 +1,91 @@
+"""A push on its way to one shard: built by the user's thread, sent by the loop.
+
+Its messages are kept until every shard has answered, so that what is sent again is
+the same bytes.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection
+
+from pswire.frames import (
+    REQUEST_HEADER_FIELD,
+    REQUEST_TRAILER_FIELD,
+    bits_to_bytes,
+    join_fields,
+)
+from psworker.transport import messages
+from psworker.transport.values import PushHeader, PushTrailer
+
+_JOINED_BYTES_MAX = 64 << 10
+"""A first chunk of at most this size shares the first message with the header. Above
+it, copying costs more than a message."""
+
+
+class OutgoingPush:
+    """One shard's part of a push.
+
+    Attributes:
+        header: Identity of the push.
+        chunk_indexes: Chunks that are part of it.
+    """
+
+    def __init__(
+        self,
+        header: PushHeader,
+        trailer: PushTrailer,
+        *,
+        shard_incarnation: int,
+        chunk_bitmap: tuple[bool, ...],
+        chunk_indexes: Collection[int],
+        notify: Callable[[asyncio.Event], None],
+    ) -> None:
+        """Begins a push without chunks.
+
+        Args:
+            header: Identity of the push.
+            trailer: What completes it.
+            shard_incarnation: Start of the shard it goes to.
+            chunk_bitmap: Which of the shard's chunks are part of it.
+            chunk_indexes: The same as indices in the placement.
+            notify: Sets an event of the loop from the user's thread.
+        """
+        self.header = header
+        self.chunk_indexes = frozenset(chunk_indexes)
+        self._opening = join_fields(
+            (REQUEST_HEADER_FIELD, messages.header_bytes(header, shard_incarnation)),
+            (
+                REQUEST_TRAILER_FIELD,
+                messages.trailer_bytes(trailer, bits_to_bytes(chunk_bitmap)),
+            ),
+        )
+        self._notify = notify
+        self._chunks: list[tuple[int, bytes]] = []
+        self._grown = asyncio.Event()
+
+    def append(self, index: int, message: bytes) -> None:
+        """Adds a chunk, from the user's thread."""
+        self._chunks.append((index, message))
+        self._notify(self._grown)
+
+    async def requests(self, held: frozenset[int]) -> AsyncGenerator[bytes, None]:
+        """The messages, as they are built.
+
+        Args:
+            held: Chunks that the shard has already.
+        """
+        opening = self._opening
+        for position in range(len(self.chunk_indexes)):
+            while position == len(self._chunks):
+                self._grown.clear()
+                await self._grown.wait()
+            index, message = self._chunks[position]
+            if index in held:
+                continue
+            if opening and len(message) <= _JOINED_BYTES_MAX:
+                message += opening  # the chunk stays at the start, where it is aligned
+            elif opening:
+                yield opening
+            opening = b""
+            yield message
+        if opening:
+            yield opening

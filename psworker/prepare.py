@@ -1,0 +1,113 @@
+"""Sorts what a user hands to `prepare`, and puts it in terms of the job."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from pswire.schema import OptimizerSpec
+from psworker.errors import ConfigurationError
+from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
+from psworker.optimizer import PreparedOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `prepare` was given, by the names that things have in the job.
+
+    Attributes:
+        objects: In the order of the call.
+        bound: The schema of all models, with their tensors.
+        models: Models by name.
+        optimizers: Optimizers by name.
+        specs: What shards are told of each optimizer.
+        loaders: Loaders by name.
+        schedulers: Learning rate schedulers.
+    """
+
+    objects: tuple[Any, ...]
+    bound: BoundSchema
+    models: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer]
+    specs: dict[str, OptimizerSpec]
+    loaders: dict[str, DataLoader[Any]]
+    schedulers: tuple[LRScheduler, ...]
+
+
+def sort_objects(objects: Sequence[Any]) -> Prepared:
+    """Names and describes what was given.
+
+    Raises:
+        ConfigurationError: Something is missing, or of a kind that is not taken.
+        OptimizerUnsupportedError: Shards can't run an optimizer.
+        UnsupportedError: A tensor can't be sent.
+    """
+    _check_kinds(objects)
+    models = _named("model", objects, nn.Module)
+    optimizers = _named("optimizer", objects, Optimizer)
+    if not models or not optimizers:
+        raise ConfigurationError(
+            "prepare() needs at least one model and one optimizer, as in `model, "
+            "optimizer, loader = ps.prepare(model, optimizer, loader)`"
+        )
+    bound = bind_models(models)
+    return Prepared(
+        objects=tuple(objects),
+        bound=bound,
+        models=models,
+        optimizers=optimizers,
+        specs={
+            name: describe_optimizer(name, optimizer, bound)
+            for name, optimizer in optimizers.items()
+        },
+        loaders=_named("loader", objects, DataLoader),
+        schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
+    )
+
+
+def point_schedulers(
+    schedulers: Sequence[LRScheduler], replaced: dict[int, PreparedOptimizer]
+) -> None:
+    """Lets schedulers that were built before `prepare` work on what it returns.
+
+    Args:
+        schedulers: The user's.
+        replaced: The prepared optimizer of each, by `id()` of the user's.
+    """
+    for scheduler in _with_inner(schedulers):
+        optimizer = replaced.get(id(getattr(scheduler, "optimizer", None)))
+        if optimizer is not None:
+            scheduler.optimizer = optimizer
+
+
+def _with_inner(schedulers: Sequence[LRScheduler]) -> Iterator[LRScheduler]:
+    """Schedulers, and those that chains and sequences are made of."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from _with_inner(getattr(scheduler, "_schedulers", ()))
+
+
+def _named(base: str, objects: Sequence[Any], kind: type[Any]) -> dict[str, Any]:
+    """Objects of a kind as `model`, `model1`, `model2` ..., in order."""
+    found = [each for each in objects if isinstance(each, kind)]
+    return {f"{base}{position or ''}": each for position, each in enumerate(found)}
+
+
+def _check_kinds(objects: Sequence[Any]) -> None:
+    seen: set[int] = set()
+    for each in objects:
+        if isinstance(each, PreparedOptimizer):
+            raise ConfigurationError(f"{each.name} was prepared already")
+        if not isinstance(each, nn.Module | Optimizer | DataLoader | LRScheduler):
+            raise ConfigurationError(
+                f"prepare() does not take a {type(each).__name__}: it takes models "
+                "(nn.Module), optimizers (torch.optim), loaders (DataLoader) and "
+                "learning rate schedulers"
+            )
+        if id(each) in seen:
+            raise ConfigurationError(f"a {type(each).__name__} was given twice")
+        seen.add(id(each))

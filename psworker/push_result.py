@@ -1,0 +1,65 @@
+"""What became of a push, over all shards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psworker.transport.values import Outcome, PushReply
+
+_RANKING: Final = (
+    Outcome.DROPPED,
+    Outcome.SKIPPED,
+    Outcome.STAGED,
+    Outcome.APPLIED,
+    Outcome.DUPLICATE,
+)
+"""The outcome of a push is the first of these that any shard answers. A shard that
+had the push before a resend says `DUPLICATE` where the others say what happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushResult:
+    """What became of a push.
+
+    Attributes:
+        outcome: `applied`, `staged`, `skipped`, `dropped` or `duplicate`.
+        clock: This worker's clock after it.
+        version: Steps of all workers ever that are in the values.
+        frontier: Smallest clock over all workers.
+        staleness: Clocks by which the values pushed against lay behind; 0 in BSP.
+        duplicate: Whether a shard had it already, and took nothing twice.
+        nonfinite_worker_ids: Workers for whose gradient the clock was skipped.
+    """
+
+    outcome: str
+    clock: int
+    version: int
+    frontier: int
+    staleness: int
+    duplicate: bool
+    nonfinite_worker_ids: tuple[str, ...] = ()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the gradient was thrown away."""
+        return self.outcome == "dropped"
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nobody's gradient was applied, as one was not finite."""
+        return self.outcome == "skipped"
+
+
+def combine(replies: Sequence[PushReply]) -> PushResult:
+    """One result from the answers of all shards."""
+    outcomes = {reply.outcome for reply in replies}
+    nonfinite = {name for reply in replies for name in reply.nonfinite_worker_ids}
+    return PushResult(
+        outcome=next(each for each in _RANKING if each in outcomes).name.lower(),
+        clock=min(reply.clock for reply in replies),
+        version=min(reply.version for reply in replies),
+        frontier=min(reply.frontier for reply in replies),
+        staleness=max(reply.staleness for reply in replies),
+        duplicate=Outcome.DUPLICATE in outcomes,
+        nonfinite_worker_ids=tuple(sorted(nonfinite)),
+    )

@@ -1,0 +1,166 @@
+"""Why a coordinator can't be reached, told apart with plain sockets.
+
+gRPC reports a refused connection, a dead host and a web server alike as UNAVAILABLE.
+"""
+
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pswire.addresses import Address
+from psworker.errors import ConnectError
+
+_RETRY_INTERVAL_S = 0.1
+_ATTEMPT_TIMEOUT_S = 3.0
+
+
+class Cause(Enum):
+    """What kind of trouble it is."""
+
+    NAME = auto()
+    """The host's name does not resolve, or not in time."""
+
+    REFUSED = auto()
+    """The host is there, and nothing listens at the port."""
+
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a port could not be reached."""
+
+    cause: Cause
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def wait_reachable(target: Address, timeout_s: float) -> None:
+    """Returns once the address accepts a TCP connection.
+
+    Names that do not resolve and refused connections are tried again until then, as
+    the coordinator may be just starting.
+
+    Raises:
+        ConnectError: It does not within `timeout_s`; the text says why.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline - time.monotonic()
+        problem = problem_reaching(target, max(0.05, min(left_s, _ATTEMPT_TIMEOUT_S)))
+        if problem is None:
+            return
+        if time.monotonic() + _RETRY_INTERVAL_S >= deadline:
+            raise unreachable(target, timeout_s, problem.text)
+        time.sleep(_RETRY_INTERVAL_S)
+
+
+def unreachable(target: Address, timeout_s: float, problem: str) -> ConnectError:
+    """The error for a coordinator that was not reached in time."""
+    return ConnectError(
+        f"cannot reach the coordinator at {target} within {timeout_s:g} s: {problem}",
+        facts={"address": str(target)},
+    )
+
+
+def problem_behind_call(target: Address, code: str, text: str) -> str:
+    """Why a call failed to a port that accepts connections.
+
+    Args:
+        target: Where the call went.
+        code: Name of its gRPC status code.
+        text: What gRPC says about it.
+    """
+    if code == "UNIMPLEMENTED":
+        return (
+            "a gRPC server answers there, but it is not a paramserver coordinator; "
+            "correct the address (workers name the coordinator, not a shard)"
+        )
+    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "CANCELLED"):
+        still = problem_reaching(target, 0.5)
+        if still is not None:
+            return still.text
+        return (
+            "something accepts connections there but does not answer as a "
+            f"paramserver coordinator ({code.lower().replace('_', ' ')}: {text}); is "
+            "it the port of another program?"
+        )
+    return f"{code.lower().replace('_', ' ')}: {text}"
+
+
+def problem_reaching(
+    target: Address, timeout_s: float = _ATTEMPT_TIMEOUT_S
+) -> Problem | None:
+    """Connects once, and returns why it did not succeed, None if it did."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        addresses = _resolve(target, timeout_s)
+    except socket.gaierror as error:
+        return Problem(
+            Cause.NAME,
+            f"the name {target.host!r} does not resolve ({error.strerror}); correct "
+            "it, or use an IP address",
+        )
+    except TimeoutError:
+        return Problem(
+            Cause.NAME,
+            f"the name {target.host!r} does not resolve: the DNS server is silent",
+        )
+    problem = None
+    for family, _, _, _, address in addresses:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.settimeout(max(0.05, deadline - time.monotonic()))
+                probe.connect(address)
+            return None
+        except ConnectionRefusedError:
+            problem = Problem(
+                Cause.REFUSED,
+                "connection refused - nothing listens there; start `psserver "
+                f"coordinator --listen {target} ...` or correct the address",
+            )
+        except TimeoutError:
+            problem = Problem(
+                Cause.OTHER,
+                "no answer at all - the host is down, or a firewall drops the packets",
+            )
+        except OSError as error:
+            text = f"{error.strerror or error}; check the network and the address"
+            problem = Problem(Cause.OTHER, text)
+    return problem
+
+
+_Resolved = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]  # fmt: skip  # noqa: E501
+
+
+def _resolve(target: Address, timeout_s: float) -> _Resolved:
+    """`getaddrinfo` with a deadline, which it has not by itself."""
+    answers: queue.SimpleQueue[_Resolved | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(
+                [
+                    (family, kind, protocol, name, tuple(address))
+                    for family, kind, protocol, name, address in socket.getaddrinfo(
+                        target.host, target.port, type=socket.SOCK_STREAM
+                    )
+                ]
+            )
+        except OSError as error:
+            answers.put(error)
+
+    # A daemon: a resolver that hangs must not keep the process from ending.
+    threading.Thread(target=ask, name="psworker-resolve", daemon=True).start()
+    try:
+        answer = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer

@@ -1,0 +1,68 @@
+"""Making a call again, on the event loop."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from psworker.transport.call_error import CallError
+
+T = TypeVar("T")
+
+
+async def until_decided(attempt: Callable[[float], Awaitable[T]], deadline: float) -> T:
+    """Makes an idempotent call again while its outcome is unknown.
+
+    Args:
+        attempt: Makes the call, given the seconds that are left.
+        deadline: Time of the loop after which no attempt begins.
+
+    Raises:
+        CallError: The server refused, or, if it is retryable, the deadline passed.
+    """
+    attempt_count = 0
+    while True:
+        try:
+            return await attempt(left_s(deadline))
+        except CallError as error:
+            if not error.is_retryable or now() >= deadline:
+                raise
+        await pause(attempt_count)
+        attempt_count += 1
+
+
+@contextmanager
+def told_to_users() -> Iterator[None]:
+    """Turns a `CallError` into the exception that a user sees."""
+    try:
+        yield
+    except CallError as error:
+        raise error.to_ps_error() from error
+
+
+async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pause(attempt: int) -> None:
+    """Waits before an attempt: 50 ms doubling to 1 s, with jitter."""
+    # The jitter keeps workers that failed together from coming back together.
+    await asyncio.sleep(min(1.0, 0.05 * 2 ** min(attempt, 5)) * random.uniform(0.5, 1))
+
+
+def now() -> float:
+    """Seconds on the running loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+def left_s(deadline: float) -> float:
+    """Seconds until a time of the running loop, a little above 0 when it is past."""
+    return max(0.01, deadline - now())

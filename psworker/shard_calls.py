@@ -1,0 +1,226 @@
+"""What a worker does with all shards of its job at once.
+
+On the event loop. Here is the rule of retries: after an unknown outcome a call that
+changes nothing is made again, and a push is sent again after asking what the shard
+has of it. A decided refusal is raised at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from pswire.reasons import ErrorReason
+from psworker.errors import StepTimeoutError
+from psworker.membership import Membership
+from psworker.outgoing_push import OutgoingPush
+from psworker.retries import (
+    all_or_none,
+    left_s,
+    now,
+    pause,
+    told_to_users,
+    until_decided,
+)
+from psworker.transport.call_error import CallError
+from psworker.transport.shard_client import Receiver, ShardClient, Traffic
+from psworker.transport.values import (
+    Contribution,
+    Identity,
+    PushReply,
+    SeedOrder,
+    Waiting,
+)
+
+_QUESTION_TIMEOUT_S = 10.0
+_CORRUPTION_COUNT_MAX = 3
+
+
+class ShardCalls:
+    """Calls to every shard, as the newest shard map says.
+
+    Attributes:
+        traffic: Bytes of all messages.
+    """
+
+    def __init__(self, job_id: str, worker: Identity, membership: Membership) -> None:
+        self._job_id = job_id
+        self._worker = worker
+        self._membership = membership
+        self._clients: dict[int, ShardClient] = {}
+        self.traffic = Traffic()
+
+    async def close(self) -> None:
+        """Ends the channels to all shards."""
+        clients = list(self._clients.values())
+        self._clients.clear()
+        await asyncio.gather(*(client.close() for client in clients))
+
+    def incarnation(self, shard_index: int) -> int:
+        """The start of a shard that the newest shard map names."""
+        return self._membership.shards[shard_index].incarnation
+
+    async def seed(
+        self,
+        order: SeedOrder,
+        chunks_of: Callable[[int], Iterable[bytes]],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Stages first values on every shard.
+
+        Args:
+            order: The coordinator's order.
+            chunks_of: The `SeedRequest`s of a shard.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            CallError: A shard did not take them; the next order may go better.
+        """
+
+        async def seed_one(shard_index: int) -> None:
+            client = await self._client(shard_index)
+            await client.seed(
+                order.fence_number, chunks_of(shard_index), timeout_s=timeout_s
+            )
+
+        await all_or_none(seed_one(shard.shard_index) for shard in order.shards)
+
+    async def pull(
+        self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
+    ) -> Sequence[PushReply]:
+        """Receives all values that this worker may see at a clock."""
+        deadline = now() + timeout_s
+
+        async def pull_one(shard_index: int) -> PushReply:
+            async def attempt(timeout_s: float) -> PushReply:
+                client = await self._client(shard_index)
+                return await client.pull(
+                    generation, clock, receiver, timeout_s=timeout_s
+                )
+
+            return await until_decided(attempt, deadline)
+
+        with told_to_users():
+            return await self._membership.unless_failed(
+                all_or_none(map(pull_one, range(len(self._membership.shards))))
+            )
+
+    async def push(
+        self, pushes: Sequence[OutgoingPush], receiver: Receiver, *, timeout_s: float
+    ) -> Sequence[PushReply]:
+        """Sends one push to all shards, until each has answered.
+
+        Args:
+            pushes: Each shard's part.
+            receiver: Takes the values and whom shards wait for.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            StepTimeoutError: It took longer; the text names who was waited for.
+            PsError: A shard refused it, or the job can't go on.
+        """
+        deadline = now() + timeout_s
+        last_heard: list[Waiting] = []
+
+        def on_waiting(waiting: Waiting) -> None:
+            last_heard[:] = [waiting]
+            receiver.on_waiting(waiting)
+
+        noting = Receiver(receiver.on_chunk, on_waiting)
+
+        async def push_one(shard_index: int) -> PushReply:
+            push = pushes[shard_index]
+            return await self._push_until_decided(shard_index, push, noting, deadline)
+
+        try:
+            return await self._membership.unless_failed(
+                all_or_none(map(push_one, range(len(pushes))))
+            )
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from error
+            awaited = f"waiting for {last_heard[0]}" if last_heard else str(error)
+            raise StepTimeoutError(
+                f"the step to clock {pushes[0].header.clock} was not complete within "
+                f"{timeout_s:g} s: {awaited}; step() again goes on with the same push",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from error
+
+    async def await_contribution(self, generation: int, clock: int) -> Contribution:
+        """Returns once a clock waits for nobody but workers that have no data.
+
+        Has no limit of its own: whoever asks cancels it when there is data.
+        """
+
+        async def attempt(timeout_s: float) -> Contribution:
+            client = await self._client(0)
+            return await client.await_contribution(
+                generation, clock, timeout_s=timeout_s
+            )
+
+        while True:
+            try:
+                return await self._membership.unless_failed(
+                    until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+                )
+            except CallError as error:
+                if not error.is_retryable:
+                    raise error.to_ps_error() from error
+
+    async def _push_until_decided(
+        self, shard_index: int, push: OutgoingPush, receiver: Receiver, deadline: float
+    ) -> PushReply:
+        held: frozenset[int] = frozenset()
+        attempt = 0
+        while True:
+            try:
+                client = await self._client(shard_index)
+                return await client.push_pull(
+                    push.requests(held), receiver, timeout_s=left_s(deadline)
+                )
+            except CallError as error:
+                is_corrupt = (
+                    error.refusal is not None
+                    and error.refusal.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
+                )
+                is_hopeless = is_corrupt and attempt == _CORRUPTION_COUNT_MAX
+                if not error.is_retryable or is_hopeless or now() >= deadline:
+                    raise
+            await pause(attempt)
+            attempt += 1
+            held = await self._chunks_held(shard_index, push, deadline)
+
+    async def _chunks_held(
+        self, shard_index: int, push: OutgoingPush, deadline: float
+    ) -> frozenset[int]:
+        """Chunks of a push that a shard has; asked for until it tells."""
+
+        async def attempt(timeout_s: float) -> frozenset[int]:
+            client = await self._client(shard_index)
+            session = await client.get_session(
+                timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
+            )
+            sequence = push.header.sequence
+            if sequence <= session.sequence_done_max:
+                return push.chunk_indexes
+            return session.held_chunks.get(sequence, frozenset())
+
+        return await until_decided(attempt, deadline)
+
+    async def _client(self, shard_index: int) -> ShardClient:
+        shard = self._membership.shards[shard_index]
+        client = self._clients.get(shard_index)
+        if client is not None and client.shard == shard:
+            return client
+        if not shard.address:
+            raise CallError(
+                f"shard {shard_index}",
+                "UNAVAILABLE",
+                "it has no address yet",
+                refusal=None,
+                decided=False,
+            )
+        new = ShardClient(shard, self._job_id, self._worker, self.traffic)
+        self._clients[shard_index] = new
+        if client is not None:
+            await client.close()
+        return new

@@ -1,0 +1,155 @@
+"""Chunks out of tensors and into them.
+
+A chunk's slices are runs of elements of tensors in C order, whatever the layout and
+device of the tensors. Copies are made where they can't be avoided: none to send one
+slice of a contiguous CPU tensor but the one into the message.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pswire.frames import ChunkFrame, bits_from_bytes, bits_to_bytes, encode_chunk
+from pswire.placement import Chunk, Placement, Slice
+from pswire.reasons import ErrorReason, Refusal
+from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
+
+
+class ChunkSource:
+    """Encodes chunks of a set of tensors, some of which may be absent.
+
+    Attributes:
+        tensors: One for each entry of the schema, `None` where it is absent.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.tensors = tensors
+        self._flat: dict[int, torch.Tensor] = {}
+
+    def presence(self, chunk: Chunk) -> tuple[bool, ...]:
+        """Which slices of a chunk are there."""
+        return tuple(
+            self.tensors[piece.entry_index] is not None for piece in chunk.slices
+        )
+
+    def encode(self, chunk: Chunk, outer_field: int) -> bytes:
+        """A message that holds only this chunk, with its present slices."""
+        presence = self.presence(chunk)
+        runs = [
+            self._flat_tensor(piece.entry_index)[piece.start : piece.stop]
+            for piece, is_present in zip(chunk.slices, presence, strict=True)
+            if is_present
+        ]
+        dtype = TORCH_DTYPES[chunk.element_type]
+        data = torch.cat(runs) if len(runs) > 1 else runs[0]
+        return encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=buffer_of(data.to(device="cpu", dtype=dtype)),
+        )
+
+    def _flat_tensor(self, entry_index: int) -> torch.Tensor:
+        flat = self._flat.get(entry_index)
+        if flat is None:
+            tensor = self.tensors[entry_index]
+            assert tensor is not None, "only present slices are read"
+            flat = self._flat[entry_index] = tensor.detach().reshape(-1)
+        return flat
+
+
+class ValueStore:
+    """The user's tensors, into which values are written.
+
+    Attributes:
+        tensors: One for each entry of the schema.
+        placement: How they are cut.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], placement: Placement) -> None:
+        self.tensors = tuple(tensors)
+        self.placement = placement
+        self._staged: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def write(self, frame: ChunkFrame) -> None:
+        """Writes the present slices of a received chunk.
+
+        Tensors with gaps get theirs with `flush`.
+
+        Raises:
+            Refusal: The chunk is none of this placement, has another size than it
+                should, or arrived other than it was sent.
+        """
+        chunk = self._chunk_of(frame)
+        presence = bits_from_bytes(frame.presence, len(chunk.slices))
+        pieces = [
+            piece
+            for piece, is_present in zip(chunk.slices, presence, strict=True)
+            if is_present
+        ]
+        sizes = [piece.element_count for piece in pieces]
+        if sum(sizes) * chunk.element_type.byte_count != len(frame.data):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} has {len(frame.data)} bytes for {sum(sizes)} "
+                f"elements of {chunk.element_type.name.lower()}",
+            )
+        frame.verify()
+        if pieces:
+            values = tensor_from_buffer(frame.data, chunk.element_type)
+            self._copy(pieces, values, sizes)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Writes what had to be put together first."""
+        for entry_index, staged in self._staged.items():
+            tensor = self.tensors[entry_index].detach()
+            tensor.copy_(staged.view(tensor.shape))
+        self._staged.clear()
+
+    def copy(self) -> "ValueStore":
+        """A store of its own memory, with the same values."""
+        return ValueStore(
+            [tensor.detach().clone() for tensor in self.tensors], self.placement
+        )
+
+    @torch.no_grad()
+    def take_from(self, other: "ValueStore") -> None:
+        """Writes all values of a store over the same tensors."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.detach().copy_(theirs)
+
+    def _chunk_of(self, frame: ChunkFrame) -> Chunk:
+        if frame.index >= len(self.placement.chunks):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {frame.index} is none of the {len(self.placement.chunks)}",
+            )
+        if frame.part or not frame.last:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {frame.index} comes in parts, which this release does not read",
+            )
+        return self.placement.chunks[frame.index]
+
+    def _copy(
+        self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
+    ) -> None:
+        targets = [
+            self._target(piece.entry_index)[piece.start : piece.stop]
+            for piece in pieces
+        ]
+        # One transfer for the whole chunk, however many tensors it spans.
+        device = targets[0].device
+        torch._foreach_copy_(targets, torch.split(values.to(device), sizes))
+
+    def _target(self, entry_index: int) -> torch.Tensor:
+        tensor = self.tensors[entry_index].detach()
+        if tensor.is_contiguous():
+            return tensor.view(-1)
+        staged = self._staged.get(entry_index)
+        if staged is None:
+            staged = tensor.contiguous().view(-1)
+            self._staged[entry_index] = staged
+        return staged

@@ -1,0 +1,42 @@
+"""Says in the log whom this worker waits for, and not too often."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pswire.limits import WAITING_INTERVAL_MS
+from psworker.transport.values import Waiting
+
+logger: Final = logging.getLogger("psworker")
+
+
+class WaitingLog:
+    """One line at most every five seconds, though every shard tells the same."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Begins a wait.
+
+        Args:
+            now: Seconds on a clock that never goes back.
+        """
+        self._now = now
+        self._said = now()
+        self._began = self._said
+
+    def note(self, waiting: Waiting) -> None:
+        """Takes what a server tells of its own accord, which is never early."""
+        if self._now() - self._said > WAITING_INTERVAL_MS / 1000 / 2 or (
+            self._said == self._began
+        ):
+            self._say(f"{waiting}")
+
+    def remind(self, what: str) -> None:
+        """Says `what` if nothing was said for five seconds."""
+        if self._now() - self._said >= WAITING_INTERVAL_MS / 1000:
+            self._say(what)
+
+    def _say(self, what: str) -> None:
+        now = self._now()
+        logger.warning("waiting for %s, %.0f s so far", what, now - self._began)
+        self._said = now
