@@ -9,10 +9,8 @@ import typer
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.versions import version_text
-from psworker.coordinator_port import (
-    CoordinatorUnreachableError,
-    wait_for_coordinator_port,
-)
+from psworker.coordinator_port import wait_for_coordinator_port
+from psworker.errors import ConnectError
 from psworker.launcher import Launcher, LaunchPlan, visible_cuda_devices
 
 app = typer.Typer(
@@ -129,7 +127,7 @@ def run(
             log=_log,
             cancelled=launcher.stopped,
         )
-    except CoordinatorUnreachableError as error:
+    except ConnectError as error:
         _log(str(error))
         raise typer.Exit(ExitCode.PEER_UNAVAILABLE) from error
     raise typer.Exit(launcher.run())

@@ -60,10 +60,11 @@ def wait_reachable(target: Address, timeout_s: float) -> None:
         time.sleep(_RETRY_INTERVAL_S)
 
 
-def unreachable(target: Address, timeout_s: float, problem: str) -> ConnectError:
-    """The error for a coordinator that was not reached in time."""
+def unreachable(target: Address, timeout_s: float | None, problem: str) -> ConnectError:
+    """The error for a coordinator that was not reached, in time or (None) at all."""
+    within = "" if timeout_s is None else f" within {timeout_s:g} s"
     return ConnectError(
-        f"cannot reach the coordinator at {target} within {timeout_s:g} s: {problem}",
+        f"cannot reach the coordinator at {target}{within}: {problem}",
         facts={"address": str(target)},
     )
 

@@ -217,7 +217,7 @@ def test_it_gives_up_after_the_connect_timeout(tmp_path: Path) -> None:
     path = script(tmp_path, "print('started')")
     code, output, errors = run("--coordinator", address, "--connect-timeout", "0", path)
     assert (code, output) == (69, "")
-    assert f"`psserver coordinator --listen {address}`" in errors
+    assert f"`psserver coordinator --listen {address} ...`" in errors
 
 
 def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_host_that_has_no_address_fails_at_once(tmp_path: Path) -> None:
     path = script(tmp_path, "print('started')")
     code, _, errors = run("--coordinator", "no-such-host.invalid:7070", path)
     assert code == 69
-    assert "'no-such-host.invalid' can't be found" in errors
+    assert "'no-such-host.invalid' does not resolve" in errors
 
 
 @pytest.mark.parametrize(
