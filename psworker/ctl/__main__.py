@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -101,6 +103,71 @@ def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> No
         _print_json(status_json(coordinator, found))
     else:
         typer.echo(status_text(found))
+
+
+class DemoData(StrEnum):
+    """Data sets of the demo."""
+
+    DIGITS = "digits"
+    MNIST5K = "mnist5k"
+
+
+def _mode(text: str) -> str:
+    if text in ("ssp", "asp"):
+        raise typer.BadParameter(
+            f"{text} is not in this release; bsp is", param_hint="--mode"
+        )
+    if text != "bsp":
+        raise typer.BadParameter(f"{text!r} is no mode; bsp is", param_hint="--mode")
+    return text
+
+
+@app.command()
+def demo(
+    *,
+    data: Annotated[
+        DemoData, typer.Option(help="What to train on: both are real data.")
+    ] = DemoData.DIGITS,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 3,
+    shards: Annotated[int, typer.Option(min=1, max=64, help="Shards.")] = 2,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs; by default about ten seconds of them."),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(parser=_mode, metavar="bsp", help="How workers keep together."),
+    ] = "bsp",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="File or folder for the snapshot; ./paramserver-demo.safetensors by "
+            "default.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Trains a real model on real data with a whole job on this machine.
+
+    Example: psctl demo --data mnist5k --workers 4
+
+    Needs no network beyond loopback. Ctrl-C ends it and leaves nothing behind.
+    """
+    from psworker.ctl.demo.command import run_demo
+
+    try:
+        report_text = run_demo(
+            data.value,
+            worker_count=workers,
+            shard_count=shards,
+            epoch_count=epochs,
+            out=out,
+        )
+    except KeyboardInterrupt:
+        _progress("interrupted; every process of the demo is gone")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    typer.echo(report_text)
 
 
 @snapshot_app.command("get")

@@ -1,0 +1,42 @@
+"""A worker of the demo: an ordinary training script with the four lines in it.
+
+Prints one JSON line a step, which the demo reads through a pipe.
+"""
+
+import json
+import sys
+
+from torch import nn
+
+import psworker
+from psworker.ctl.demo.tasks import load_task
+
+
+def main(task_name: str, epoch_count: int) -> None:
+    """Trains as one of the demo's workers."""
+    task = load_task(task_name)
+    model = task.new_model()
+    optimizer = task.new_optimizer(model)
+    loader = task.new_loader()
+    ps = psworker.connect()
+    model, optimizer, loader = ps.prepare(model, optimizer, loader)
+    criterion = nn.CrossEntropyLoss()
+    for epoch in range(epoch_count):
+        for images, labels, indices in loader:
+            loss = criterion(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step = {
+                "worker_id": ps.worker_id,
+                "clock": ps.clock,
+                "epoch": epoch,
+                "loss": loss.item(),
+                "indices": indices.tolist(),
+            }
+            print(json.dumps(step), flush=True)
+    ps.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

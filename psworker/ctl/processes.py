@@ -1,0 +1,163 @@
+"""Child processes of a command: started together, gone with it.
+
+Each is in a process group of its own, so that Ctrl-C in a terminal reaches this
+process alone and it decides in which order they end.
+"""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from psworker.ctl import tether
+from psworker.ctl.failures import CommandError
+
+STOP_TIMEOUT_S: Final = 2.0
+"""What a child gets to end by itself, after which it's killed."""
+
+_LOG_TAIL_LINES: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that a child wrote to its stdout, or with `None` the end of it."""
+
+    child: str
+    text: str | None
+
+
+class Children:
+    """Child processes, ended for sure at the end of a `with` block.
+
+    Attributes:
+        lines: Their stdout, line by line, in the order of arrival.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        """Starts nothing yet.
+
+        Args:
+            log_dir: Where the stderr of each is kept.
+        """
+        self._log_dir = log_dir
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._readers: list[threading.Thread] = []
+        self._logs: list[IO[bytes]] = []
+        self.lines: queue.Queue[Line] = queue.Queue()
+
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """Starts a Python command, `python -m` and the rest, under a name."""
+        log = self._log_path(name).open("wb")
+        self._logs.append(log)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", str(tether.__file__), str(os.getpid())),
+                # -P: what lies in the current folder must not shadow a package.
+                *(sys.executable, "-P", "-m", *command),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **environment},
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        self._processes[name] = process
+        reader = threading.Thread(
+            target=self._read, args=(name, process), name=f"read-{name}", daemon=True
+        )
+        self._readers.append(reader)
+        reader.start()
+
+    def next_line(self, timeout_s: float) -> Line | None:
+        """The next line of any child, `None` if there is none in time."""
+        try:
+            return self.lines.get(timeout=max(timeout_s, 0))
+        except queue.Empty:
+            return None
+
+    def check(self, names: Iterable[str] | None = None) -> None:
+        """Checks that none has failed.
+
+        Args:
+            names: Which may not have ended at all; all of them unless given.
+
+        Raises:
+            CommandError: One has; the text has the end of its log.
+        """
+        must_run = set(self._processes if names is None else names)
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is None or (code == 0 and name not in must_run):
+                continue
+            raise CommandError(
+                f"{name} ended with exit code {code}; the end of its log:\n"
+                f"{self._log_tail(name)}"
+            )
+
+    def is_running(self, name: str) -> bool:
+        """Whether the process is there."""
+        return self._processes[name].poll() is None
+
+    def process_id(self, name: str) -> int:
+        """Its process id."""
+        return self._processes[name].pid
+
+    def stop(self) -> None:
+        """Ends all of them: asked first, killed if they don't."""
+        for process in self._processes.values():
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._processes.values():
+            # The whole group, also where its leader is gone already.
+            _signal(process, signal.SIGKILL)
+            process.wait()
+        for reader in self._readers:
+            reader.join()
+        for log in self._logs:
+            log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _read(self, name: str, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for text in lines:
+                self.lines.put(Line(name, text.rstrip("\n")))
+        self.lines.put(Line(name, None))
+
+    def _log_path(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
+
+    def _log_tail(self, name: str) -> str:
+        text = self._log_path(name).read_text(errors="replace")
+        return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:]) or "(empty)"
+
+
+def _signal(process: "subprocess.Popen[str]", number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
