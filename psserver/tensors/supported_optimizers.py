@@ -78,3 +78,11 @@ def check_optimizer(spec: OptimizerSpec) -> None:
                     f"the shard's torch {torch.__version__} has no {each.name} of "
                     f"{spec.class_name}",
                 )
+
+
+def load_optimizers() -> None:
+    """Has torch load what its first optimizer needs, more than a second of imports.
+
+    For a daemon to call before it serves, so that no call waits for it.
+    """
+    make_optimizer("SGD", ElementType.FLOAT32)
