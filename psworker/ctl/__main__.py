@@ -230,6 +230,35 @@ def snapshot_list(
         typer.echo(listing_text(listing))
 
 
+@bench_app.command("step")
+def bench_step_command(
+    *,
+    mib: Annotated[
+        int, typer.Option(min=1, max=1024, help="Size of the parameter, in MiB.")
+    ] = 64,
+    repetitions: Annotated[
+        int, typer.Option(min=2, help="Measured steps of each side.")
+    ] = 15,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures push + apply + pull on loopback, beside torch.distributed.rpc.
+
+    Example: psctl bench step --mib 64 --json
+    """
+    from psworker.ctl.bench.step import bench_step, bench_text
+
+    figures = bench_step(mib, repetitions, _progress)
+    if as_json:
+        _print_json(figures)
+    else:
+        typer.echo(bench_text(figures))
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure paramserver on this machine."""
+
+
 def main() -> None:
     """Entry point of the `psctl` command."""
     try:

@@ -112,11 +112,7 @@ def run_demo(
 
 
 def _train(task: Task, plan: JobPlan, display: Display) -> tuple[Progress, Snapshot]:
-    model = task.new_model()
-    progress = Progress(
-        epoch_count=plan.epoch_count,
-        parameter_bytes=sum(each.nbytes for each in model.parameters()),
-    )
+    progress = Progress(epoch_count=plan.epoch_count)
     with ExitStack() as stack:
         # Left in reverse: the processes end before their folder goes.
         scratch = Path(

@@ -1,12 +1,12 @@
 """The demo's processes: a coordinator, shards and workers on loopback."""
 
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pswire.addresses import Address, parse_address
+from pswire.addresses import Address
+from psworker.ctl.daemons import daemon_names, start_daemons
 from psworker.ctl.demo.display import Display
 from psworker.ctl.demo.evaluation import Evaluator
 from psworker.ctl.demo.progress import Progress, read_report
@@ -14,14 +14,10 @@ from psworker.ctl.failures import CommandError
 from psworker.ctl.processes import Children
 from psworker.ctl.status import read_status
 
-START_TIMEOUT_S: Final = 30.0
-"""Until the coordinator has told its port."""
-
 STALL_TIMEOUT_S: Final = 45.0
 """Without any step, after which the demo says whom it waits for and gives up."""
 
 _POLL_S: Final = 0.1
-_ADDRESS: Final = re.compile(r"127\.0\.0\.1:\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +43,6 @@ class JobPlan:
         """Ids of the workers."""
         return [f"w{index}" for index in range(self.worker_count)]
 
-    @property
-    def daemon_names(self) -> list[str]:
-        """Names of the other processes."""
-        return ["coordinator", *(f"shard {index}" for index in range(self.shard_count))]
-
 
 def start_job(plan: JobPlan, children: Children, scratch: Path) -> Address:
     """Starts all processes; the coordinator's address.
@@ -61,27 +52,15 @@ def start_job(plan: JobPlan, children: Children, scratch: Path) -> Address:
     """
     # One thread each: the processes share the machine's cores as it is.
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    children.start(
-        "coordinator",
-        [
-            *("psserver", "coordinator", "--listen", "127.0.0.1:0"),
-            *("--state-dir", str(scratch / "coordinator")),
-            *("--shards", str(plan.shard_count), "--mode", plan.mode),
-            *("--min-workers", str(plan.worker_count)),
-        ],
-        environment,
+    address = start_daemons(
+        children,
+        scratch,
+        shard_count=plan.shard_count,
+        worker_count=plan.worker_count,
+        mode=plan.mode,
+        environment=environment,
     )
-    address = _told_address(children)
     environment["PS_COORDINATOR"] = str(address)
-    for index in range(plan.shard_count):
-        children.start(
-            f"shard {index}",
-            [
-                *("psserver", "shard", "--listen", "127.0.0.1:0"),
-                *("--state-dir", str(scratch / f"shard-{index}")),
-            ],
-            environment,
-        )
     for name in plan.worker_names:
         children.start(
             name,
@@ -89,20 +68,6 @@ def start_job(plan: JobPlan, children: Children, scratch: Path) -> Address:
             {**environment, "PS_WORKER_ID": name},
         )
     return address
-
-
-def _told_address(children: Children) -> Address:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while (left_s := deadline - time.monotonic()) > 0:
-        line = children.next_line(min(left_s, _POLL_S))
-        children.check()
-        if line is not None and line.text is not None:
-            found = _ADDRESS.search(line.text)
-            if found:
-                return parse_address(found.group())
-    raise CommandError(
-        f"the coordinator did not tell its port within {START_TIMEOUT_S:.0f} s"
-    )
 
 
 def follow_job(
@@ -123,7 +88,7 @@ def follow_job(
     heard_s = time.monotonic()
     while running:
         line = children.next_line(_POLL_S)
-        children.check(plan.daemon_names)
+        children.check(daemon_names(plan.shard_count))
         progress.accuracy = evaluator.newest
         display.show(progress)
         if line is None or line.child not in running:

@@ -15,6 +15,7 @@ class StepReport(TypedDict):
     clock: int
     epoch: int
     loss: float
+    traffic_bytes: int
     indices: list[int]
 
 
@@ -37,24 +38,23 @@ class Progress:
 
     Attributes:
         epoch_count: Epochs of the run.
-        parameter_bytes: Bytes of a gradient, and of the parameters.
         batches: For each clock, each worker's samples.
         clocks: Newest clock of each worker.
         epoch: Newest epoch that a worker has begun.
         loss: Loss of the newest clock that anyone has told.
         accuracy: Held-out accuracy of the newest snapshot, and its version.
+        traffic: Bytes each worker has sent and received.
         began_s: When the first step came, on the monotonic clock.
         ended_s: When the newest step came.
     """
 
     epoch_count: int
-    parameter_bytes: int
     batches: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
     epoch: int = 0
     loss: float | None = None
     accuracy: tuple[float, int] | None = None
-    push_count: int = 0
+    traffic: dict[str, int] = field(default_factory=dict)
     began_s: float | None = None
     ended_s: float = 0.0
     _losses: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Progress:
         self.batches.setdefault(clock, {})[worker_id] = report["indices"]
         self.clocks[worker_id] = clock
         self.epoch = max(self.epoch, report["epoch"])
-        self.push_count += 1
+        self.traffic[worker_id] = report["traffic_bytes"]
         if clock == max(self.clocks.values()):
             losses = self._losses.setdefault(clock, [])
             losses.append((report["loss"], len(report["indices"])))
@@ -93,8 +93,8 @@ class Progress:
 
     @property
     def traffic_bytes(self) -> int:
-        """Gradients sent and parameters received, without headers."""
-        return 2 * self.push_count * self.parameter_bytes
+        """Sent to the shards and received from them, by all workers."""
+        return sum(self.traffic.values())
 
     @property
     def ahead(self) -> str:

@@ -32,6 +32,7 @@ def main(task_name: str, epoch_count: int) -> None:
                 "clock": ps.clock,
                 "epoch": epoch,
                 "loss": loss.item(),
+                "traffic_bytes": ps.bytes_sent + ps.bytes_received,
                 "indices": indices.tolist(),
             }
             print(json.dumps(step), flush=True)

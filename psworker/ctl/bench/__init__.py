@@ -1,0 +1,1 @@
+"""`psctl bench`: measures paramserver on this machine, beside what others have."""

@@ -1,0 +1,62 @@
+"""The other side of the comparison: a parameter server on `torch.distributed.rpc`.
+
+A process that holds one parameter, takes its gradient, runs SGD and answers with the
+values: what PyTorch's own tutorial on parameter servers does.
+"""
+
+import sys
+import warnings
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed import rpc
+
+SERVER_NAME: Final = "server"
+WORKER_NAME: Final = "worker"
+
+
+class HeldParameter:
+    """The parameter of the server's process, made by the first call."""
+
+    parameter: nn.Parameter | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+
+def hold(values: torch.Tensor, learning_rate: float) -> None:
+    """Takes the first values. Called over RPC."""
+    HeldParameter.parameter = nn.Parameter(values)
+    HeldParameter.optimizer = torch.optim.SGD(
+        [HeldParameter.parameter], lr=learning_rate
+    )
+
+
+def push_pull(gradient: torch.Tensor) -> torch.Tensor:
+    """Applies a gradient, answers with the values. Called over RPC."""
+    parameter, optimizer = HeldParameter.parameter, HeldParameter.optimizer
+    assert parameter is not None
+    assert optimizer is not None
+    parameter.grad = gradient
+    optimizer.step()
+    return parameter.detach()
+
+
+def join_rpc(name: str, rank: int, port: int) -> None:
+    """Joins the group of two, over TCP alone: no shared memory, as paramserver."""
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://127.0.0.1:{port}", _transports=["uv"], _channels=["basic"]
+    )
+    with warnings.catch_warnings():
+        # torch warns of how its own RPC uses its process groups.
+        warnings.filterwarnings("ignore", message="You are using a Backend")
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
+            name, rank=rank, world_size=2, rpc_backend_options=options
+        )
+
+
+if __name__ == "__main__":
+    # RPC names functions by module, and this one would be `__main__`.
+    from psworker.ctl.bench import rpc_server
+
+    rpc_server.join_rpc(SERVER_NAME, 0, int(sys.argv[1]))
+    rpc.shutdown()

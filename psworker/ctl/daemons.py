@@ -1,0 +1,81 @@
+"""Starts a job's coordinator and shards on loopback, for a demo or a benchmark."""
+
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+from pswire.addresses import Address, parse_address
+from psworker.ctl.failures import CommandError
+from psworker.ctl.processes import Children
+
+START_TIMEOUT_S: Final = 30.0
+"""Until the coordinator has told its port."""
+
+_POLL_S: Final = 0.1
+_ADDRESS: Final = re.compile(r"127\.0\.0\.1:\d+")
+
+
+def daemon_names(shard_count: int) -> list[str]:
+    """Names of the processes among the children."""
+    return ["coordinator", *(f"shard {index}" for index in range(shard_count))]
+
+
+def start_daemons(
+    children: Children,
+    scratch: Path,
+    *,
+    shard_count: int,
+    worker_count: int,
+    mode: str = "bsp",
+    environment: dict[str, str] | None = None,
+) -> Address:
+    """Starts a coordinator and its shards; the coordinator's address.
+
+    Args:
+        children: To which they belong.
+        scratch: Folder for their state.
+        shard_count: Shards.
+        worker_count: Workers that the job waits for.
+        mode: How workers keep together.
+        environment: Added to that of this process.
+
+    Raises:
+        CommandError: The coordinator didn't start.
+    """
+    children.start(
+        "coordinator",
+        [
+            *("psserver", "coordinator", "--listen", "127.0.0.1:0"),
+            *("--state-dir", str(scratch / "coordinator")),
+            *("--shards", str(shard_count), "--mode", mode),
+            *("--min-workers", str(worker_count)),
+        ],
+        environment or {},
+    )
+    address = _told_address(children)
+    for index in range(shard_count):
+        children.start(
+            f"shard {index}",
+            [
+                *("psserver", "shard", "--coordinator", str(address)),
+                *("--listen", "127.0.0.1:0"),
+                *("--state-dir", str(scratch / f"shard-{index}")),
+            ],
+            environment or {},
+        )
+    return address
+
+
+def _told_address(children: Children) -> Address:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        line = children.next_line(min(left_s, _POLL_S))
+        children.check()
+        if line is not None and line.text is not None:
+            found = _ADDRESS.search(line.text)
+            if found:
+                return parse_address(found.group())
+    raise CommandError(
+        f"the coordinator did not tell its port within {START_TIMEOUT_S:.0f} s"
+    )
