@@ -164,7 +164,7 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
 )
 
 
-class Refusal(Exception):  # noqa: N818 - a decision, not a failure
+class Refusal(Exception):
     """A call that is refused; raised with no state changed.
 
     Attributes:

@@ -168,11 +168,17 @@ class DataLedger:
             self._participants.setdefault(loader, set()).add(worker)
 
     def open_epoch(
-        self, worker: WorkerKey, loader: str, epoch: int, shape: EpochShape
+        self,
+        worker: WorkerKey,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        consumed: tuple[DataRange, ...] = (),
     ) -> int:
         """Opens an epoch and returns its seed.
 
-        What the worker holds of the loader's earlier epochs is dealt again.
+        What the worker holds of the loader's earlier epochs and does not report as
+        consumed is dealt again.
 
         Raises:
             Refusal: `MALFORMED_MESSAGE`, or `DATA_ORDER_MISMATCH` when the epoch is
@@ -190,6 +196,7 @@ class DataLedger:
         if known is None:
             self._epochs[loader, epoch] = EpochLedger(loader, epoch, shape)
         self.enroll(worker, (loader,))
+        self.consume(worker, consumed)
         for (name, number), ledger in self._epochs.items():
             if name == loader and number < epoch:
                 ledger.give_back(worker)

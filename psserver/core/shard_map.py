@@ -20,6 +20,8 @@ class ShardSlot:
         applied_clock: Highest clock it reported as complete.
         version: Version it reported.
         state_bytes: Bytes it reported to hold.
+        waiting_for: Whom its next clock waits for: name, clock, silent time in ms.
+        waited_ms: For how long it has waited.
     """
 
     index: int
@@ -32,6 +34,8 @@ class ShardSlot:
     applied_clock: int = 0
     version: int = 0
     state_bytes: int = 0
+    waiting_for: tuple[tuple[str, int, int], ...] = ()
+    waited_ms: int = 0
 
     @property
     def is_ready(self) -> bool:

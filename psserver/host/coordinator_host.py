@@ -19,7 +19,7 @@ from psserver.core.coordinator_effects import (
     ReleaseImage,
     SchemaFixed,
 )
-from psserver.core.ledger import EpochLedger
+from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from psserver.core.roster import GONE, WorkerEntry
@@ -200,7 +200,33 @@ class CoordinatorHost:
             lambda: entry.state in GONE or bool(self.core.failure)
         )
 
+    async def next_event(self, queue: asyncio.Queue[Event], timeout_s: float) -> bool:
+        """Waits for an event; returns whether there is one."""
+        return await self.changes.wait_until(lambda: not queue.empty(), timeout_s)
+
     # Data
+
+    def open_epoch(
+        self,
+        entry: WorkerEntry,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        consumed: tuple[DataRange, ...],
+    ) -> int:
+        """Opens an epoch for a worker and returns its seed."""
+        seed = self.core.ledger.open_epoch(entry.worker, loader, epoch, shape, consumed)
+        for ledger in self.core.ledger.epochs():
+            if ledger.loader == loader:
+                self.keep_epoch(ledger)
+        self.changes.notify()
+        return seed
+
+    def consume(self, entry: WorkerEntry, ranges: tuple[DataRange, ...]) -> None:
+        """Takes a worker's report of ranges it has consumed."""
+        self.core.ledger.consume(entry.worker, ranges)
+        self._keep_epochs({(piece.loader, piece.epoch) for piece in ranges})
+        self.changes.notify()
 
     def keep_epoch(self, ledger: EpochLedger) -> None:
         """Makes an epoch's state durable."""

@@ -71,15 +71,23 @@ class ShardHost:
         shard_index: Its place.
         incarnation: Count of starts.
         job_id: The job.
+        shard_count: Shards of the job.
         changes: Notified whenever anything may have changed.
         outbox: Reports for the coordinator, in order.
         end_reason: Why the job is over, empty while it is not.
     """
 
     def __init__(
-        self, *, shard_index: int, incarnation: int, job_id: str, thread_count: int
+        self,
+        *,
+        shard_index: int,
+        incarnation: int,
+        job_id: str,
+        shard_count: int,
+        thread_count: int,
     ) -> None:
         self.shard_index = shard_index
+        self.shard_count = shard_count
         self.incarnation = incarnation
         self.job_id = job_id
         self.changes = Changes()

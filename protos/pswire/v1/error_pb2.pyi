@@ -88,7 +88,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
-    code, whether to try again and the text of each are in `pswire/errors.py`.
+    code, whether to try again and the text of each are in `pswire/reasons.py`.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0

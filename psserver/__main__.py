@@ -1,0 +1,214 @@
+"""The `psserver` command: starts the daemons of a job."""
+
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from psserver.config import (
+    CoordinatorConfig,
+    ListenConfig,
+    ShardConfig,
+)
+from pswire.addresses import Address, parse_address
+from pswire.exit_codes import ExitCode
+from pswire.versions import version_text
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _peer_address(text: str) -> Address:
+    address = _address(text)
+    if address.port == 0:
+        raise typer.BadParameter("port 0 is for listening; name the port it took")
+    return address
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version_text())
+        raise typer.Exit(ExitCode.DONE)
+
+
+Listen = Annotated[
+    Address,
+    typer.Option(
+        parser=_address,
+        metavar="HOST:PORT",
+        envvar="PS_LISTEN",
+        help="Where to listen; port 0 takes a free one and prints it.",
+    ),
+]
+StateDir = Annotated[
+    Path,
+    typer.Option(envvar="PS_STATE_DIR", help="Folder of durable state; made if new."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Listen beyond loopback although nothing protects the port."
+    ),
+]
+ShardCount = Annotated[int, typer.Option("--shards", help="Shards of the job.")]
+WorkersMin = Annotated[
+    int,
+    typer.Option("--min-workers", help="Workers to wait for before the first clock."),
+]
+LeaseTtl = Annotated[
+    float,
+    typer.Option("--lease-ttl", help="Seconds within which a lost process is noticed."),
+]
+ModeName = Annotated[
+    str, typer.Option(help="How workers keep together: bsp in this release.")
+]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the data order; 0 takes a random one.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
+@app.callback()
+def psserver(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show versions."
+        ),
+    ] = False,
+) -> None:
+    """Runs the daemons of a paramserver job: one coordinator and its shards."""
+
+
+@app.command()
+def coordinator(
+    *,
+    listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
+    state_dir: StateDir,
+    shards: ShardCount,
+    mode: ModeName = "bsp",
+    min_workers: WorkersMin = 1,
+    lease_ttl: LeaseTtl = 10.0,
+    seed: Seed = 0,
+    insecure: Insecure = False,
+    verbose: Verbose = False,
+) -> None:
+    """Serves one job: settings, membership, shard map, data, snapshots."""
+    _check_mode(mode)
+    config = CoordinatorConfig(
+        listen=ListenConfig(address=listen, insecure=insecure),
+        state_dir=state_dir,
+        shard_count=shards,
+        workers_min=min_workers,
+        lease_ttl_ms=round(lease_ttl * 1000),
+        job_seed=seed,
+    )
+    from psserver.daemon.coordinator import run_coordinator
+
+    _run("coordinator", run_coordinator(config), verbose=verbose)
+
+
+@app.command()
+def shard(
+    *,
+    coordinator: Annotated[
+        Address,
+        typer.Option(
+            parser=_peer_address,
+            metavar="HOST:PORT",
+            envvar="PS_COORDINATOR",
+            help="The job's coordinator; it may be started later.",
+            show_default=False,
+        ),
+    ],
+    listen: Listen = "127.0.0.1:0",  # type: ignore[assignment]
+    state_dir: StateDir,
+    advertise: Annotated[
+        Address | None,
+        typer.Option(
+            parser=_peer_address,
+            metavar="HOST:PORT",
+            envvar="PS_ADVERTISE",
+            help="Where workers reach this shard, if not where it listens.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads that apply updates.")] = min(
+        4, os.cpu_count() or 1
+    ),
+    insecure: Insecure = False,
+    verbose: Verbose = False,
+) -> None:
+    """Holds one shard of the parameters and runs the optimizer on it."""
+    config = ShardConfig(
+        listen=ListenConfig(address=listen, insecure=insecure),
+        coordinator=coordinator,
+        advertise=advertise,
+        state_dir=state_dir,
+        thread_count=threads,
+    )
+    from psserver.daemon.shard import run_shard
+
+    _run("shard", run_shard(config), verbose=verbose)
+
+
+@app.command()
+def local(
+    *,
+    shards: ShardCount,
+    listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
+    state_dir: StateDir,
+    mode: ModeName = "bsp",
+    min_workers: WorkersMin = 1,
+    lease_ttl: LeaseTtl = 10.0,
+    seed: Seed = 0,
+    insecure: Insecure = False,
+    verbose: Verbose = False,
+) -> None:
+    """Runs a coordinator and its shards on this machine under one supervisor."""
+    _check_mode(mode)
+    config = CoordinatorConfig(
+        listen=ListenConfig(address=listen, insecure=insecure),
+        state_dir=state_dir,
+        shard_count=shards,
+        workers_min=min_workers,
+        lease_ttl_ms=round(lease_ttl * 1000),
+        job_seed=seed,
+    )
+    from psserver.daemon.local import run_local
+
+    _run("local", run_local(config, verbose=verbose), verbose=verbose)
+
+
+def _check_mode(mode: str) -> None:
+    if mode != "bsp":
+        raise typer.BadParameter(
+            f"mode {mode!r} is not in this release, only bsp", param_hint="--mode"
+        )
+
+
+def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:
+    """Runs a daemon and turns its end into an exit code and one line."""
+    from psserver.daemon.ending import run_daemon
+    from psserver.logs import configure_logs
+
+    configure_logs(role=role, verbose=verbose)
+    raise typer.Exit(run_daemon(daemon))
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app(prog_name="psserver")
+
+
+if __name__ == "__main__":
+    main()

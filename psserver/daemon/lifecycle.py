@@ -1,0 +1,115 @@
+"""What every daemon does: bind, say so, stay until told to stop, drain."""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+
+import grpc.aio
+
+from psserver.config import ConfigurationError, ListenConfig
+from pswire.addresses import Address
+
+DRAIN_TIMEOUT_S = 2.0
+"""Time for calls to end after SIGTERM; a second signal ends it at once."""
+
+log = logging.getLogger("psserver")
+
+
+def bind(server: grpc.aio.Server, listen: ListenConfig) -> Address:
+    """Binds a server and returns the address it took.
+
+    Raises:
+        ConfigurationError: The port is in use, or the address is not this machine's.
+    """
+    address = listen.address
+    _check_free(address)
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"can't listen on {address}: {error}; choose another --listen"
+        ) from error
+    if not address.is_loopback:
+        log.warning(
+            "listening on %s WITHOUT encryption or authentication (--insecure): "
+            "anyone who reaches this port can write to the model",
+            address,
+        )
+    return Address(address.host, port)
+
+
+def _check_free(address: Address) -> None:
+    """Tells in words why an address can't be bound; gRPC's text does not."""
+    if address.port == 0:
+        return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As gRPC binds: a port in TIME_WAIT is free, one with a listener is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                why = (
+                    f"port {address.port} is in use by another process; stop it, or "
+                    "choose another --listen (port 0 takes a free one)"
+                )
+            else:
+                why = f"{error.strerror}; choose another --listen"
+            raise ConfigurationError(f"can't listen on {address}: {why}") from error
+
+
+def announce(role: str, address: Address) -> None:
+    """Prints the one line that tells where a daemon listens, and tells systemd."""
+    print(f"psserver {role} listening on {address}", flush=True)
+    notify_systemd("READY=1")
+
+
+def notify_systemd(state: str) -> None:
+    """Sends one datagram to the service manager, if there is one.
+
+    Source: sd_notify(3).
+    """
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    target = "\0" + path[1:] if path.startswith("@") else path
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(state.encode(), target)
+
+
+async def stay(*duties: Coroutine[None, None, None]) -> None:
+    """Runs until SIGTERM or SIGINT, or until one of the duties ends.
+
+    Raises:
+        Whatever a duty raised.
+    """
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _hear, told, number)
+    tasks = [asyncio.create_task(duty) for duty in duties]
+    waiter = asyncio.create_task(told.wait())
+    try:
+        done, _ = await asyncio.wait(
+            [*tasks, waiter], return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            if task is not waiter:
+                task.result()
+    finally:
+        for task in (*tasks, waiter):
+            task.cancel()
+        await asyncio.gather(*tasks, waiter, return_exceptions=True)
+        notify_systemd("STOPPING=1")
+
+
+def _hear(told: asyncio.Event, number: signal.Signals) -> None:
+    if told.is_set():
+        os._exit(128 + number)
+    log.info("%s: draining; a second one stops at once", number.name)
+    told.set()

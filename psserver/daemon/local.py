@@ -1,0 +1,117 @@
+"""A coordinator and its shards on one machine, under one supervisor."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+from psserver.config import CoordinatorConfig
+from psserver.daemon.job_failed import JobFailedError
+from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, stay
+
+log = logging.getLogger("psserver.local")
+
+PR_SET_PDEATHSIG = 1
+
+
+async def run_local(config: CoordinatorConfig, *, verbose: bool) -> None:
+    """Runs all daemons of a job until told to stop, or until one of them ends.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+        JobFailedError: A daemon ended by itself.
+    """
+    config.validate()
+    children: list[asyncio.subprocess.Process] = []
+    try:
+        await stay(_supervise(config, children, verbose=verbose))
+    finally:
+        await _stop(children)
+
+
+async def _supervise(
+    config: CoordinatorConfig,
+    children: list[asyncio.subprocess.Process],
+    *,
+    verbose: bool,
+) -> None:
+    common = ["--insecure"] if config.listen.insecure else []
+    common += ["--verbose"] if verbose else []
+    coordinator = await _start(
+        "coordinator",
+        f"--listen={config.listen.address}",
+        f"--state-dir={config.state_dir / 'coordinator'}",
+        f"--shards={config.shard_count}",
+        f"--min-workers={config.workers_min}",
+        f"--lease-ttl={config.lease_ttl_ms / 1000}",
+        f"--seed={config.job_seed}",
+        *common,
+    )
+    children.append(coordinator)
+    assert coordinator.stdout is not None
+    line = (await coordinator.stdout.readline()).decode().strip()
+    if not line:
+        code = await coordinator.wait()
+        raise JobFailedError(f"the coordinator did not start (exit code {code})")
+    address = line.rsplit(" ", 1)[-1]
+    print(line, flush=True)
+    for index in range(config.shard_count):
+        shard = await _start(
+            "shard",
+            f"--coordinator={address}",
+            "--listen=127.0.0.1:0",
+            f"--state-dir={config.state_dir / f'shard-{index}'}",
+            *common,
+        )
+        children.append(shard)
+    await _first_end(children)
+
+
+async def _first_end(children: list[asyncio.subprocess.Process]) -> None:
+    names = ["the coordinator", *(f"shard {i}" for i in range(len(children) - 1))]
+    waits = [asyncio.create_task(child.wait()) for child in children]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        index = waits.index(next(iter(done)))
+        raise JobFailedError(f"{names[index]} ended with code {waits[index].result()}")
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "psserver",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=_prepare_child,
+    )
+
+
+def _prepare_child() -> None:
+    """In the child: a group of its own, and an end with its supervisor's.
+
+    The group keeps a terminal's Ctrl-C with the supervisor, which passes it on.
+    """
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _stop(children: list[asyncio.subprocess.Process]) -> None:
+    """Shards first, so that the coordinator does not take them for lost."""
+    for child in reversed(children):
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S + 1):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+            await child.wait()

@@ -1,0 +1,45 @@
+"""Logs of the daemons: one event a line on stderr, for people or for programs."""
+
+import logging
+import os
+import sys
+
+import structlog
+
+
+def configure_logs(*, role: str, verbose: bool = False) -> None:
+    """Sends all logs to stderr: plain text on a terminal, JSON lines elsewhere."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.PositionalArgumentsFormatter(),
+    ]
+    is_terminal = sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ)
+        if is_terminal
+        else structlog.processors.JSONRenderer()
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, _add_role(role)],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *([] if is_terminal else [structlog.processors.format_exc_info]),
+            renderer,
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def _add_role(role: str) -> structlog.typing.Processor:
+    def add(
+        logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["role"] = role
+        return event
+
+    return add

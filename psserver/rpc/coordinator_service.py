@@ -1,0 +1,488 @@
+"""Control plane of a job: messages to core calls and back."""
+
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+import grpc
+
+from psserver.core.coordinator_effects import (
+    Abort,
+    Announce,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Prepare,
+    ReleaseImage,
+    SchemaFixed,
+)
+from psserver.core.effects import FenceReport, WorkerHolding
+from psserver.core.ledger import EpochShape
+from psserver.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.host.coordinator_host import CoordinatorHost, Event
+from psserver.rpc.guard import Context, streaming, unary
+from psserver.rpc.push_codec import check_protocol, read_ranges, worker_key
+from psserver.rpc.record_codec import (
+    address_message,
+    identity_message,
+    read_identity,
+    record_message,
+    settings_message,
+)
+from psserver.rpc.status_report import status_message
+from pswire.limits import NAME_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import (
+    optimizer_from_message,
+    optimizer_to_message,
+    schema_from_message,
+    schema_to_message,
+)
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2, push_pb2
+
+SERVICE = "pswire.v1.CoordinatorService"
+
+BATCH_COUNT_MAX = 1024
+"""Most batches that one call leases."""
+
+
+class CoordinatorService:
+    """Handlers of the coordinator."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Handlers by method name."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "RegisterShard": grpc.unary_unary_rpc_method_handler(
+                    unary(self.register_shard),
+                    request_deserializer=messages.RegisterShardRequest.FromString,
+                    response_serializer=messages.RegisterShardResponse.SerializeToString,
+                ),
+                "WatchShard": grpc.unary_stream_rpc_method_handler(
+                    streaming(self.watch_shard),
+                    request_deserializer=messages.WatchShardRequest.FromString,
+                    response_serializer=messages.WatchShardResponse.SerializeToString,
+                ),
+                "ReportFence": grpc.unary_unary_rpc_method_handler(
+                    unary(self.report_fence),
+                    request_deserializer=messages.ReportFenceRequest.FromString,
+                    response_serializer=messages.ReportFenceResponse.SerializeToString,
+                ),
+                "ReportCut": grpc.unary_unary_rpc_method_handler(
+                    unary(self.report_cut),
+                    request_deserializer=messages.ReportCutRequest.FromString,
+                    response_serializer=messages.ReportCutResponse.SerializeToString,
+                ),
+                "ReportProgress": grpc.unary_unary_rpc_method_handler(
+                    unary(self.report_progress),
+                    request_deserializer=messages.ReportProgressRequest.FromString,
+                    response_serializer=messages.ReportProgressResponse.SerializeToString,
+                ),
+                "RegisterWorker": grpc.unary_unary_rpc_method_handler(
+                    unary(self.register_worker),
+                    request_deserializer=messages.RegisterWorkerRequest.FromString,
+                    response_serializer=messages.RegisterWorkerResponse.SerializeToString,
+                ),
+                "WatchWorker": grpc.unary_stream_rpc_method_handler(
+                    streaming(self.watch_worker),
+                    request_deserializer=messages.WatchWorkerRequest.FromString,
+                    response_serializer=messages.WatchWorkerResponse.SerializeToString,
+                ),
+                "Join": grpc.unary_unary_rpc_method_handler(
+                    unary(self.join),
+                    request_deserializer=messages.JoinRequest.FromString,
+                    response_serializer=messages.JoinResponse.SerializeToString,
+                ),
+                "Leave": grpc.unary_unary_rpc_method_handler(
+                    unary(self.leave),
+                    request_deserializer=messages.LeaveRequest.FromString,
+                    response_serializer=messages.LeaveResponse.SerializeToString,
+                ),
+                "OpenEpoch": grpc.unary_unary_rpc_method_handler(
+                    unary(self.open_epoch),
+                    request_deserializer=messages.OpenEpochRequest.FromString,
+                    response_serializer=messages.OpenEpochResponse.SerializeToString,
+                ),
+                "LeaseData": grpc.unary_unary_rpc_method_handler(
+                    unary(self.lease_data),
+                    request_deserializer=messages.LeaseDataRequest.FromString,
+                    response_serializer=messages.LeaseDataResponse.SerializeToString,
+                ),
+                "RequestSnapshot": grpc.unary_unary_rpc_method_handler(
+                    unary(self.request_snapshot),
+                    request_deserializer=messages.RequestSnapshotRequest.FromString,
+                    response_serializer=messages.RequestSnapshotResponse.SerializeToString,
+                ),
+                "ReleaseSnapshot": grpc.unary_unary_rpc_method_handler(
+                    unary(self.release_snapshot),
+                    request_deserializer=messages.ReleaseSnapshotRequest.FromString,
+                    response_serializer=messages.ReleaseSnapshotResponse.SerializeToString,
+                ),
+                "GetStatus": grpc.unary_unary_rpc_method_handler(
+                    unary(self.get_status),
+                    request_deserializer=messages.GetStatusRequest.FromString,
+                    response_serializer=messages.GetStatusResponse.SerializeToString,
+                ),
+            },
+        )
+
+    # Shards
+
+    async def register_shard(
+        self, request: messages.RegisterShardRequest, context: Context
+    ) -> messages.RegisterShardResponse:
+        """Gives a shard its index and incarnation."""
+        check_protocol(request.protocol_version)
+        if not request.process_id or not request.address:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE, "process_id or address is empty"
+            )
+        slot = self._host.register_shard(
+            process_id=request.process_id, address=request.address
+        )
+        return messages.RegisterShardResponse(
+            shard_index=slot.index,
+            incarnation=slot.incarnation,
+            settings=settings_message(self._host.core.settings),
+        )
+
+    async def watch_shard(
+        self, request: messages.WatchShardRequest, context: Context
+    ) -> AsyncIterator[messages.WatchShardResponse]:
+        """Follows the job as a shard, from the whole current state on."""
+        host = self._host
+        slot = host.core.shards.slot(request.shard_index, request.incarnation)
+        yield messages.WatchShardResponse(view=self._shard_view())
+        queue = host.open_shard_watch(slot)
+        try:
+            while True:
+                event = await queue.get()
+                response = self._shard_event(event)
+                if response is not None:
+                    yield response
+        finally:
+            host.close_shard_watch(slot, queue)
+
+    async def report_fence(
+        self, request: messages.ReportFenceRequest, context: Context
+    ) -> messages.ReportFenceResponse:
+        """Takes a shard's answer to a fence."""
+        core = self._host.core
+        slot = core.shards.slot(request.shard_index, request.incarnation)
+        report = FenceReport(
+            fence_number=request.fence_number,
+            holdings=tuple(
+                WorkerHolding(
+                    worker=read_identity(holding.worker),
+                    complete_clock=holding.complete_clock,
+                )
+                for holding in request.workers
+            ),
+            trailer_clock_max=request.trailer_clock_max,
+            touched_clock_max=request.touched_clock_max,
+            applied_clock=request.applied_clock,
+            skip_clocks=tuple(request.skip_clocks),
+        )
+        core.report_fence(slot, report, self._host.now_ms())
+        self._host.pump()
+        return messages.ReportFenceResponse()
+
+    async def report_cut(
+        self, request: messages.ReportCutRequest, context: Context
+    ) -> messages.ReportCutResponse:
+        """Takes word that a shard's part of a snapshot is ready, or failed."""
+        core = self._host.core
+        slot = core.shards.slot(request.shard_index, request.incarnation)
+        core.report_cut(slot, request.snapshot_id, request.failure, self._host.now_ms())
+        self._host.pump()
+        return messages.ReportCutResponse()
+
+    async def report_progress(
+        self, request: messages.ReportProgressRequest, context: Context
+    ) -> messages.ReportProgressResponse:
+        """Takes word where a shard stands."""
+        core = self._host.core
+        slot = core.shards.slot(request.shard_index, request.incarnation)
+        slot.heard_ms = self._host.now_ms()
+        slot.applied_clock = request.applied_clock
+        slot.version = request.version
+        slot.state_bytes = request.state_bytes
+        slot.waiting_for = tuple(
+            (item.name, item.clock, item.silent_ms) for item in request.waiting.awaited
+        )
+        slot.waited_ms = request.waiting.waited_ms
+        return messages.ReportProgressResponse()
+
+    # Workers
+
+    async def register_worker(
+        self, request: messages.RegisterWorkerRequest, context: Context
+    ) -> messages.RegisterWorkerResponse:
+        """Gives a worker its id and incarnation."""
+        check_protocol(request.protocol_version)
+        entry = self._host.register_worker(
+            process_id=request.process_id,
+            worker_id=request.worker_id,
+            address=_peer(context),
+        )
+        return messages.RegisterWorkerResponse(
+            worker=identity_message(entry.worker),
+            settings=settings_message(self._host.core.settings),
+        )
+
+    async def watch_worker(
+        self, request: messages.WatchWorkerRequest, context: Context
+    ) -> AsyncIterator[messages.WatchWorkerResponse]:
+        """Follows the job as a worker; the stream is its sign of life."""
+        host = self._host
+        entry = host.core.roster.entry(worker_key(request.worker))
+        yield messages.WatchWorkerResponse(view=self._worker_view())
+        queue = host.open_worker_watch(entry)
+        try:
+            began_ms = host.now_ms()
+            while True:
+                waited_s = WAITING_INTERVAL_MS / 1000
+                has_event = await host.next_event(queue, waited_s)
+                if has_event:
+                    response = self._worker_event(queue.get_nowait())
+                    if response is not None:
+                        yield response
+                elif entry.state is WorkerState.JOINING:
+                    waiting = push_pb2.Waiting(
+                        waited_ms=host.now_ms() - began_ms,
+                        reason=host.core.waiting_for() or "a fence to be decided",
+                    )
+                    yield messages.WatchWorkerResponse(waiting=waiting)
+        finally:
+            host.close_worker_watch(entry, queue)
+
+    async def join(
+        self, request: messages.JoinRequest, context: Context
+    ) -> messages.JoinResponse:
+        """Queues a worker for membership."""
+        entry = self._entry(request.worker)
+        schema = schema_from_message(request.schema)
+        optimizers = tuple(
+            optimizer_from_message(optimizer, schema)
+            for optimizer in request.optimizers
+        )
+        for loader in request.loaders:
+            _check_name(loader)
+        self._host.core.join(
+            entry,
+            schema=schema,
+            optimizers=optimizers,
+            loaders=tuple(request.loaders),
+            now_ms=self._host.now_ms(),
+        )
+        self._host.pump()
+        return messages.JoinResponse()
+
+    async def leave(
+        self, request: messages.LeaveRequest, context: Context
+    ) -> messages.LeaveResponse:
+        """Ends a membership."""
+        entry = self._entry(request.worker)
+        if request.sequence < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
+        await self._host.leave(
+            entry, sequence=request.sequence, consumed=read_ranges(request.consumed)
+        )
+        return messages.LeaveResponse()
+
+    # Data
+
+    async def open_epoch(
+        self, request: messages.OpenEpochRequest, context: Context
+    ) -> messages.OpenEpochResponse:
+        """Opens an epoch of a loader."""
+        entry = self._member(request.worker)
+        _check_name(request.loader)
+        if request.epoch < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
+        seed = self._host.open_epoch(
+            entry,
+            request.loader,
+            request.epoch,
+            EpochShape(
+                position_count=request.position_count,
+                batch_size=request.batch_size,
+                drop_last=request.drop_last,
+            ),
+            read_ranges(request.consumed),
+        )
+        return messages.OpenEpochResponse(seed=seed)
+
+    async def lease_data(
+        self, request: messages.LeaseDataRequest, context: Context
+    ) -> messages.LeaseDataResponse:
+        """Leases ranges of an epoch."""
+        entry = self._member(request.worker)
+        if not 1 <= request.batch_count_max <= BATCH_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"batch_count_max {request.batch_count_max} is not in 1 to "
+                f"{BATCH_COUNT_MAX}",
+            )
+        ledger = self._host.core.ledger.register_order(
+            entry.worker, request.loader, request.epoch, request.order_digest
+        )
+        self._host.consume(entry, read_ranges(request.consumed))
+        leased = await self._host.lease(
+            entry, ledger, count_max=request.batch_count_max, wait=request.wait
+        )
+        return messages.LeaseDataResponse(
+            ranges=[
+                push_pb2.DataRange(
+                    loader=piece.loader,
+                    epoch=piece.epoch,
+                    start=piece.start,
+                    stop=piece.stop,
+                )
+                for piece in leased
+            ],
+            closed=ledger.is_closed,
+        )
+
+    # Readers and people
+
+    async def request_snapshot(
+        self, request: messages.RequestSnapshotRequest, context: Context
+    ) -> messages.RequestSnapshotResponse:
+        """Finds or makes a snapshot newer than a version."""
+        check_protocol(request.protocol_version)
+        core = self._host.core
+        pinned = await self._host.snapshot(
+            newer_than=request.newer_than, timeout_s=max(0, request.timeout_ms) / 1000
+        )
+        assert core.model.schema is not None
+        return messages.RequestSnapshotResponse(
+            job_id=core.settings.job_id,
+            snapshot_id=pinned.entry.snapshot_id,
+            version=pinned.entry.version,
+            clock=pinned.entry.clock,
+            generation=pinned.entry.generation,
+            shards=[address_message(slot) for slot in core.shards.slots],
+            schema=schema_to_message(core.model.schema),
+            pin_ttl_ms=core.settings.pin_ttl_ms,
+            pin_id=pinned.pin_id,
+        )
+
+    async def release_snapshot(
+        self, request: messages.ReleaseSnapshotRequest, context: Context
+    ) -> messages.ReleaseSnapshotResponse:
+        """Ends a reader's pin."""
+        self._host.core.snapshots.unpin(request.snapshot_id, request.pin_id)
+        return messages.ReleaseSnapshotResponse()
+
+    async def get_status(
+        self, request: messages.GetStatusRequest, context: Context
+    ) -> messages.GetStatusResponse:
+        """Tells where the job stands."""
+        check_protocol(request.protocol_version)
+        return status_message(self._host.core, self._host.now_ms())
+
+    # Inside
+
+    def _entry(self, identity: membership_pb2.WorkerIdentity) -> WorkerEntry:
+        return self._host.core.roster.entry(worker_key(identity))
+
+    def _member(self, identity: membership_pb2.WorkerIdentity) -> WorkerEntry:
+        entry = self._entry(identity)
+        if entry.state in (*GONE, WorkerState.REGISTERED, WorkerState.JOINING):
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"{entry.worker} is {entry.state.value}, data is leased to members",
+            )
+        return entry
+
+    def _shard_view(self) -> messages.ShardView:
+        core = self._host.core
+        view = messages.ShardView(fence_closed_number=core.fence_closed_number)
+        if core.model.schema is not None:
+            view.schema.CopyFrom(schema_to_message(core.model.schema))
+            view.optimizers.extend(
+                optimizer_to_message(optimizer) for optimizer in core.model.optimizers
+            )
+        if core.record is not None:
+            view.record.CopyFrom(record_message(core.record))
+        return view
+
+    def _worker_view(self) -> messages.WorkerView:
+        core = self._host.core
+        view = messages.WorkerView(
+            shards=[address_message(slot) for slot in core.shards.slots]
+        )
+        if core.record is not None:
+            view.record.CopyFrom(record_message(core.record))
+        return view
+
+    def _shard_event(self, event: Event) -> messages.WatchShardResponse | None:
+        match event:
+            case SchemaFixed():
+                return messages.WatchShardResponse(view=self._shard_view())
+            case Prepare():
+                prepare = messages.FencePrepare(
+                    fence_number=event.fence_number,
+                    kind=membership_pb2.FenceKind.ValueType(event.kind),
+                )
+                if event.seeder is not None:
+                    prepare.seeder.CopyFrom(identity_message(event.seeder))
+                return messages.WatchShardResponse(prepare=prepare)
+            case Announce():
+                return messages.WatchShardResponse(record=record_message(event.record))
+            case Abort():
+                abort = messages.FenceAbort(
+                    fence_number=event.fence_number, reason=event.reason
+                )
+                return messages.WatchShardResponse(abort=abort)
+            case DecideCut():
+                cut = messages.CutDecision(
+                    fence_number=event.fence_number,
+                    snapshot_id=event.snapshot_id,
+                    clock=event.clock,
+                )
+                return messages.WatchShardResponse(cut=cut)
+            case ReleaseImage():
+                release = messages.SnapshotRelease(snapshot_id=event.snapshot_id)
+                return messages.WatchShardResponse(release=release)
+            case EndJob():
+                end = messages.JobEnd(failed=True, reason=event.reason)
+                return messages.WatchShardResponse(end=end)
+        return None
+
+    def _worker_event(self, event: Event) -> messages.WatchWorkerResponse | None:
+        match event:
+            case OrderSeed():
+                seed = messages.SeedOrder(
+                    fence_number=event.fence_number,
+                    shards=[
+                        address_message(slot) for slot in self._host.core.shards.slots
+                    ],
+                )
+                return messages.WatchWorkerResponse(seed=seed)
+            case Announce():
+                # A member needs the shards' addresses too: the whole view.
+                return messages.WatchWorkerResponse(view=self._worker_view())
+            case EndJob():
+                end = messages.JobEnd(failed=True, reason=event.reason)
+                return messages.WatchWorkerResponse(end=end)
+        return None
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"loader {name[:64]!r} is empty or longer than {NAME_BYTES_MAX} bytes",
+        )
+
+
+def _peer(context: Context) -> str:
+    """Where the call comes from, as `HOST:PORT`."""
+    peer = unquote(str(context.peer()))
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:")
