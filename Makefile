@@ -56,7 +56,7 @@ imports: .venv/installed
 protos: .venv-protogen/installed
 	$(PROTOGEN) protos/generate.py --check
 	@if command -v npm >/dev/null; then \
-		$(MAKE) --no-print-directory $(BUF) && cd protos && ../$(BUF) lint; \
+		$(MAKE) --silent --no-print-directory $(BUF) && cd protos && ../$(BUF) lint; \
 	elif [ -n "$$CI" ]; then \
 		echo 'npm is missing, buf cannot be installed, the protos are not linted' >&2; exit 1; \
 	else \
@@ -94,7 +94,7 @@ clean: ## remove what these commands made
 		--editable '.[demo,mnist5k,dev]'
 	@touch $@
 
-.venv-protogen/installed: constraints-protogen.txt pyproject.toml
+.venv-protogen/installed: constraints-protogen.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }
 	@echo 'Setting up .venv-protogen, which makes the stubs' >&2
 	@test -x .venv-protogen/bin/pip || $(PYTHON) -m venv .venv-protogen

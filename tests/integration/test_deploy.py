@@ -1,5 +1,6 @@
 """The command lines of `deploy/` start a job, and SIGTERM ends it cleanly."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ SYSTEMD = CHECKOUT / "deploy" / "systemd"
 COORDINATOR = Unit.read(SYSTEMD / "psserver-coordinator.service")
 SHARD = Unit.read(SYSTEMD / "psserver-shard@.service")
 READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -46,7 +48,7 @@ class Daemons:
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify_path = folder / "notify"
         self._notify.bind(str(self._notify_path))
-        self._notify.settimeout(READY_TIMEOUT_S)
+        self._notify.settimeout(0.2)
 
     def start(self, name: str, command: list[str], *, notify: bool = False) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
@@ -63,12 +65,32 @@ class Daemons:
 
     def wait_ready(self, count: int) -> None:
         """Waits until that many have told the service manager that they are ready."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while count:
-            message = self._notify.recv(4096).decode()
-            count -= "READY=1" in message.splitlines()
+            self.check_running()
+            assert time.monotonic() < deadline, f"not ready:\n{self.logs()}"
+            with contextlib.suppress(TimeoutError):
+                message = self._notify.recv(4096).decode()
+                count -= "READY=1" in message.splitlines()
+
+    def check_running(self) -> None:
+        """Fails as soon as one has ended by itself."""
+        for name, process in self._running.items():
+            code = process.poll()
+            assert code is None, f"{name} ended with {code}:\n{self.logs()}"
 
     def wait_ended(self, name: str, *, timeout_s: float) -> int:
-        return self._running.pop(name).wait(timeout_s)
+        """Waits for one to end by itself, and returns its exit code."""
+        process = self._running[name]
+        deadline = time.monotonic() + timeout_s
+        while (code := process.poll()) is None:
+            assert time.monotonic() < deadline, f"{name} goes on:\n{self.logs()}"
+            others = {n: p.poll() for n, p in self._running.items() if n != name}
+            assert set(others.values()) == {None}, f"{others}:\n{self.logs()}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        del self._running[name]
+        return code
 
     def stop(self) -> dict[str, int]:
         """Ends all with SIGTERM and returns their exit codes."""
@@ -92,7 +114,7 @@ class Daemons:
 
     def _code(self, process: subprocess.Popen[bytes]) -> int:
         try:
-            return process.wait(10)
+            return process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -122,6 +144,7 @@ def wait_for_shards(address: str, count: int, daemons: Daemons) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     seen = None
     while time.monotonic() < deadline:
+        daemons.check_running()
         seen = status(address)
         if seen and [shard["state"] for shard in seen["shards"]] == ["ready"] * count:
             return
