@@ -1,0 +1,89 @@
+import math
+
+import pytest
+import torch
+
+from psworker import gradients
+from psworker.errors import UnsupportedError
+
+
+def with_gradient(gradient: torch.Tensor) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.zeros(gradient.shape, dtype=gradient.dtype))
+    parameter.grad = gradient
+    return parameter
+
+
+def test_absent_gradients_keep_their_place() -> None:
+    first = with_gradient(torch.ones(2))
+    second = torch.nn.Parameter(torch.zeros(2))
+
+    found = gradients.collect_gradients([None, first, second])
+
+    assert found[0] is None
+    assert found[1] is first.grad
+    assert found[2] is None
+
+
+def test_a_sparse_gradient_is_refused_with_the_cure() -> None:
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+
+    with pytest.raises(UnsupportedError, match="sparse=False"):
+        gradients.collect_gradients([embedding.weight])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (1.0, True),
+        (1e17, True),
+        (2e18, False),
+        (math.inf, False),
+        (-math.inf, False),
+        (math.nan, False),
+    ],
+)
+def test_the_verdict_is_a_bound_on_the_norm(
+    dtype: torch.dtype, value: float, verdict: bool
+) -> None:
+    gradient = torch.zeros(5, dtype=dtype)
+    gradient[3] = value
+
+    assert gradients.is_finite([None, torch.ones(3), gradient]) is verdict
+
+
+def test_the_norm_is_over_all_gradients_together() -> None:
+    near = torch.full((1,), 0.8e18)
+
+    assert gradients.is_finite([near])
+    assert not gradients.is_finite([near, near])
+
+
+def test_float16_is_accumulated_in_float32() -> None:
+    assert gradients.is_finite([torch.full((100_000,), 60_000.0).half()])
+
+
+def test_a_float64_beyond_float32_does_not_count_as_finite() -> None:
+    assert not gradients.is_finite([torch.tensor([1e300], dtype=torch.float64)])
+
+
+def test_nothing_at_all_is_finite() -> None:
+    assert gradients.is_finite([None, torch.empty(0)])
+
+
+def test_unscaling_divides_in_place() -> None:
+    gradient = torch.full((2,), 8.0)
+
+    gradients.unscale([None, gradient], torch.tensor(4.0))
+
+    assert gradient.tolist() == [2.0, 2.0]
+
+
+def test_gradients_are_pending_only_when_some_element_is_not_zero() -> None:
+    plain = torch.nn.Parameter(torch.zeros(2))
+    zero = with_gradient(torch.zeros(2))
+    some = with_gradient(torch.tensor([0.0, 1.0]))
+
+    assert not gradients.are_pending([plain, zero])
+    assert gradients.are_pending([plain, zero, some])

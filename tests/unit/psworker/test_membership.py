@@ -1,0 +1,123 @@
+import asyncio
+
+import pytest
+
+from psworker.errors import EvictedError, JobEndedError, JobFailedError
+from psworker.membership import Membership
+from psworker.transport.values import (
+    Departure,
+    Identity,
+    JobEnd,
+    Member,
+    Record,
+    SeedOrder,
+    ShardAddress,
+    Waiting,
+    WorkerView,
+)
+
+ME = Identity("w0", 2)
+OTHER = Identity("w1", 1)
+SHARDS = (ShardAddress(0, "h:1", 1),)
+
+
+def record(generation: int, *workers: Identity, departed: bool = False) -> Record:
+    return Record(
+        fence_number=generation,
+        generation=generation,
+        members=tuple(Member(each, rank, 7) for rank, each in enumerate(workers)),
+        departures=(Departure(ME, 9, True),) if departed else (),
+    )
+
+
+async def test_a_view_tells_shards_and_place() -> None:
+    membership = Membership(ME)
+
+    membership.take(WorkerView(record(1, OTHER, ME), SHARDS))
+
+    assert membership.shards == SHARDS
+    assert membership.member == Member(ME, 1, 7)
+
+
+async def test_an_earlier_start_under_the_same_id_is_not_this_worker() -> None:
+    membership = Membership(ME)
+
+    membership.take(record(1, Identity("w0", 1)))
+
+    assert membership.member is None
+    assert membership.failure is None
+
+
+async def test_an_older_record_changes_nothing() -> None:
+    membership = Membership(ME)
+    membership.take(record(5, ME))
+
+    membership.take(record(4, OTHER))
+
+    assert membership.record == record(5, ME)
+    assert membership.failure is None
+
+
+async def test_a_wait_ends_with_the_next_event() -> None:
+    membership = Membership(ME)
+    waiting = asyncio.ensure_future(membership.wait_change())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    membership.take(Waiting(0, 5000, "w1 to join", ()))
+    await waiting
+
+    assert str(membership.waiting) == "w1 to join"
+
+
+async def test_an_order_to_seed_brings_the_shard_map() -> None:
+    membership = Membership(ME)
+
+    membership.take(SeedOrder(3, SHARDS))
+
+    assert membership.seed_order == SeedOrder(3, SHARDS)
+    assert membership.shards == SHARDS
+
+
+async def test_a_record_without_a_member_evicts_it() -> None:
+    membership = Membership(ME)
+    membership.take(record(1, ME, OTHER))
+    blocked = asyncio.ensure_future(membership.unless_failed(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+
+    membership.take(record(2, OTHER, departed=True))
+
+    with pytest.raises(EvictedError, match="after clock 9"):
+        await blocked
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "text"),
+    [
+        (JobEnd(True, "shard 1 is lost"), JobFailedError, "failed: shard 1 is lost"),
+        (JobEnd(False, ""), JobEndedError, "over: it finished"),
+    ],
+)
+async def test_the_end_of_the_job_ends_every_call_now_and_later(
+    end: JobEnd, kind: type[JobEndedError], text: str
+) -> None:
+    membership = Membership(ME)
+    blocked = asyncio.ensure_future(membership.unless_failed(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+
+    membership.take(end)
+
+    with pytest.raises(kind, match=text):
+        await blocked
+    with pytest.raises(kind, match=text):
+        await membership.unless_failed(asyncio.Event().wait())
+
+
+async def test_a_result_that_is_there_counts_and_no_task_is_left() -> None:
+    membership = Membership(ME)
+
+    async def work() -> int:
+        return 3
+
+    assert await membership.unless_failed(work()) == 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,212 @@
+import copy
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from psworker.errors import ConfigurationError, HyperparameterError, UnsupportedError
+from psworker.model_schema import bind_models, describe_optimizer
+from psworker.optimizer import PreparedOptimizer
+from psworker.prepare import point_schedulers
+
+if TYPE_CHECKING:
+    from psworker.stepper import Stepper
+
+
+@dataclass
+class RecordingStepper:
+    """Stands in for the steps of a member: notes what it was asked."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    def step(self, spec: object, groups: object, **how: object) -> None:
+        self.steps.append({"groups": groups, **how})
+
+
+def prepared(
+    inner: torch.optim.Optimizer, model: nn.Module
+) -> tuple[PreparedOptimizer, RecordingStepper]:
+    stepper = RecordingStepper()
+    spec = describe_optimizer("optimizer", inner, bind_models({"model": model}))
+    return PreparedOptimizer(inner, spec, cast("Stepper", stepper)), stepper
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def test_it_is_an_optimizer_over_the_same_groups(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    optimizer, _ = prepared(inner, model)
+
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert "optimizer" in repr(optimizer)
+    assert "SGD" in repr(optimizer)
+
+
+def test_step_sends_the_current_hyperparameters(model: nn.Module) -> None:
+    optimizer, stepper = prepared(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model
+    )
+    position = optimizer.spec.hyperparameter_names.index("lr")
+
+    optimizer.param_groups[0]["lr"] = 0.05
+    optimizer.step(weight=12)
+
+    (step,) = stepper.steps
+    assert step["groups"][0][position] == 0.05
+    assert step["weight"] == 12
+    assert step["is_finite"]
+
+
+def test_zero_grad_works(model: nn.Module) -> None:
+    optimizer, _ = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 2)).sum().backward()
+
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_step_hooks_fire_also_those_from_before(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    fired: list[str] = []
+    inner.register_step_pre_hook(lambda *_: fired.append("early"))
+    optimizer, _ = prepared(inner, model)
+    optimizer.register_step_pre_hook(lambda *_: fired.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: fired.append("post"))
+
+    optimizer.step()
+
+    assert fired == ["early", "pre", "post"]
+
+
+def test_schedulers_from_before_and_after_reach_the_shards(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(inner, step_size=1, gamma=0.1)]
+    )
+    optimizer, stepper = prepared(inner, model)
+    point_schedulers([before], {id(inner): optimizer})
+    after = lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**step)
+    position = optimizer.spec.hyperparameter_names.index("lr")
+
+    optimizer.step()
+    before.step()
+    optimizer.step()
+    after.step()
+    optimizer.step()
+
+    rates = [step["groups"][0][position] for step in stepper.steps]
+    assert rates == pytest.approx([1.0, 0.1, 2.0])
+
+
+def test_a_scheduler_that_prepare_was_not_given_works_too(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
+    optimizer, _ = prepared(inner, model)
+
+    optimizer.step()
+    scheduler.step()
+
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_old_optimizer_refuses_to_step(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepared(inner, model)
+
+    with pytest.raises(ConfigurationError, match="the one that prepare"):
+        inner.step()
+
+
+def test_a_closure_is_refused_with_the_reason(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    with pytest.raises(UnsupportedError, match="can't compute the loss again"):
+        optimizer.step(lambda: 0.0)
+    assert not stepper.steps
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_is_a_number_of_samples(model: nn.Module, weight: float) -> None:
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    with pytest.raises(ConfigurationError, match="number of samples"):
+        optimizer.step(weight=weight)
+    assert not stepper.steps
+
+
+def test_a_group_can_not_be_added_later(model: nn.Module) -> None:
+    optimizer, _ = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    with pytest.raises(UnsupportedError, match="not in this release"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_a_hyperparameter_that_is_no_number_is_named(model: nn.Module) -> None:
+    optimizer, _ = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.param_groups[0]["lr"] = "fast"
+
+    with pytest.raises(HyperparameterError, match="lr is not a number: fast"):
+        optimizer.step()
+
+
+def test_its_state_dict_holds_groups_and_can_not_be_loaded(model: nn.Module) -> None:
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    expected = copy.deepcopy(inner.state_dict())
+    optimizer, _ = prepared(inner, model)
+
+    assert optimizer.state_dict() == expected
+    with pytest.raises(UnsupportedError, match="lives on the shards"):
+        optimizer.load_state_dict(expected)
+
+
+def test_a_gradient_scaler_leaves_the_verdict_to_the_shards(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+
+    scaler.step(optimizer)
+    scaler.update()
+    next(iter(model.parameters())).grad = torch.full((2, 2), float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+
+    fine, skipped = stepper.steps
+    assert (fine["is_finite"], float(fine["scale"])) == (True, 4.0)
+    assert not skipped["is_finite"]
+    assert scaler.get_scale() == 2.0
+
+
+def test_a_scaler_that_has_unscaled_hands_over_no_scale(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    scaler.step(optimizer)
+
+    assert stepper.steps[0]["scale"] is None
+
+
+def test_schedulers_say_nothing_about_the_order_of_steps(model: nn.Module) -> None:
+    optimizer, _ = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loss in (1.0, 2.0, 3.0):
+            optimizer.step()
+            scheduler.step(loss)
+
+    assert optimizer.param_groups[0]["lr"] < 0.1

@@ -1,0 +1,126 @@
+import asyncio
+from collections.abc import Sequence
+
+from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk
+from pswire.v1 import parameter_service_pb2
+from psworker.outgoing_push import OutgoingPush
+from psworker.pending import DataRange
+from psworker.transport.values import Identity, PushHeader, PushTrailer
+
+HEADER = PushHeader(
+    job_id="job",
+    optimizer="optimizer",
+    worker=Identity("w0", 2),
+    generation=3,
+    sequence=4,
+    sequence_unacknowledged_min=4,
+    clock=9,
+)
+TRAILER = PushTrailer(
+    weight=32.0,
+    groups=((0.1, 0.9), (0.2, 0.0)),
+    is_finite=True,
+    ranges=(DataRange("loader", 1, 64, 96),),
+)
+
+
+def push_of(bitmap: tuple[bool, ...], indexes: Sequence[int]) -> OutgoingPush:
+    return OutgoingPush(
+        HEADER,
+        TRAILER,
+        shard_incarnation=5,
+        chunk_bitmap=bitmap,
+        chunk_indexes=indexes,
+        notify=asyncio.Event.set,
+    )
+
+
+def chunk(index: int, size: int = 16) -> bytes:
+    return encode_chunk(
+        REQUEST_CHUNK_FIELD, index=index, presence=b"\x01", data=bytes(size)
+    )
+
+
+async def sent(
+    push: OutgoingPush, held: frozenset[int] = frozenset()
+) -> list[parameter_service_pb2.PushPullRequest]:
+    return [
+        parameter_service_pb2.PushPullRequest.FromString(message)
+        async for message in push.requests(held)
+    ]
+
+
+async def test_a_small_push_is_one_message_with_all_fields() -> None:
+    push = push_of((True, False), [6])
+    push.append(6, chunk(6))
+
+    (message,) = await sent(push)
+
+    assert message.header.worker.worker_id == "w0"
+    assert message.header.worker.incarnation == 2
+    assert (message.header.sequence, message.header.clock) == (4, 9)
+    assert message.header.shard_incarnation == 5
+    assert message.trailer.weight == 32.0
+    assert message.trailer.finite
+    assert list(message.trailer.groups[1].values) == [0.2, 0.0]
+    assert message.trailer.chunk_bitmap == b"\x01"
+    assert message.trailer.ranges[0].stop == 96
+    assert message.chunk.index == 6
+
+
+async def test_large_chunks_follow_the_header_in_their_order() -> None:
+    push = push_of((True, True), [2, 0])
+    push.append(2, chunk(2, 1 << 20))
+    push.append(0, chunk(0, 1 << 20))
+
+    messages = await sent(push)
+
+    assert [message.HasField("header") for message in messages] == [True, False, False]
+    assert [message.HasField("trailer") for message in messages] == [True, False, False]
+    assert [message.chunk.index for message in messages[1:]] == [2, 0]
+
+
+async def test_chunks_are_sent_as_they_are_made() -> None:
+    push = push_of((True, True), [1, 0])
+    push.append(1, chunk(1))
+    requests = push.requests(frozenset())
+
+    await anext(requests)
+    second = asyncio.ensure_future(anext(requests))
+    await asyncio.sleep(0)
+    assert not second.done()
+    push.append(0, chunk(0))
+
+    message = parameter_service_pb2.PushPullRequest.FromString(await second)
+    assert message.chunk.index == 0
+    assert [each async for each in requests] == []
+
+
+async def test_a_resend_leaves_out_what_the_shard_holds_and_changes_no_byte() -> None:
+    push = push_of((True, True, True), [4, 2, 0])
+    chunks = {index: chunk(index, 100_000) for index in (4, 2, 0)}
+    for index, message in chunks.items():
+        push.append(index, message)
+    first = [message async for message in push.requests(frozenset())]
+
+    again = [message async for message in push.requests(frozenset({4}))]
+
+    assert again == [first[0], chunks[2], chunks[0]]
+
+
+async def test_a_push_that_is_done_goes_again_without_chunks() -> None:
+    push = push_of((True,), [3])
+    push.append(3, chunk(3))
+
+    (message,) = await sent(push, push.chunk_indexes)
+
+    assert message.HasField("trailer")
+    assert not message.HasField("chunk")
+
+
+async def test_a_push_without_chunks_is_header_and_trailer() -> None:
+    (message,) = await sent(push_of((False, False), []))
+
+    assert message.HasField("header")
+    assert message.trailer.chunk_bitmap == b"\x00"
+    assert not message.HasField("chunk")

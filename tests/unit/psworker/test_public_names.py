@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import psworker
+from psworker import errors
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in psworker.__all__:
+        assert getattr(psworker, name).__name__ == name
+
+
+def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
+    error_names = {name for name in vars(errors) if name.endswith("Error")}
+
+    assert set(psworker.__all__) == error_names | {
+        "Connection",
+        "PushResult",
+        "Snapshot",
+        "SnapshotReader",
+        "connect",
+    }
+    assert list(psworker.__all__) == sorted(psworker.__all__)
+    assert dir(psworker) == psworker.__all__
+
+
+def test_importing_the_package_imports_neither_torch_nor_grpc() -> None:
+    code = (
+        "import sys, psworker, psworker.errors;"
+        "print([m for m in ('torch', 'grpc', 'numpy') if m in sys.modules])"
+    )
+
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,191 @@
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from pswire.frames import (
+    RESPONSE_CHUNK_FIELD,
+    ChunkFrame,
+    bits_from_bytes,
+    decode_chunk,
+    split_fields,
+)
+from pswire.placement import Placement, place
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, SchemaEntry
+from pswire.torch_types import element_type_of
+from psworker.tensor_chunks import ChunkSource, ValueStore
+
+
+def placement_of(tensors: Sequence[torch.Tensor], shard_count: int = 2) -> Placement:
+    entries = tuple(
+        SchemaEntry(
+            name=f"p{index}",
+            shape=tuple(tensor.shape),
+            element_type=element_type_of(tensor.dtype),
+        )
+        for index, tensor in enumerate(tensors)
+    )
+    return place(ModelSchema(entries), shard_count)
+
+
+def awkward_tensors() -> list[torch.Tensor]:
+    """0-dim, empty, with gaps, transposed, of several types, larger than a chunk."""
+    return [
+        torch.tensor(3.0),
+        torch.empty(0, 4),
+        torch.arange(24.0).view(4, 6).t(),
+        torch.arange(40.0)[::2],
+        torch.arange(6, dtype=torch.float64).view(2, 3),
+        torch.arange(5.0).bfloat16(),
+        torch.arange(700_000.0),
+        torch.arange(9000.0).view(90, 100).t(),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([True, False]),
+    ]
+
+
+def frames_of(
+    tensors: Sequence[torch.Tensor | None], placement: Placement
+) -> list[ChunkFrame]:
+    source = ChunkSource(tensors)
+    messages = [
+        source.encode(chunk, RESPONSE_CHUNK_FIELD)
+        for chunk in placement.chunks
+        if any(source.presence(chunk))
+    ]
+    return [decode_chunk(split_fields(message)[0][1]) for message in messages]
+
+
+def test_what_was_gathered_is_scattered_to_the_same_values() -> None:
+    tensors = awkward_tensors()
+    placement = placement_of(tensors)
+    frames = frames_of(tensors, placement)
+    targets = [torch.zeros_like(each) for each in tensors]
+    store = ValueStore(targets, placement)
+
+    for frame in reversed(frames):
+        store.write(frame)
+    store.flush()
+
+    assert not targets[2].is_contiguous()
+    for target, tensor in zip(targets, tensors, strict=True):
+        assert torch.equal(target, tensor)
+
+
+def test_elements_travel_in_c_order() -> None:
+    tensor = torch.arange(6.0).view(2, 3).t()
+    (frame,) = frames_of([tensor], placement_of([tensor], 1))
+
+    assert bytes(frame.data) == tensor.contiguous().numpy().tobytes()
+    frame.verify()
+
+
+def test_absent_tensors_take_no_bytes_and_are_left_alone() -> None:
+    tensors = [torch.ones(3), torch.ones(4), torch.ones(5)]
+    placement = placement_of(tensors, 1)
+    targets = [torch.zeros_like(each) for each in tensors]
+
+    (frame,) = frames_of([tensors[0], None, tensors[2]], placement)
+    ValueStore(targets, placement).write(frame)
+
+    assert bits_from_bytes(frame.presence, 3) == (True, False, True)
+    assert len(frame.data) == 8 * 4
+    assert [float(each.sum()) for each in targets] == [3.0, 0.0, 5.0]
+
+
+def test_part_of_a_tensor_with_gaps_leaves_the_rest_of_it() -> None:
+    tensor = torch.zeros(3000, 100).t()
+    placement = placement_of([tensor])
+    source = torch.ones(100, 3000)
+    first = frames_of([source], placement)[0]
+    store = ValueStore([tensor], placement)
+
+    store.write(first)
+    store.flush()
+
+    count = len(first.data) // 4
+    assert 0 < count < tensor.numel()
+    assert tensor.reshape(-1)[:count].eq(1).all()
+    assert tensor.reshape(-1)[count:].eq(0).all()
+
+
+def test_parameters_keep_identity_and_their_gradient_graph_notices() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    placement = placement_of([parameter], 1)
+    (frame,) = frames_of([torch.ones(4)], placement)
+    version = parameter._version
+
+    ValueStore([parameter], placement).write(frame)
+
+    assert parameter.detach().eq(1).all()
+    assert parameter.requires_grad
+    assert parameter._version > version
+
+
+def test_a_chunk_of_another_size_changes_nothing() -> None:
+    tensors = [torch.zeros(8)]
+    placement = placement_of(tensors, 1)
+    (frame,) = frames_of([torch.ones(8)], placement)
+    short = ChunkFrame(
+        frame.index,
+        0,
+        True,
+        1,
+        frame.digest,
+        frame.presence,
+        frame.data,
+        frame.data[4:],
+    )
+
+    with pytest.raises(Refusal) as refused:
+        ValueStore(tensors, placement).write(short)
+
+    assert refused.value.reason == ErrorReason.CHUNK_INVALID
+    assert tensors[0].eq(0).all()
+
+
+def test_bytes_that_changed_on_their_way_are_refused() -> None:
+    tensors = [torch.zeros(8)]
+    placement = placement_of(tensors, 1)
+    (frame,) = frames_of([torch.ones(8)], placement)
+    wrong = dataclasses.replace(frame, digest=1)
+
+    with pytest.raises(Refusal) as refused:
+        ValueStore(tensors, placement).write(wrong)
+
+    assert refused.value.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
+    assert tensors[0].eq(0).all()
+
+
+def test_a_chunk_that_is_none_is_refused() -> None:
+    tensors = [torch.zeros(8)]
+    placement = placement_of(tensors, 1)
+    (frame,) = frames_of([torch.ones(8)], placement)
+    other = dataclasses.replace(frame, index=7)
+
+    with pytest.raises(Refusal, match="chunk 7 is none of the 1"):
+        ValueStore(tensors, placement).write(other)
+
+
+def test_a_copy_of_a_store_has_its_own_memory() -> None:
+    tensors = [torch.zeros(3, 2).t(), torch.zeros(2)]
+    store = ValueStore(tensors, placement_of(tensors, 1))
+
+    shadow = store.copy()
+    for tensor in shadow.tensors:
+        tensor.fill_(5)
+
+    assert all(each.eq(0).all() for each in tensors)
+    store.take_from(shadow)
+    assert all(each.eq(5).all() for each in tensors)
+
+
+def test_gradients_of_a_wider_type_are_sent_in_the_type_of_the_parameter() -> None:
+    parameter = torch.zeros(4, dtype=torch.bfloat16)
+    placement = placement_of([parameter], 1)
+
+    (frame,) = frames_of([torch.ones(4)], placement)
+
+    assert len(frame.data) == 8

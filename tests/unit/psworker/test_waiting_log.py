@@ -1,0 +1,58 @@
+import logging
+
+import pytest
+
+from psworker.transport.values import Awaited, Waiting
+from psworker.waiting_log import WaitingLog
+
+WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("shard 1", 0, -1)))
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_waiting_names_everyone_with_clock_and_silence() -> None:
+    assert str(WAITING) == (
+        "w2 (clock 41, silent for 7 s), shard 1 (clock 0, never heard of)"
+    )
+
+
+def test_a_crowd_is_counted() -> None:
+    crowd = tuple(Awaited(f"w{index}", 1, 0) for index in range(20))
+
+    assert str(Waiting(1, 0, "", crowd)).endswith("and 12 more")
+
+
+def test_all_shards_together_say_one_line_every_five_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    log = WaitingLog(clock)
+    with caplog.at_level(logging.WARNING, "psworker"):
+        for seconds in (5.0, 5.01, 5.02, 10.0, 10.01):
+            clock.seconds = 100 + seconds
+            log.note(WAITING)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for {WAITING}, 5 s so far",
+        f"waiting for {WAITING}, 10 s so far",
+    ]
+
+
+def test_a_reminder_says_nothing_early(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    log = WaitingLog(clock)
+    with caplog.at_level(logging.WARNING, "psworker"):
+        for seconds in (1.0, 4.9, 5.0, 7.0, 10.0):
+            clock.seconds = 100 + seconds
+            log.remind("w1 to join")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for w1 to join, 5 s so far",
+        "waiting for w1 to join, 10 s so far",
+    ]
