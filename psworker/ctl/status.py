@@ -90,6 +90,8 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
                 "address": shard.address or None,
                 "silent_ms": _known(shard.silent_ms),
                 "parameter_bytes": shard.parameter_bytes,
+                "clock": shard.clock,
+                "version": shard.version,
             }
             for shard in status.shards
         ],
@@ -114,14 +116,16 @@ def status_text(status: JobStatus) -> str:
     if status.failure:
         facts.append(f"failure     {printable(status.failure)}")
     shards = aligned(
-        ("SHARD", "STATE", "ADDRESS", "SILENT", "PARAMETERS"),
+        ("SHARD", "STATE", "CLOCK", "VERSION", "SILENT", "PARAMETERS", "ADDRESS"),
         [
             (
                 shard.shard_index,
                 shard.state,
-                shard.address or "-",
+                shard.clock,
+                shard.version,
                 _silence_text(shard.silent_ms),
                 byte_text(shard.parameter_bytes),
+                shard.address or "-",
             )
             for shard in status.shards
         ],

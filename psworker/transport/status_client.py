@@ -37,6 +37,8 @@ class ShardState:
     address: str
     silent_ms: int
     parameter_bytes: int
+    clock: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,8 @@ def _status_of(message: pb.GetStatusResponse) -> JobStatus:
                 address=each.shard.address,
                 silent_ms=each.silent_ms,
                 parameter_bytes=each.parameter_bytes,
+                clock=each.applied_clock,
+                version=each.version,
             )
             for each in message.shards
         ),

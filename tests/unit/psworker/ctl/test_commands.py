@@ -1,0 +1,50 @@
+"""The command line itself: what it takes, refuses and says."""
+
+import pytest
+from typer.testing import CliRunner
+
+from psworker.ctl.__main__ import app
+
+RUN = CliRunner()
+
+
+def test_commands_of_later_releases_dont_exist() -> None:
+    listed = RUN.invoke(app, ["--help"]).output
+    for name in ("status", "snapshot", "demo", "bench"):
+        assert name in listed
+    for name in ("top", "doctor", "checkpoint", "mode"):
+        assert RUN.invoke(app, [name]).exit_code == 2
+
+
+@pytest.mark.parametrize("mode", ["ssp", "asp"])
+def test_modes_of_later_releases_are_refused_as_such(mode: str) -> None:
+    done = RUN.invoke(app, ["demo", "--mode", mode])
+    assert done.exit_code == 2
+    assert f"{mode} is not in this release" in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["snapshot", "list"],
+        ["snapshot", "get", "--out", "x"],
+        ["status", "--coordinator", "nowhere"],
+        ["status", "--coordinator", "host:0"],
+        ["demo", "--mode", "nonsense"],
+        ["demo", "--workers", "0"],
+        ["bench", "step", "--mib", "0"],
+    ],
+)
+def test_wrong_use_is_exit_code_2(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    assert RUN.invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["status", "snapshot", "demo", "bench"])
+def test_each_command_has_help(command: str) -> None:
+    done = RUN.invoke(app, [command, "--help"])
+    assert done.exit_code == 0
+    assert "Usage:" in done.output
