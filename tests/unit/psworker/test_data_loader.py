@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ from psworker.data import (
     prepare_loader,
 )
 from psworker.pending import DataRange, DrawnData, PendingData
+
+if TYPE_CHECKING:
+    from pswire.addresses import Address
 
 
 class LedgerJob:
@@ -82,6 +85,7 @@ class LedgerSource:
         self.job = job
         self.key = job.keys[index]
         self.pending = PendingData()
+        self.peers: tuple[Address, ...] = ()
         self.requests: list[LeaseRequest] = []
         self.contribution: Future[None] = Future()
         self.empty_push_count = 0
