@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema, OptimizerSpec
 from psworker.config import WorkerConfig
@@ -126,7 +125,7 @@ class Session:
                     f"{self._missing()}; start what is missing",
                     reason=ErrorReason.NOT_STARTED,
                 )
-            pace_s = min(WAITING_INTERVAL_MS / 1000, left_s(deadline))
+            pace_s = min(log.quiet_s, left_s(deadline))
             # Nothing new is worth saying too.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)

@@ -33,8 +33,13 @@ class WaitingLog:
 
     def remind(self, what: str) -> None:
         """Says `what` if nothing was said for five seconds."""
-        if self._now() - self._said >= WAITING_INTERVAL_MS / 1000:
+        if self.quiet_s == 0:
             self._say(what)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds until `remind` has something to say."""
+        return max(0.0, self._said + WAITING_INTERVAL_MS / 1000 - self._now())
 
     def _say(self, what: str) -> None:
         now = self._now()
