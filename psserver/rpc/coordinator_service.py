@@ -20,7 +20,7 @@ from psserver.core.ledger import EpochShape
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost, Event
 from psserver.rpc.guard import Context, streaming, unary
-from psserver.rpc.push_codec import check_protocol, read_ranges, worker_key
+from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from psserver.rpc.record_codec import (
     address_message,
     identity_message,

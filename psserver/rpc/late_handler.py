@@ -22,7 +22,7 @@ class LateHandler(grpc.GenericRpcHandler):
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """The method's handler, None for an unknown method."""
         if self._inner is None:
             return None

@@ -11,6 +11,7 @@ from psserver.core.push import Outcome, PushId, Reply, StagedChunk
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.guard import Context, as_refusal, streaming, unary
+from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.push_codec import (
     PushMessage,
     check_frame,
@@ -20,7 +21,6 @@ from psserver.rpc.push_codec import (
     read_trailer,
     reply_message,
     waiting_message,
-    worker_key,
 )
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,

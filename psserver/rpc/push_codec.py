@@ -5,18 +5,16 @@ code.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from psserver.core.push import DataRange, PushId, Reply, Trailer
-from psserver.core.record import WorkerKey
+from psserver.core.push import PushId, Reply, Trailer
 from psserver.host.shard_host import ShardHost
+from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
-from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
-from pswire.v1 import membership_pb2, push_pb2
+from pswire.v1 import push_pb2
 
 SEQUENCE_MAX = 1 << 62
 """No worker pushes that often; a larger number is garbage."""
@@ -55,36 +53,6 @@ def read_push_message(message: bytes) -> PushMessage:
     return found
 
 
-def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:
-    """Reads an identity.
-
-    Raises:
-        Refusal: `MALFORMED_MESSAGE`.
-    """
-    size = len(identity.worker_id.encode())
-    if not 0 < size <= NAME_BYTES_MAX or identity.incarnation < 1:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"worker {identity.worker_id[:64]!r}, incarnation "
-            f"{identity.incarnation}, is no identity",
-        )
-    return WorkerKey(identity.worker_id, identity.incarnation)
-
-
-def check_protocol(version: int) -> None:
-    """Refuses another protocol version.
-
-    Raises:
-        Refusal: `PROTOCOL_VERSION`.
-    """
-    if version != PROTOCOL_VERSION:
-        raise Refusal(
-            ErrorReason.PROTOCOL_VERSION,
-            f"the caller speaks protocol {version}, this server speaks "
-            f"{PROTOCOL_VERSION}",
-        )
-
-
 def check_target(
     host: ShardHost, *, protocol: int, job_id: str, incarnation: int
 ) -> None:
@@ -119,28 +87,6 @@ def push_id(header: push_pb2.PushHeader) -> PushId:
             f"sequence {header.sequence} is not in 1 to 2^62",
         )
     return PushId(worker_key(header.worker), header.sequence)
-
-
-def read_ranges(
-    ranges: Iterable[push_pb2.DataRange],
-) -> tuple[DataRange, ...]:
-    """Reads data ranges.
-
-    Raises:
-        Refusal: `MALFORMED_MESSAGE`.
-    """
-    found = tuple(
-        DataRange(piece.loader, piece.epoch, piece.start, piece.stop)
-        for piece in ranges
-    )
-    for piece in found:
-        if not 0 <= piece.start <= piece.stop or piece.epoch < 0:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"data range [{piece.start}, {piece.stop}) of epoch {piece.epoch} is "
-                "none",
-            )
-    return found
 
 
 def read_trailer(
