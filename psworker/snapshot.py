@@ -4,6 +4,7 @@ A reader is no member of the job: nobody ever waits for it.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -265,6 +266,7 @@ class SnapshotReader:
             for pull in pulls:
                 pull.cancel()
             await asyncio.gather(*pulls, return_exceptions=True)
+            await self._release(found)
         return Snapshot(
             version=found.version,
             clock=found.clock,
@@ -273,6 +275,15 @@ class SnapshotReader:
             byte_count=image.byte_count,
             _states=_states_of(found, image.tensors()),
         )
+
+    async def _release(self, found: "values.Snapshot") -> None:
+        """Lets the shards free the image: they keep two, and need one for each cut."""
+        assert self._control is not None, "it found the snapshot"
+        # Whatever fails, the pin ends by itself a little later.
+        with contextlib.suppress(CallError):
+            await self._control.release_snapshot(
+                found.snapshot_id, found.pin_id, timeout_s=_ANSWER_MARGIN_S
+            )
 
     async def _pull_shard(
         self,

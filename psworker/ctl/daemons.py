@@ -12,6 +12,9 @@ from psworker.ctl.processes import Children
 START_TIMEOUT_S: Final = 30.0
 """Until the coordinator has told its port."""
 
+DATA_SEED: Final = 20
+"""Of the order of the data, so that a demo repeats."""
+
 _POLL_S: Final = 0.1
 _ADDRESS: Final = re.compile(r"127\.0\.0\.1:\d+")
 
@@ -49,7 +52,7 @@ def start_daemons(
             *("psserver", "coordinator", "--listen", "127.0.0.1:0"),
             *("--state-dir", str(scratch / "coordinator")),
             *("--shards", str(shard_count), "--mode", mode),
-            *("--min-workers", str(worker_count)),
+            *("--min-workers", str(worker_count), "--seed", str(DATA_SEED)),
         ],
         environment or {},
     )

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pswire.limits import WAITING_INTERVAL_MS
@@ -20,6 +21,14 @@ _log = logging.getLogger(__name__)
 BATCH_COUNT_AHEAD: Final = 4
 """Batches leased ahead: enough that a coordinator's restart starves nobody at once,
 few enough that the last batches of an epoch are shared out evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A lease request under way, and the ranges that it reports as consumed."""
+
+    consumed: tuple[DataRange, ...]
+    answer: "Future[Lease]"
 
 
 class EpochLeases:
@@ -41,8 +50,10 @@ class EpochLeases:
         self._batch_count_ahead = batch_count_ahead
         self._ready: deque[DataRange] = deque()
         self._told_starts: set[int] = set()
-        self._request: Future[Lease] | None = None
-        self._request_consumed: tuple[DataRange, ...] = ()
+        # One request ahead of need, and one that waits at the end of the epoch, each
+        # with what it is to report.
+        self._ahead: _Request | None = None
+        self._waiting: _Request | None = None
         self._is_dry = False
         self._is_closed = False
 
@@ -51,14 +62,20 @@ class EpochLeases:
 
         Waits for a coordinator's answer at most, never for other workers.
         """
-        self._settle(block=not self._ready)
+        self._collect()
         if not self._ready and not self._is_closed and self._may_bring_more():
-            self._ask(wait=False)
-            self._settle(block=True)
+            self._ahead = self._ask(wait=False)
+            self._collect()
         if not self._ready:
             return None
         data_range = self._ready.popleft()
-        self._top_up()
+        if (
+            self._ahead is None
+            and not self._is_closed
+            and len(self._ready) <= self._batch_count_ahead // 2
+            and self._may_bring_more()
+        ):
+            self._ahead = self._ask(wait=False)
         return data_range
 
     def wait(self) -> bool:
@@ -66,98 +83,114 @@ class EpochLeases:
 
         While it waits, the worker pushes weight 0 for clocks that wait for it.
         """
-        self._settle(block=not self._ready)
+        self._collect()
         while not self._ready and not self._is_closed:
-            self._ask(wait=True)
-            self._idle_until_answered()
-            self._settle(block=True)
+            if self._waiting is None:
+                self._waiting = self._ask(wait=True)
+            elif self._source.pending.has_consumed:
+                # An older one waits on: what was done since must not wait with it.
+                self._take_in(self._answer(self._ask(wait=False)))
+            self._idle_until_answered(self._waiting)
         return bool(self._ready)
 
     def close(self) -> None:
-        """Ends a request that is under way. What it was to report is kept."""
-        if self._request is None:
-            return
-        self._request.cancel()
-        self._source.pending.return_consumed(self._request_consumed)
-        self._request = None
+        """Ends requests that are under way. What they were to report is kept."""
+        for request in (self._ahead, self._waiting):
+            if request is not None:
+                self._give_up(request)
+        self._ahead = self._waiting = None
 
     def _may_bring_more(self) -> bool:
         """After an empty answer, only news of ours can change the next one."""
         return not self._is_dry or self._source.pending.has_consumed
 
-    def _top_up(self) -> None:
-        if (
-            self._request is None
-            and not self._is_closed
-            and len(self._ready) <= self._batch_count_ahead // 2
-            and self._may_bring_more()
-        ):
-            self._ask(wait=False)
-
-    def _ask(self, *, wait: bool) -> None:
+    def _ask(self, *, wait: bool) -> "_Request":
         pending = self._source.pending
-        self._request_consumed = pending.take_consumed()
+        consumed = pending.take_consumed()
         # Who waits at the end of an epoch with batches drawn and not pushed (skipped,
         # or the rest of an accumulation) would wait for itself: the epoch can't close
         # before they are reported. They still go with the next push, if there is one.
         kept = pending.unpushed(self._loader, self._epoch) if wait else ()
-        self._request = self._source.lease_data(
-            LeaseRequest(
-                loader=self._loader,
-                epoch=self._epoch,
-                order_digest=self._order_digest,
-                consumed=self._request_consumed + kept,
-                batch_count_max=self._batch_count_ahead - len(self._ready),
-                wait=wait,
-            )
+        return _Request(
+            consumed,
+            self._source.lease_data(
+                LeaseRequest(
+                    loader=self._loader,
+                    epoch=self._epoch,
+                    order_digest=self._order_digest,
+                    consumed=consumed + kept,
+                    batch_count_max=max(1, self._batch_count_ahead - len(self._ready)),
+                    wait=wait,
+                )
+            ),
         )
 
-    def _settle(self, *, block: bool) -> None:
-        """Takes in the answer of a request, if there is one."""
-        request = self._request
-        if request is None or not (block or request.done()):
-            return
+    def _answer(self, request: "_Request") -> Lease:
         try:
-            lease = request.result()
+            return request.answer.result()
         except BaseException:
-            self.close()
+            self._give_up(request)
             raise
-        self._request = None
+
+    def _give_up(self, request: "_Request") -> None:
+        request.answer.cancel()
+        self._source.pending.return_consumed(request.consumed)
+
+    def _collect(self) -> None:
+        """Takes in answers: those that are there, and if need be the one to come."""
+        waiting, ahead = self._waiting, self._ahead
+        if waiting is not None and waiting.answer.done():
+            self._waiting = None
+            self._take_in(self._answer(waiting))
+        if ahead is not None and (ahead.answer.done() or not self._ready):
+            self._ahead = None
+            self._take_in(self._answer(ahead))
+
+    def _take_in(self, lease: Lease) -> None:
         fresh = [one for one in lease.ranges if one.start not in self._told_starts]
         self._told_starts.update(one.start for one in fresh)
         self._ready.extend(fresh)
         self._is_dry = not fresh
-        self._is_closed = lease.closed
+        self._is_closed = self._is_closed or lease.closed
 
-    def _idle_until_answered(self) -> None:
-        request = self._request
-        assert request is not None
+    def _idle_until_answered(self, waiting: "_Request") -> None:
+        """Waits for the answer, or for news that come before it."""
         contribution: Future[None] | None = None
         idle_since = time.monotonic()
         try:
-            while not request.done():
+            while not waiting.answer.done():
                 if contribution is None:
                     contribution = self._source.await_contribution()
-                either: set[Future[Any]] = {request, contribution}
+                either: set[Future[Any]] = {waiting.answer, contribution}
                 done, _ = wait(
                     either,
                     timeout=WAITING_INTERVAL_MS / 1000,
                     return_when=FIRST_COMPLETED,
                 )
-                if request in done:
-                    return
+                if waiting.answer in done:
+                    break
                 if contribution in done:
                     contribution.result()
                     contribution = None
+                    if self._has_news():
+                        return
                     self._source.push_nothing()
                 else:
                     self._report_idle(time.monotonic() - idle_since)
-        except BaseException:
-            self.close()
-            raise
         finally:
             if contribution is not None:
                 contribution.cancel()
+        self._collect()
+
+    def _has_news(self) -> bool:
+        """Asks once more before pushing nothing for a clock that others have begun.
+
+        They may have begun it with data of the next epoch, whose opening overtook the
+        answer that this one is closed. Without asking, a race would decide which clock
+        this worker's next batch goes with, and no run would repeat.
+        """
+        self._take_in(self._answer(self._ask(wait=False)))
+        return bool(self._ready) or self._is_closed
 
     def _report_idle(self, idle_s: float) -> None:
         _log.info(

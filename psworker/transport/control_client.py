@@ -184,6 +184,16 @@ class ControlClient:
         )
         return messages.snapshot_of(response)
 
+    async def release_snapshot(
+        self, snapshot_id: int, pin_id: int, *, timeout_s: float
+    ) -> None:
+        """Ends a reader's pin before its time. Idempotent."""
+        await self._call(
+            self._stub.ReleaseSnapshot,
+            pb.ReleaseSnapshotRequest(snapshot_id=snapshot_id, pin_id=pin_id),
+            timeout_s,
+        )
+
     async def _call(
         self,
         method: "grpc.aio.UnaryUnaryMultiCallable[Request, Response]",

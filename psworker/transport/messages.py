@@ -221,4 +221,5 @@ def snapshot_of(
         shards=shards_of(message.shards),
         schema=schema_from_message(message.schema),
         pin_ttl_ms=message.pin_ttl_ms,
+        pin_id=message.pin_id,
     )

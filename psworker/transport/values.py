@@ -219,3 +219,4 @@ class Snapshot:
     shards: tuple[ShardAddress, ...]
     schema: ModelSchema
     pin_ttl_ms: int
+    pin_id: int
