@@ -14,6 +14,7 @@ from psserver.host.coordinator_host import CoordinatorHost, new_job_id
 from psserver.rpc.coordinator_service import SERVICE, CoordinatorService
 from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.job_store import JobStore
+from psserver.storage.state_folder import held_folder
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -26,7 +27,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         StateFolderError: The state folder can't be used.
     """
     config.validate()
-    with JobStore(config.state_dir) as store:
+    with held_folder(config.state_dir), JobStore(config.state_dir) as store:
         settings = JobSettings(
             job_id=new_job_id(),
             shard_count=config.shard_count,

@@ -7,7 +7,7 @@ from typing import Any
 
 from psserver.config import ConfigurationError
 from psserver.daemon.job_failed import JobFailedError
-from psserver.storage.job_store import StateFolderError
+from psserver.storage.state_folder import StateFolderError
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason, Refusal
 

@@ -17,6 +17,7 @@ from psserver.rpc.coordinator_client import CoordinatorClient
 from psserver.rpc.late_handler import LateHandler
 from psserver.rpc.parameter_service import SERVICE, ParameterService
 from psserver.rpc.server import ServerKind, make_server
+from psserver.storage.state_folder import held_folder
 from psserver.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 
@@ -30,6 +31,7 @@ async def run_shard(config: ShardConfig) -> None:
 
     Raises:
         ConfigurationError: The address can't be bound.
+        StateFolderError: The state folder can't be used.
         Refusal: The coordinator does not want this shard.
         JobFailedError: The job can't go on.
     """
@@ -39,41 +41,52 @@ async def run_shard(config: ShardConfig) -> None:
     # The event loop and the apply threads trade the interpreter's lock; at the
     # default of 5 ms one apply beside a busy thread took 31 ms instead of 2.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    load_optimizers()  # 1.4 s of imports, before a worker could wait for them
     late = LateHandler()
     server = make_server(ServerKind.SHARD, [late])
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)
-    address = bind(server, config.listen)
-    await server.start()
-    await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
-    announce("shard", address)
+    with held_folder(config.state_dir):
+        address = bind(server, config.listen)
+        load_optimizers()  # 1.4 s of imports, before a worker could wait for them
+        await server.start()
+        await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
+        announce("shard", address)
+        try:
+            await stay(_serve(config, str(config.advertise or address), late, health))
+        finally:
+            await health.enter_graceful_shutdown()
+            await server.stop(DRAIN_TIMEOUT_S)
 
-    async def serve() -> None:
-        async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
-            client = CoordinatorClient(channel, str(config.coordinator))
-            place = await client.register(
-                process_id=uuid.uuid4().hex,
-                address=str(config.advertise or address),
-            )
-            log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
-            host = ShardHost(
-                shard_index=place.shard_index,
-                incarnation=place.incarnation,
-                job_id=place.settings.job_id,
-                shard_count=place.settings.shard_count,
-                thread_count=config.thread_count,
-            )
-            late.set(ParameterService(host).handler())
-            await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
-            try:
-                await client.serve(host)
-            finally:
-                host.close()
-            raise JobFailedError(host.end_reason)
 
-    try:
-        await stay(serve())
-    finally:
-        await health.enter_graceful_shutdown()
-        await server.stop(DRAIN_TIMEOUT_S)
+async def _serve(
+    config: ShardConfig,
+    address: str,
+    late: LateHandler,
+    health: grpc_health.v1.health.aio.HealthServicer,
+) -> None:
+    """Registers, then serves until the job ends.
+
+    Args:
+        config: Settings.
+        address: Where workers reach this shard.
+        late: Where the data plane goes once the shard knows its place.
+        health: Told when the shard serves.
+    """
+    async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
+        client = CoordinatorClient(channel, str(config.coordinator))
+        place = await client.register(process_id=uuid.uuid4().hex, address=address)
+        log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
+        host = ShardHost(
+            shard_index=place.shard_index,
+            incarnation=place.incarnation,
+            job_id=place.settings.job_id,
+            shard_count=place.settings.shard_count,
+            thread_count=config.thread_count,
+        )
+        late.set(ParameterService(host).handler())
+        await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
+        try:
+            await client.serve(host)
+        finally:
+            host.close()
+        raise JobFailedError(host.end_reason)

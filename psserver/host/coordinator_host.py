@@ -27,7 +27,8 @@ from psserver.core.shard_map import ShardSlot
 from psserver.core.snapshots import SnapshotEntry
 from psserver.host.changes import Changes
 from psserver.storage.job_codec import StoredShard
-from psserver.storage.job_store import JobStore, StateFolderError
+from psserver.storage.job_store import JobStore
+from psserver.storage.state_folder import StateFolderError
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05

@@ -23,14 +23,11 @@ from psserver.storage.job_codec import (
     load_model,
     load_record,
 )
+from psserver.storage.state_folder import StateFolderError
 from pswire.schema import ModelSchema, OptimizerSpec
 
 FORMAT_VERSION = 1
 """Format of the file; another one is refused by name."""
-
-
-class StateFolderError(Exception):
-    """The state folder can't be used; the text says why and what to do."""
 
 
 class JobStore:
