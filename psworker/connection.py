@@ -239,6 +239,8 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._stepper is not None:
+            self._stepper.close()
         atexit.unregister(self._at_exit)
         try:
             self._loop.run(self._session.close())
@@ -255,7 +257,7 @@ class Connection:
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
-            raise ClosedError("the connection is closed: connect() again")
+            raise ClosedError("the connection is closed: connect() and prepare() again")
 
     def _join(self, given: Prepared) -> Stepper:
         """Becomes a member; the models then hold the job's values."""

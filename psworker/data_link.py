@@ -115,9 +115,12 @@ class DataLink:
 
     def _member(self) -> Stepper:
         assert self._stepper is not None, "loaders are handed out after joining"
+        self._stepper.refuse_closed()
         return self._stepper
 
     def _submit(self, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> Future[T]:
+        self._member()
+
         async def call() -> T:
             with told_to_users():
                 return await self._session.membership.unless_failed(

@@ -10,7 +10,7 @@ import torch
 
 from pswire.schema import OptimizerSpec
 from psworker import gradients
-from psworker.errors import CorruptionError, PsError, StepTimeoutError
+from psworker.errors import ClosedError, CorruptionError, PsError, StepTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import PushExchange
 from psworker.outgoing_push import OutgoingPush
@@ -51,6 +51,7 @@ class Stepper:
         self._unfinished: PushExchange | None = None
         self._shadow: ValueStore | None = None
         self._generation = 0
+        self._is_closed = False
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
@@ -90,6 +91,7 @@ class Stepper:
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
         """
+        self.refuse_closed()
         if self._unfinished is not None:
             return self._finish(self._unfinished)
         held = self._gradients_of(spec)
@@ -115,6 +117,7 @@ class Stepper:
         With gradients pending the values are kept back until the next step, since
         those gradients were computed from the values that are there.
         """
+        self.refuse_closed()
         if self._unfinished is not None:
             return self._finish(self._unfinished)
         trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
@@ -125,6 +128,19 @@ class Stepper:
         if self._shadow is None:
             self._shadow = self._store.copy()
         return self._finish(exchange, self._shadow)
+
+    def close(self) -> None:
+        """Refuses everything from now on."""
+        self._is_closed = True
+
+    def refuse_closed(self) -> None:
+        """Checks that the connection is open.
+
+        Raises:
+            ClosedError: It is not.
+        """
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
 
     def _gradients_of(self, spec: OptimizerSpec) -> list[torch.Tensor | None]:
         parameters: list[torch.Tensor | None] = [None] * len(self._store.tensors)

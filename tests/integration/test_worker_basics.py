@@ -1,0 +1,244 @@
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psworker
+from psworker.connection import Connection
+from tests.integration.local_job import Fault, LocalJob, cut_upload, lose_reply
+
+
+def small_model(seed: int = 0, width: int = 8) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+def batch(step: int, size: int, worker: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    x = torch.randn(size, 4, generator=generator)
+    return x, x.sum(1, keepdim=True)
+
+
+def values(model: nn.Module) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+def backward(loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def run_workers(count: int, work: Callable[[int], object]) -> list[object]:
+    """Runs workers at once, each on a thread of its own."""
+    with ThreadPoolExecutor(count) as pool:
+        return [
+            each.result(50) for each in [pool.submit(work, i) for i in range(count)]
+        ]
+
+
+@pytest.fixture(name="job")
+def one_worker_job(tmp_path: Path) -> Iterator[LocalJob]:
+    with LocalJob(tmp_path / "state") as job:
+        yield job
+
+
+def test_one_worker_trains_as_one_process_does(job: LocalJob) -> None:
+    model = small_model()
+    alone = copy.deepcopy(model)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+
+    with psworker.connect(job.address, worker_id="w0") as ps:
+        optimizer: torch.optim.Optimizer
+        model, optimizer = ps.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        )
+        for step in range(10):
+            for net, steps in ((model, optimizer), (alone, plain)):
+                x, y = batch(step, 16)
+                steps.zero_grad()
+                backward(nn.functional.mse_loss(net(x), y))
+                steps.step()
+        assert ps.clock == 10
+        assert (ps.worker_id, ps.rank, ps.mode) == ("w0", 0, "bsp")
+        assert ps.last_push is not None
+        assert ps.last_push.outcome == "applied"
+        assert ps.last_push.version == 10
+        assert ps.bytes_sent > 0
+        assert ps.bytes_received > 0
+
+    torch.testing.assert_close(values(model), values(alone), rtol=1e-6, atol=1e-7)
+    assert "closed" in repr(ps)
+    assert "psworker-loop" not in {each.name for each in threading.enumerate()}
+
+
+def test_two_workers_equal_one_process_on_the_union_batch(tmp_path: Path) -> None:
+    start = small_model()
+    alone = copy.deepcopy(start)
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(8):
+        x0, y0 = batch(step, 24, 0)
+        x1, y1 = batch(step, 8, 1)
+        plain.zero_grad()
+        x, y = torch.cat([x0, x1]), torch.cat([y0, y1])
+        backward(nn.functional.mse_loss(alone(x), y))
+        plain.step()
+
+    def work(worker: int) -> torch.Tensor:
+        with psworker.connect(job.address, worker_id=f"w{worker}") as ps:
+            # Rank 0 seeds, and ranks follow ids: w1's own values are replaced.
+            model = copy.deepcopy(start) if worker == 0 else small_model(5)
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=0.1)
+            )
+            size = 8 if worker else 24
+            for step in range(8):
+                x, y = batch(step, size, worker)
+                optimizer.zero_grad()
+                backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step(weight=size)
+            return values(model)
+
+    with LocalJob(tmp_path / "state", workers_min=2) as job:
+        first, second = run_workers(2, work)
+
+    assert isinstance(first, torch.Tensor)
+    assert torch.equal(first, second)  # type: ignore[arg-type]
+    torch.testing.assert_close(first, values(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_loaders_share_an_epoch_out(tmp_path: Path) -> None:
+    data = TensorDataset(torch.arange(40.0).view(40, 1))
+
+    def work(worker: int) -> list[float]:
+        with psworker.connect(job.address, worker_id=f"w{worker}") as ps:
+            model = nn.Linear(1, 1)
+            model, optimizer, loader = ps.prepare(
+                model,
+                torch.optim.SGD(model.parameters(), lr=1e-4),
+                DataLoader(data, batch_size=4, shuffle=True),
+            )
+            seen: list[float] = []
+            for (x,) in loader:
+                seen += x.flatten().tolist()
+                optimizer.zero_grad()
+                backward(model(x).mean())
+                optimizer.step()
+            return seen
+
+    with LocalJob(tmp_path / "state", workers_min=2) as job:
+        seen = run_workers(2, work)
+
+    assert sorted(seen[0] + seen[1]) == [float(index) for index in range(40)]  # type: ignore[operator]
+
+
+def connect_and_prepare(
+    job: LocalJob, width: int = 8
+) -> tuple[Connection, nn.Module, torch.optim.Optimizer]:
+    ps = psworker.connect(job.address, step_timeout_s=20)
+    model = small_model(width=width)
+    model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return ps, model, optimizer
+
+
+@pytest.mark.parametrize("shard_index", [0, 1])
+@pytest.mark.parametrize(
+    ("width", "fault"),
+    [
+        (8, lose_reply),
+        (200_000, lose_reply),
+        (200_000, cut_upload(1)),
+        (200_000, cut_upload(2)),
+    ],
+)
+def test_a_push_whose_call_breaks_is_applied_once(
+    job: LocalJob, shard_index: int, width: int, fault: Fault
+) -> None:
+    ps, model, optimizer = connect_and_prepare(job, width)
+    with ps:
+        before = values(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        job.shards[shard_index].faults.append(fault)
+
+        optimizer.step()
+
+        torch.testing.assert_close(values(model), before - 0.1)
+        assert job.shards[shard_index].push_count == 2
+        assert ps.clock == 1
+        optimizer.step()
+        torch.testing.assert_close(values(model), before - 0.2)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_clock(job: LocalJob) -> None:
+    ps, model, optimizer = connect_and_prepare(job)
+    with ps:
+        before = values(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan"))
+
+        optimizer.step()
+
+        assert ps.last_push is not None
+        assert ps.last_push.skipped
+        assert ps.last_push.nonfinite_worker_ids == (ps.worker_id,)
+        assert torch.equal(values(model), before)
+        assert ps.clock == 1
+
+
+def test_a_second_worker_with_another_model_is_told_the_difference(
+    job: LocalJob,
+) -> None:
+    ps, _, _ = connect_and_prepare(job)
+    with ps, psworker.connect(job.address) as other:
+        model = small_model(width=9)
+        with pytest.raises(psworker.SchemaMismatchError, match=r"model\.0\.weight"):
+            other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_wait_for_another_worker_is_ended_with_its_name(tmp_path: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def work(worker: int) -> str:
+        with psworker.connect(
+            job.address, worker_id=f"w{worker}", step_timeout_s=6
+        ) as ps:
+            model = small_model()
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=0.1)
+            )
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            text = ""
+            if worker == 0:
+                with pytest.raises(psworker.StepTimeoutError) as timeout:
+                    optimizer.step()
+                text = str(timeout.value)
+                barrier.wait(40)
+            else:
+                barrier.wait(40)
+            before = values(model)
+            optimizer.step()  # w0 goes on with the same push
+            torch.testing.assert_close(values(model), before - 0.1)
+            return text
+
+    with LocalJob(tmp_path / "state", workers_min=2) as job:
+        text, _ = run_workers(2, work)
+
+    assert "w1" in str(text)
+    assert "the step to clock 1 was not complete within 6 s" in str(text)
+
+
+def test_prepare_is_called_once_and_not_after_close(job: LocalJob) -> None:
+    ps, model, optimizer = connect_and_prepare(job)
+    with ps, pytest.raises(psworker.ConfigurationError, match="called already"):
+        ps.prepare(model, optimizer)
+    ps.close()
+    with pytest.raises(psworker.ClosedError):
+        ps.prepare(model)
+    with pytest.raises(psworker.ClosedError):
+        optimizer.step()
