@@ -105,6 +105,7 @@ class LocalJob:
     Attributes:
         address: Where the coordinator listens.
         shards: Each shard's calls, to be broken.
+        shard_addresses: Where each shard listens.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class LocalJob:
         shard_count: int = 2,
         workers_min: int = 1,
         lease_ttl_ms: int = 10_000,
+        port: int = 0,
     ) -> None:
         self._settings = JobSettings(
             job_id=new_job_id(),
@@ -123,6 +125,7 @@ class LocalJob:
             job_seed=7,
         )
         self._state_dir = state_dir
+        self._port = port
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="local-job")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +133,7 @@ class LocalJob:
         self._error: BaseException | None = None
         self.address = ""
         self.shards: list[BreakableHandler] = []
+        self.shard_addresses: list[str] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -166,7 +170,7 @@ class LocalJob:
                 coordinator = make_server(
                     ServerKind.COORDINATOR, [CoordinatorService(host).handler()]
                 )
-                self.address = await _listen(coordinator)
+                self.address = await _listen(coordinator, self._port)
                 work = [host.run_clock()]
                 for _ in range(self._settings.shard_count):
                     work += [await self._shard(stack)]
@@ -183,6 +187,7 @@ class LocalJob:
         late = LateHandler()
         server = make_server(ServerKind.SHARD, [late])
         address = await _listen(server)
+        self.shard_addresses.append(address)
         channel = await stack.enter_async_context(
             aio_channel(self.address, ChannelKind.CONTROL)
         )
@@ -207,7 +212,7 @@ class LocalJob:
         return client.serve(host)
 
 
-async def _listen(server: grpc.aio.Server) -> str:
-    port = server.add_insecure_port("127.0.0.1:0")
+async def _listen(server: grpc.aio.Server, wanted_port: int = 0) -> str:
+    port = server.add_insecure_port(f"127.0.0.1:{wanted_port}")
     await server.start()
     return f"127.0.0.1:{port}"
