@@ -6,7 +6,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS = 20
+EPOCHS = 12
 
 
 def load_data():

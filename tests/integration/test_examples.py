@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,16 @@ BEFORE = EXAMPLES / "digits_before.py"
 AFTER = EXAMPLES / "digits_after.py"
 
 
-def accuracy(output: str) -> float:
-    found = re.search(r"test accuracy ([\d.]+)", output)
-    assert found, output
-    return float(found.group(1))
+def accuracies(output: str) -> list[float]:
+    return [float(found) for found in re.findall(r"test accuracy ([\d.]+)", output)]
+
+
+def run(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_going_distributed_takes_four_lines() -> None:
@@ -29,9 +36,39 @@ def test_going_distributed_takes_four_lines() -> None:
     assert len(changes) <= 4
 
 
-def test_script_before_the_change_trains_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, BEFORE], capture_output=True, text=True, timeout=50
+def test_scripts_reach_the_same_accuracy_alone_and_as_two_workers(
+    tmp_path: Path,
+) -> None:
+    alone = run(BEFORE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    servers = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "psserver", "local", "--shards", "2"),
+            *(
+                "--listen",
+                address,
+                "--state-dir",
+                tmp_path,
+                "--min-workers",
+                "2",
+                "--seed",
+                "7",
+            ),
+        ],
+        stderr=subprocess.DEVNULL,
     )
-    assert done.returncode == 0, done.stderr
-    assert accuracy(done.stdout) > 0.95
+    try:
+        together = run(
+            *("-m", "psworker", "run", "--coordinator", address, "--nproc", "2"),
+            *("--", AFTER),
+        )
+    finally:
+        servers.terminate()
+        assert servers.wait(15) == 0
+    (expected,) = accuracies(alone)
+    assert expected > 0.95
+    assert len(accuracies(together)) == 2
+    for reached in accuracies(together):
+        # Two batches make a step here, so there are half as many steps.
+        assert abs(reached - expected) <= 0.02

@@ -265,6 +265,15 @@ def test_processes_get_one_cuda_device_each_and_share_when_there_are_too_few() -
     assert "CUDA_VISIBLE_DEVICES" not in alone.environment(0, {})
 
 
+def test_several_processes_share_the_cores_unless_told_otherwise() -> None:
+    several = LaunchPlan(command=("t.py",), coordinator="a:1", process_count=1_000)
+    assert several.environment(0, {})["OMP_NUM_THREADS"] == "1"
+    told = several.environment(0, {"OMP_NUM_THREADS": "8"})
+    assert told["OMP_NUM_THREADS"] == "8"
+    alone = LaunchPlan(command=("t.py",), coordinator="a:1")
+    assert "OMP_NUM_THREADS" not in alone.environment(0, {})
+
+
 def test_devices_are_those_the_environment_names_or_the_machine_has(
     tmp_path: Path,
 ) -> None:
