@@ -4,6 +4,7 @@ A reader is no member of the job: nobody ever waits for it.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -227,7 +228,11 @@ class SnapshotReader:
             wait_reachable(self._address, connect_timeout_s)
         try:
             return self._loop.run(self._pull_newest(newer_than, timeout_s))
+        except concurrent.futures.CancelledError as error:
+            raise ClosedError("the snapshot reader was closed meanwhile") from error
         except CallError as error:
+            if self._is_closed:
+                raise ClosedError("the snapshot reader was closed meanwhile") from error
             if error.refusal is not None or self._has_answered:
                 raise error.to_ps_error() from error
             problem = problem_behind_call(self._address, error.code, error.text)

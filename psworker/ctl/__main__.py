@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -64,6 +66,15 @@ def _print_json(value: object) -> None:
 
 def _progress(text: str) -> None:
     typer.echo(f"psctl: {text}", err=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        _progress("interrupted; every process that it had started is gone")
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 @app.callback()
@@ -156,7 +167,7 @@ def demo(
     """
     from psworker.ctl.demo.command import run_demo
 
-    try:
+    with _interruptible():
         report_text = run_demo(
             data.value,
             worker_count=workers,
@@ -164,9 +175,6 @@ def demo(
             epoch_count=epochs,
             out=out,
         )
-    except KeyboardInterrupt:
-        _progress("interrupted; every process of the demo is gone")
-        raise typer.Exit(128 + signal.SIGINT) from None
     typer.echo(report_text)
 
 
@@ -247,7 +255,8 @@ def bench_step_command(
     """
     from psworker.ctl.bench.step import bench_step, bench_text
 
-    figures = bench_step(mib, repetitions, _progress)
+    with _interruptible():
+        figures = bench_step(mib, repetitions, _progress)
     if as_json:
         _print_json(figures)
     else:

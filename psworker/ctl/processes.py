@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Final, Self
 
 from psworker.ctl import tether
@@ -42,13 +42,13 @@ class Children:
         lines: Their stdout, line by line, in the order of arrival.
     """
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, scratch: Path) -> None:
         """Starts nothing yet.
 
         Args:
-            log_dir: Where the stderr of each is kept.
+            scratch: Where the stderr of each and its temporary files are kept.
         """
-        self._log_dir = log_dir
+        self._scratch = scratch
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
@@ -58,6 +58,12 @@ class Children:
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         """Starts a Python command, `python -m` and the rest, under a name."""
+        with _interrupts_deferred():
+            self._start(name, command, environment)
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         log = self._log_path(name).open("wb")
         self._logs.append(log)
         process = subprocess.Popen(
@@ -69,7 +75,7 @@ class Children:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, **environment},
+            env={**os.environ, "TMPDIR": str(self._scratch), **environment},
             text=True,
             encoding="utf-8",
             start_new_session=True,
@@ -117,6 +123,10 @@ class Children:
 
     def stop(self) -> None:
         """Ends all of them: asked first, killed if they don't."""
+        with _interrupts_deferred():
+            self._stop()
+
+    def _stop(self) -> None:
         for process in self._processes.values():
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -151,11 +161,52 @@ class Children:
         self.lines.put(Line(name, None))
 
     def _log_path(self, name: str) -> Path:
-        return self._log_dir / f"{name}.log"
+        return self._scratch / f"{name}.log"
 
     def _log_tail(self, name: str) -> str:
         text = self._log_path(name).read_text(errors="replace")
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:]) or "(empty)"
+
+
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does: with everything gone."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled_by(interrupt):
+        yield
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Holds a KeyboardInterrupt back.
+
+    One that came between a fork and the note of its process id would leave a process
+    that nobody ends, and one in the middle of the ending would do the same.
+    """
+    arrived: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _handled_by(lambda number, frame: arrived.append(number)):
+        yield
+    if arrived:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    saved = [signal.signal(number, handler) for number in _INTERRUPTS]
+    try:
+        yield
+    finally:
+        for number, former in zip(_INTERRUPTS, saved, strict=True):
+            signal.signal(number, former)
 
 
 def _signal(process: "subprocess.Popen[str]", number: int) -> None:

@@ -5,7 +5,6 @@ in turn within one run, so that whatever else the machine does meets both.
 """
 
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +27,8 @@ from psworker.ctl.bench.rpc_server import (
 )
 from psworker.ctl.daemons import start_daemons
 from psworker.ctl.failures import CommandError
-from psworker.ctl.processes import Children
+from psworker.ctl.processes import Children, signals_interrupt
+from psworker.ctl.scratch import scratch_folder
 
 SCHEMA_VERSION: Final = 1
 
@@ -76,8 +76,11 @@ def bench_step(
     first = torch.randn(mebibyte_count * (1 << 20) // 4)
     gradient = torch.randn_like(first)
     with ExitStack() as stack:
-        ours = _start_paramserver(stack, first.clone(), gradient)
-        theirs = _start_rpc(stack, first.clone(), gradient)
+        stack.enter_context(signals_interrupt())
+        scratch = stack.enter_context(scratch_folder("paramserver-bench-"))
+        children = stack.enter_context(Children(scratch))
+        ours = _start_paramserver(stack, children, scratch, first.clone(), gradient)
+        theirs = _start_rpc(stack, children, first.clone(), gradient)
         progress(
             f"{mebibyte_count} MiB each way, {repetition_count} repetitions of each, "
             "in turn"
@@ -115,12 +118,12 @@ class _OneParameter(nn.Module):
 
 
 def _start_paramserver(
-    stack: ExitStack, first: torch.Tensor, gradient: torch.Tensor
+    stack: ExitStack,
+    children: Children,
+    scratch: Path,
+    first: torch.Tensor,
+    gradient: torch.Tensor,
 ) -> Contender:
-    scratch = Path(
-        stack.enter_context(tempfile.TemporaryDirectory(prefix="paramserver-bench-"))
-    )
-    children = stack.enter_context(Children(scratch))
     coordinator = start_daemons(children, scratch, shard_count=1, worker_count=1)
     ps = stack.enter_context(psworker.connect(str(coordinator), "bench"))
     model = _OneParameter(first)
@@ -135,12 +138,11 @@ def _start_paramserver(
 
 
 def _start_rpc(
-    stack: ExitStack, first: torch.Tensor, gradient: torch.Tensor
+    stack: ExitStack,
+    children: Children,
+    first: torch.Tensor,
+    gradient: torch.Tensor,
 ) -> Contender:
-    scratch = Path(
-        stack.enter_context(tempfile.TemporaryDirectory(prefix="paramserver-bench-"))
-    )
-    children = stack.enter_context(Children(scratch))
     port = _free_port()
     children.start("rpc server", ["psworker.ctl.bench.rpc_server", str(port)], {})
     join_rpc(WORKER_NAME, 1, port)

@@ -1,12 +1,8 @@
 """`psctl demo`, from the first process to the report."""
 
-import signal
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import torch
@@ -19,7 +15,8 @@ from psworker.ctl.demo.progress import Progress
 from psworker.ctl.demo.reference import largest_difference, train_in_one_process
 from psworker.ctl.demo.tasks import Task, load_task
 from psworker.ctl.failures import CommandError
-from psworker.ctl.processes import Children
+from psworker.ctl.processes import Children, signals_interrupt
+from psworker.ctl.scratch import scratch_folder
 from psworker.snapshot import Snapshot, SnapshotReader
 
 FILE_NAME: Final = "paramserver-demo.safetensors"
@@ -86,12 +83,17 @@ def run_demo(
         epoch_count=epoch_count or task.epoch_count,
         mode="bsp",
     )
-    with _signals_interrupt(), display_for_stderr() as display:
+    with (
+        signals_interrupt(),
+        scratch_folder("paramserver-demo-") as scratch,
+        display_for_stderr() as display,
+    ):
         display.note(
             f"{task.described}: a coordinator, {shard_count} shards and "
             f"{worker_count} workers as processes on this machine"
         )
-        progress, snapshot = _train(task, plan, display)
+        display.note("starting them; each imports torch, which takes a few seconds")
+        progress, snapshot = _train(task, plan, display, scratch)
         model = _loaded(task, snapshot)
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
@@ -111,13 +113,11 @@ def run_demo(
     )
 
 
-def _train(task: Task, plan: JobPlan, display: Display) -> tuple[Progress, Snapshot]:
+def _train(
+    task: Task, plan: JobPlan, display: Display, scratch: Path
+) -> tuple[Progress, Snapshot]:
     progress = Progress(epoch_count=plan.epoch_count)
     with ExitStack() as stack:
-        # Left in reverse: the processes end before their folder goes.
-        scratch = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="paramserver-demo-"))
-        )
         children = stack.enter_context(Children(scratch))
         coordinator = start_job(plan, children, scratch)
         reader = stack.enter_context(SnapshotReader(str(coordinator)))
@@ -145,22 +145,6 @@ def _path_of(out: Path | None) -> Path:
     if not path.parent.is_dir():
         raise CommandError(f"there is no folder {path.parent}; create it")
     return path
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end the demo as Ctrl-C does: with everything gone."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    saved = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, saved, strict=True):
-            signal.signal(number, handler)
 
 
 def _report(task: Task, plan: JobPlan, result: DemoResult) -> str:

@@ -29,7 +29,7 @@ class Evaluator:
         self.newest: tuple[float, int] | None = None
 
     def stop(self) -> None:
-        """Ends the thread; a wait that is under way goes on by itself."""
+        """Ends the thread; a wait under way goes on until the reader is closed."""
         self._stopped.set()
 
     def __enter__(self) -> Self:

@@ -90,7 +90,8 @@ def follow_job(
         line = children.next_line(_POLL_S)
         children.check(daemon_names(plan.shard_count))
         progress.accuracy = evaluator.newest
-        display.show(progress)
+        if progress.clocks:
+            display.show(progress)
         if line is None or line.child not in running:
             if time.monotonic() - heard_s > STALL_TIMEOUT_S:
                 raise _stalled(coordinator)

@@ -1,0 +1,132 @@
+"""`psctl demo` as a newcomer runs it: real processes, real data, nothing left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from psworker.ctl.demo.tasks import load_task
+
+COMMAND = [sys.executable, "-m", "psworker.ctl", "demo"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """One whose temporary files are all under one folder."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    return {**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Checks that no process and no temporary file outlives the demo."""
+    yield
+    assert list((tmp_path / "tmp").iterdir()) == []
+    here = str(tmp_path)
+    left = [
+        process.cmdline()
+        for process in psutil.process_iter()
+        if process.status() != "zombie"
+        and any(here in argument for argument in process.cmdline())
+    ]
+    assert left == []
+
+
+def test_the_demo_trains_the_same_as_one_process(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    out = tmp_path / "model.safetensors"
+    done = subprocess.run(
+        [*COMMAND, "--epochs", "3", "--out", str(out)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = dict(
+        re.findall(r"^(test accuracy of .+?|largest .+?)  +(\S+)$", done.stdout, re.M)
+    )
+    accuracy, reference, difference = map(float, figures.values())
+    assert accuracy == reference
+    assert accuracy > 0.8
+    assert difference < 1e-6
+    assert "mode bsp: 45 steps" in done.stdout
+    assert str(out) in done.stdout
+    assert done.stdout.count("\n    + ") == 4
+    # Progress is plain lines, since stderr is a pipe here.
+    assert "steps/s" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    task = load_task("digits")
+    model = task.build_model()
+    model.load_state_dict(load_file(out), strict=True)
+    assert task.accuracy(model) == pytest.approx(accuracy, abs=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_demo_within_five_seconds(
+    number: signal.Signals, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--workers", "2", "--shards", "1"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stderr is not None
+        # In the middle of the training, or while its processes still start.
+        wanted = "steps/s" if number == signal.SIGINT else "starting"
+        for line in demo.stderr:
+            if wanted in line:
+                break
+        children = psutil.Process(demo.pid).children(recursive=True)
+        began = time.monotonic()
+        demo.send_signal(number)
+        assert demo.wait(10) == 130
+        assert time.monotonic() - began < 5
+        assert demo.stdout is not None
+        assert demo.stdout.read() == ""
+        assert "Traceback" not in demo.stderr.read()
+    assert not any(child.is_running() for child in children)
+    assert not (tmp_path / "paramserver-demo.safetensors").exists()
+
+
+def test_a_folder_that_is_missing_is_told_before_anything_starts(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--out", str(tmp_path / "no" / "model.safetensors")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_temporary_files_really_are_where_the_test_looks(
+    environment: dict[str, str],
+) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert told.stdout.strip() == environment["TMPDIR"] != tempfile.gettempdir()
