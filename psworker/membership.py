@@ -80,9 +80,13 @@ class Membership:
             self.failure = error
             self._failed.set()
 
-    async def wait_change(self) -> None:
-        """Returns after the next event."""
-        await self.unless_failed(self._changed.wait())
+    def wait_change(self) -> Coroutine[Any, Any, bool]:
+        """Returns after the next event that follows this call.
+
+        Not a coroutine function: one that is made a task runs later, and would miss
+        what comes before it does.
+        """
+        return self.unless_failed(self._changed.wait())
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, unless this worker can't go on before.

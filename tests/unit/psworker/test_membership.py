@@ -70,6 +70,15 @@ async def test_a_wait_ends_with_the_next_event() -> None:
     assert str(membership.waiting) == "w1 to join"
 
 
+async def test_a_wait_hears_what_comes_before_its_task_first_runs() -> None:
+    membership = Membership(ME)
+    waiting = asyncio.ensure_future(membership.wait_change())
+
+    membership.take(SeedOrder(3, SHARDS))
+
+    await asyncio.wait_for(waiting, timeout=5)
+
+
 async def test_an_order_to_seed_brings_the_shard_map() -> None:
     membership = Membership(ME)
 
