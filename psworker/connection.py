@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import sys
 import time
 from types import TracebackType
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pswire.frames import SEED_CHUNK_FIELD
 from pswire.placement import place
-from psworker import event_loop
+from psworker import event_loop, fork_guard
 from psworker.config import WorkerConfig, find_coordinator, find_worker_id
 from psworker.data import LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
@@ -69,14 +70,15 @@ def connect(
     deadline = time.monotonic() + connect_timeout_s
     wait_reachable(config.coordinator, connect_timeout_s)
     loop = event_loop.acquire()
+    fork_guard.guard(config.coordinator)
     try:
         left_s = max(0.1, deadline - time.monotonic())
         session = loop.run(Session.open(config, left_s))
     except CallError as error:
-        event_loop.release()
+        _give_up(config)
         raise _connect_error(config, error) from error
     except BaseException:
-        event_loop.release()
+        _give_up(config)
         raise
     return Connection(config, loop, session)
 
@@ -95,6 +97,7 @@ class Connection:
         self._member: Member | None = None
         self._stepper: Stepper | None = None
         self._is_closed = False
+        self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
 
@@ -245,10 +248,12 @@ class Connection:
         try:
             self._loop.run(self._session.close())
         finally:
-            event_loop.release()
+            _give_up(self._config)
 
     def _at_exit(self) -> None:
         """Leaves when the script ended well, since nobody called `close`."""
+        if os.getpid() != self._process_id:
+            return  # a forked child has no part in the job
         error = getattr(sys, "last_value", None)
         if error is None or error is self._error_at_start or hasattr(sys, "ps1"):
             self.close()
@@ -334,6 +339,11 @@ def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa:
         return prepare_loader(loader, link, name=name)
     except LoaderRefused as refused:
         raise ConfigurationError(f"{name}: {refused}") from refused
+
+
+def _give_up(config: WorkerConfig) -> None:
+    fork_guard.unguard(config.coordinator)
+    event_loop.release()
 
 
 def _connect_error(config: WorkerConfig, error: CallError) -> ConnectError | PsError:

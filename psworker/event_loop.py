@@ -6,10 +6,13 @@ forks before it connects is not affected.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from psworker.errors import ClosedError
 
 T = TypeVar("T")
 
@@ -19,13 +22,24 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop = _new_loop()
+        self._process_id = os.getpid()
         self._thread = threading.Thread(
             target=self._serve, name="psworker-loop", daemon=True
         )
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts a coroutine on the loop. Cancelling the future cancels it."""
+        """Starts a coroutine on the loop. Cancelling the future cancels it.
+
+        Raises:
+            ClosedError: This is a forked child, which has no such thread.
+        """
+        if os.getpid() != self._process_id:
+            work.close()
+            raise ClosedError(
+                "this process was forked after psworker was connected: connect in the "
+                "process that uses the connection"
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:

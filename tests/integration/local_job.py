@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from psserver.core.coordinator import JobSettings
+from psserver.core.record import Record
 from psserver.host.coordinator_host import CoordinatorHost, new_job_id
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_client import CoordinatorClient
@@ -131,6 +132,8 @@ class LocalJob:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._error: BaseException | None = None
+        self._host: CoordinatorHost | None = None
+        self._stop_shard: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.address = ""
         self.shards: list[BreakableHandler] = []
         self.shard_addresses: list[str] = []
@@ -161,36 +164,62 @@ class LocalJob:
         finally:
             self._ready.set()
 
+    @property
+    def record(self) -> Record | None:
+        """Newest record of the coordinator."""
+        assert self._host is not None
+        return self._host.core.record
+
+    def wait_record(self, is_wanted: Callable[[Record], bool]) -> Record:
+        """Returns the first record from now on that is as wanted."""
+        assert self._host is not None
+        assert self._loop is not None
+        host = self._host
+
+        async def wait() -> Record:
+            while host.core.record is None or not is_wanted(host.core.record):
+                await host.changes.wait_until(
+                    lambda: (
+                        host.core.record is not None and is_wanted(host.core.record)
+                    ),
+                    1.0,
+                )
+            return host.core.record
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(30)
+
+    def stop_shard(self, shard_index: int) -> None:
+        """Ends a shard as its death would: its server and its watch."""
+        assert self._loop is not None
+        stop = self._stop_shard[shard_index]()
+        asyncio.run_coroutine_threadsafe(stop, self._loop).result(30)
+
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         async with AsyncExitStack() as stack:
             with JobStore(self._state_dir) as store:
-                host = CoordinatorHost(self._settings, store)
+                self._host = host = CoordinatorHost(self._settings, store)
                 coordinator = make_server(
                     ServerKind.COORDINATOR, [CoordinatorService(host).handler()]
                 )
                 self.address = await _listen(coordinator, self._port)
-                work = [host.run_clock()]
+                clock = asyncio.ensure_future(host.run_clock())
                 for _ in range(self._settings.shard_count):
-                    work += [await self._shard(stack)]
-                duties = [asyncio.ensure_future(each) for each in work]
+                    await self._start_shard(stack)
                 self._ready.set()
                 await self._stop.wait()
-                for duty in duties:
-                    duty.cancel()
-                await asyncio.gather(*duties, return_exceptions=True)
-                await coordinator.stop(0)
+                clock.cancel()
+                await asyncio.gather(clock, return_exceptions=True)
                 await stack.aclose()
+                await coordinator.stop(0)
 
-    async def _shard(self, stack: AsyncExitStack) -> Coroutine[Any, Any, None]:
+    async def _start_shard(self, stack: AsyncExitStack) -> None:
         late = LateHandler()
         server = make_server(ServerKind.SHARD, [late])
         address = await _listen(server)
         self.shard_addresses.append(address)
-        channel = await stack.enter_async_context(
-            aio_channel(self.address, ChannelKind.CONTROL)
-        )
+        channel = aio_channel(self.address, ChannelKind.CONTROL)
         client = CoordinatorClient(channel, self.address)
         place = await client.register(process_id=uuid.uuid4().hex, address=address)
         host = ShardHost(
@@ -204,12 +233,17 @@ class LocalJob:
         self.shards.append(handler)
         late.set(handler)
 
+        duty = asyncio.ensure_future(client.serve(host))
+
         async def stop() -> None:
+            duty.cancel()
+            await asyncio.gather(duty, return_exceptions=True)
+            await channel.close()
             host.close()
             await server.stop(0)
 
+        self._stop_shard.append(stop)
         stack.push_async_callback(stop)
-        return client.serve(host)
 
 
 async def _listen(server: grpc.aio.Server, wanted_port: int = 0) -> str:

@@ -1,0 +1,202 @@
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from psworker.connection import Connection
+from tests.integration.cuttable_proxy import CuttableProxy
+from tests.integration.local_job import LocalJob
+
+SCRIPT = """
+import os, sys, torch, psworker
+from torch import nn
+
+ps = psworker.connect({address!r}, worker_id="w0")
+model = nn.Linear(2, 1)
+model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+model(torch.ones(1, 2)).sum().backward()
+{body}
+"""
+
+FORKING = """
+import psutil, warnings
+warnings.simplefilter("ignore")  # that forking beside threads is risky is known
+
+def held():
+    connections = psutil.Process().net_connections()
+    return sum(each.raddr != () and each.raddr.port == PORT for each in connections)
+
+before = held()
+child = os.fork()
+if child == 0:
+    try:
+        optimizer.step()
+    except psworker.ClosedError as error:
+        os._exit(10 + held() if "forked" in str(error) else 1)
+    os._exit(2)
+_, status = os.waitpid(child, 0)
+optimizer.step()
+print(before, os.waitstatus_to_exitcode(status), held())
+"""
+
+
+def script(address: str, body: str) -> list[str]:
+    return [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        SCRIPT.format(address=address, body=body),
+    ]
+
+
+def run_script(job: LocalJob, body: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        script(job.address, body), capture_output=True, text=True, timeout=50
+    )
+
+
+def member(
+    address: str, worker_id: str = "w0"
+) -> tuple[Connection, torch.optim.Optimizer]:
+    ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=20)
+    model = nn.Linear(2, 1)
+    model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return ps, optimizer
+
+
+@pytest.fixture(name="job")
+def one_worker_job(tmp_path: Path) -> Iterator[LocalJob]:
+    with LocalJob(tmp_path / "state", lease_ttl_ms=4000) as job:
+        yield job
+
+
+def test_a_script_that_ends_well_leaves_though_it_never_closed(job: LocalJob) -> None:
+    done = run_script(job, "optimizer.step()")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    record = job.wait_record(lambda record: not record.members)
+    assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, False)]
+
+
+def test_a_script_that_ends_with_an_exception_counts_as_lost(job: LocalJob) -> None:
+    done = run_script(job, "optimizer.step(); raise RuntimeError('of the user')")
+
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    record = job.wait_record(lambda record: not record.members)
+    assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, True)]
+
+
+def test_an_exception_through_the_context_counts_as_lost(job: LocalJob) -> None:
+    ps, optimizer = member(job.address)
+    optimizer.step()
+    with pytest.raises(ZeroDivisionError), ps:
+        _ = 1 / 0
+
+    record = job.wait_record(lambda record: not record.members)
+    assert record.departures[0].evicted
+
+
+def test_closing_twice_leaves_once(job: LocalJob) -> None:
+    ps, optimizer = member(job.address)
+    optimizer.step()
+
+    ps.close()
+    ps.close()
+
+    record = job.record
+    assert record is not None
+    assert not record.members
+    assert not record.departures[0].evicted
+
+
+def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
+    with LocalJob(tmp_path / "state", workers_min=2) as job:
+        blocked = subprocess.Popen(
+            script(job.address, "print('stepping', flush=True); optimizer.step()"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with blocked:
+            ps, _ = member(job.address, "w1")
+            with ps:
+                assert blocked.stdout is not None
+                assert blocked.stdout.readline() == "stepping\n"
+                began = time.monotonic()
+                blocked.send_signal(signal.SIGINT)
+                _, stderr = blocked.communicate(timeout=20)
+
+        assert time.monotonic() - began < 5
+        assert blocked.returncode in (1, -signal.SIGINT, 130)
+        assert "KeyboardInterrupt" in stderr
+        assert stderr.count("Traceback") == 1
+
+
+def test_a_forked_child_holds_no_connection_to_the_coordinator(job: LocalJob) -> None:
+    done = run_script(job, FORKING.replace("PORT", job.address.rsplit(":", 1)[1]))
+
+    assert done.stderr == ""
+    assert done.stdout == "1 10 1\n"
+
+
+def test_a_broken_watch_is_opened_again_and_training_goes_on(job: LocalJob) -> None:
+    with CuttableProxy(job.address) as proxy:
+        ps, optimizer = member(proxy.address)
+        with ps:
+            for count in range(2, 5):
+                proxy.cut()
+                optimizer.step()
+                while proxy.connection_count < count:
+                    time.sleep(0.01)
+            job.wait_record(lambda record: len(record.members) == 1)
+            optimizer.step()
+            assert ps.clock == 4
+            assert ps.generation == 1
+
+
+def test_an_evicted_worker_is_told_so(tmp_path: Path) -> None:
+    with (
+        LocalJob(tmp_path / "state", workers_min=2, lease_ttl_ms=4000) as job,
+        CuttableProxy(job.address) as proxy,
+    ):
+        joined: list[tuple[Connection, torch.optim.Optimizer]] = []
+        other = threading.Thread(
+            target=lambda: joined.append(member(job.address, "w1"))
+        )
+        other.start()
+        ps, optimizer = member(proxy.address, "w0")
+        other.join()
+        with joined[0][0]:
+            proxy.cut(for_good=True)
+            job.wait_record(lambda record: len(record.members) == 1)
+
+            with pytest.raises(psworker.EvictedError):
+                optimizer.step()
+
+            with pytest.raises(psworker.EvictedError), ps:
+                optimizer.step()
+            joined[0][1].step()
+
+
+def test_a_lost_shard_ends_the_job_with_its_name(job: LocalJob) -> None:
+    ps, optimizer = member(job.address)
+    with ps:
+        optimizer.step()
+        job.stop_shard(1)
+
+        with pytest.raises(psworker.JobFailedError, match="shard 1"):
+            optimizer.step()
+        with pytest.raises(psworker.JobFailedError, match="shard 1"):
+            optimizer.step()
