@@ -170,6 +170,7 @@ def test_units_start_a_job_and_sigterm_ends_it(
     assert codes == {"shard-0": 0, "shard-1": 0, "coordinator": 0}, daemons.logs()
 
 
+@pytest.mark.timeout(200)
 def test_compose_file_trains_the_example(daemons: Daemons, tmp_path: Path) -> None:
     services = read_compose(CHECKOUT / "deploy" / "compose.yaml")
     ports = dict(zip(("7070", "7071", "7072"), free_ports(3), strict=True))
@@ -180,7 +181,7 @@ def test_compose_file_trains_the_example(daemons: Daemons, tmp_path: Path) -> No
             "/examples": str(CHECKOUT / "examples"),
         }
         daemons.start(name, compose_command(service, ports=ports, folders=folders))
-    code = daemons.wait_ended("worker", timeout_s=50)
+    code = daemons.wait_ended("worker", timeout_s=120)
     assert code == 0, daemons.logs()
     assert "test accuracy 0.9" in (tmp_path / "worker.log").read_text()
     codes = daemons.stop()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BEFORE = EXAMPLES / "digits_before.py"
 AFTER = EXAMPLES / "digits_after.py"
@@ -18,7 +20,7 @@ def accuracies(output: str) -> list[float]:
 
 def run(*arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=50
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -36,6 +38,7 @@ def test_going_distributed_takes_four_lines() -> None:
     assert len(changes) <= 4
 
 
+@pytest.mark.timeout(240)
 def test_scripts_reach_the_same_accuracy_alone_and_as_two_workers(
     tmp_path: Path,
 ) -> None:
