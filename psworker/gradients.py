@@ -45,13 +45,11 @@ def is_finite(gradients: Sequence[torch.Tensor | None]) -> bool:
         return True
     wide = [each for each in present if each.dtype == torch.float64]
     narrow = [each for each in present if each.dtype != torch.float64]
-    norms = list(torch._foreach_norm(wide)) if wide else []
+    norms = _numbers(torch._foreach_norm(wide)) if wide else []
     if narrow:
-        norms += torch._foreach_norm(narrow, 2, torch.float32)
-    if len({norm.device for norm in norms}) > 1:
-        norms = [norm.cpu() for norm in norms]
-    squares = torch.stack([norm.double() for norm in norms]).square().sum()
-    return math.sqrt(squares.item()) <= GRADIENT_NORM_MAX
+        norms += _numbers(torch._foreach_norm(narrow, 2, torch.float32))
+    # As Python's floats, whose squares of float32 can't overflow. NaN fails the test.
+    return math.sqrt(sum(norm * norm for norm in norms)) <= GRADIENT_NORM_MAX
 
 
 @torch.no_grad()
@@ -61,6 +59,14 @@ def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> No
     inverse = scale.double().reciprocal().item()
     if present:
         torch._foreach_mul_(present, inverse)
+
+
+def _numbers(norms: Sequence[torch.Tensor]) -> list[float]:
+    """Norms as numbers, with one wait for a device however many there are."""
+    if len({norm.device for norm in norms}) > 1:
+        norms = [norm.cpu() for norm in norms]
+    numbers: list[float] = torch.stack(list(norms)).tolist()
+    return numbers
 
 
 def are_pending(parameters: Sequence[torch.Tensor]) -> bool:

@@ -32,15 +32,18 @@ class ChunkSource:
             self.tensors[piece.entry_index] is not None for piece in chunk.slices
         )
 
+    @torch.no_grad()
     def encode(self, chunk: Chunk, outer_field: int) -> bytes:
         """A message that holds only this chunk, with its present slices."""
         presence = self.presence(chunk)
         runs = [
-            self._flat_tensor(piece.entry_index)[piece.start : piece.stop]
+            _run(self._flat_tensor(piece.entry_index), piece)
             for piece, is_present in zip(chunk.slices, presence, strict=True)
             if is_present
         ]
         dtype = TORCH_DTYPES[chunk.element_type]
+        if len({run.device for run in runs}) > 1:
+            runs = [run.cpu() for run in runs]
         data = torch.cat(runs) if len(runs) > 1 else runs[0]
         return encode_chunk(
             outer_field,
@@ -54,7 +57,7 @@ class ChunkSource:
         if flat is None:
             tensor = self.tensors[entry_index]
             assert tensor is not None, "only present slices are read"
-            flat = self._flat[entry_index] = tensor.detach().reshape(-1)
+            flat = self._flat[entry_index] = tensor.reshape(-1)
         return flat
 
 
@@ -69,6 +72,7 @@ class ValueStore:
     def __init__(self, tensors: Sequence[torch.Tensor], placement: Placement) -> None:
         self.tensors = tuple(tensors)
         self.placement = placement
+        self._flat: dict[int, torch.Tensor] = {}
         self._staged: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -136,20 +140,30 @@ class ValueStore:
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
-        targets = [
-            self._target(piece.entry_index)[piece.start : piece.stop]
-            for piece in pieces
-        ]
+        targets = [_run(self._target(piece.entry_index), piece) for piece in pieces]
         # One transfer for the whole chunk, however many tensors it spans.
         device = targets[0].device
         torch._foreach_copy_(targets, torch.split(values.to(device), sizes))
 
     def _target(self, entry_index: int) -> torch.Tensor:
-        tensor = self.tensors[entry_index].detach()
+        """All elements of a tensor in C order, to be written to."""
+        tensor = self.tensors[entry_index]
+        flat = self._flat.get(entry_index)
+        # `tensor.data = ...`, as `model.half()` does it, gives it other memory.
+        if flat is not None and flat.data_ptr() == tensor.data_ptr():
+            return flat
         if tensor.is_contiguous():
-            return tensor.view(-1)
+            flat = self._flat[entry_index] = tensor.detach().view(-1)
+            return flat
         staged = self._staged.get(entry_index)
         if staged is None:
-            staged = tensor.contiguous().view(-1)
+            staged = tensor.detach().contiguous().view(-1)
             self._staged[entry_index] = staged
         return staged
+
+
+def _run(flat: torch.Tensor, piece: Slice) -> torch.Tensor:
+    # Most tensors are smaller than a chunk: a view saved is microseconds.
+    if piece.element_count == flat.numel():
+        return flat
+    return flat[piece.start : piece.stop]
