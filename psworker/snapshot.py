@@ -21,9 +21,11 @@ from psworker.config import find_coordinator
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
+    WaitTimeoutError,
     error_of_refusal,
 )
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.retries import now
 from psworker.snapshot_image import SnapshotImage
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
@@ -40,6 +42,9 @@ an answer."""
 
 CONNECT_TIMEOUT_S: Final = 8.0
 """Longest wait for a coordinator that may be just starting."""
+
+_RETRY_INTERVAL_S: Final = 0.2
+"""Between two questions to a job that has not started."""
 
 _NEWEST: Final = -1
 
@@ -252,11 +257,24 @@ class SnapshotReader:
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
         if self._control is None:
             self._control = ControlClient(str(self._address))
-        found = await self._control.request_snapshot(
-            newer_than, wait_s=timeout_s, timeout_s=timeout_s + _ANSWER_MARGIN_S
-        )
-        self._has_answered = True
-        return found
+        deadline = now() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - now())
+            try:
+                found = await self._control.request_snapshot(
+                    newer_than, wait_s=left_s, timeout_s=left_s + _ANSWER_MARGIN_S
+                )
+            except CallError as error:
+                if not _may_pass(error):
+                    raise
+                if left_s == 0:
+                    raise WaitTimeoutError(
+                        f"no snapshot within {timeout_s:g} s: {error.text}"
+                    ) from error
+                await asyncio.sleep(min(_RETRY_INTERVAL_S, left_s))
+            else:
+                self._has_answered = True
+                return found
 
     async def _pull(self, found: "values.Snapshot") -> Snapshot:
         image = SnapshotImage(found.schema, len(found.shards))
@@ -319,6 +337,15 @@ class SnapshotReader:
             await client.close()
         if self._control is not None:
             await self._control.close()
+
+
+def _may_pass(error: CallError) -> bool:
+    """Whether the job is only not there yet, or not again."""
+    return error.refusal is not None and error.refusal.reason in (
+        ErrorReason.NOT_STARTED,
+        ErrorReason.RECOVERING,
+        ErrorReason.DRAINING,
+    )
 
 
 def _is_gone(error: CallError) -> bool:

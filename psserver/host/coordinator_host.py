@@ -270,6 +270,7 @@ class CoordinatorHost:
         snapshots = self.core.snapshots
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        finished = False
         while True:
             wanted = self.core.want_cut(self.now_ms())
             self.pump()
@@ -283,12 +284,13 @@ class CoordinatorHost:
                 raise Refusal(
                     ErrorReason.SHARD_LOST, f"the job has failed: {self.core.failure}"
                 )
+            finished = finished or done
             newest = snapshots.newest
             is_ready = done and not snapshots.failure and newest is not None
             if newest is not None and is_ready and newest.version > newer_than:
                 return PinnedSnapshot(newest, snapshots.pin(newest, self.now_ms()))
             if loop.time() >= deadline:
-                raise self._no_snapshot(newer_than, timeout_s, finished=done)
+                raise self._no_snapshot(newer_than, timeout_s, finished=finished)
             await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
 
     def _no_snapshot(

@@ -62,10 +62,7 @@ class EpochLeases:
 
         Waits for a coordinator's answer at most, never for other workers.
         """
-        self._collect()
-        if not self._ready and not self._is_closed and self._may_bring_more():
-            self._ahead = self._ask(wait=False)
-            self._collect()
+        self._fill()
         if not self._ready:
             return None
         data_range = self._ready.popleft()
@@ -83,7 +80,9 @@ class EpochLeases:
 
         While it waits, the worker pushes weight 0 for clocks that wait for it.
         """
-        self._collect()
+        # Not idle before that has brought nothing: two requests at once would make the
+        # order of what they bring a matter of chance.
+        self._fill()
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)
@@ -92,6 +91,12 @@ class EpochLeases:
                 self._take_in(self._answer(self._ask(wait=False)))
             self._idle_until_answered(self._waiting)
         return bool(self._ready)
+
+    def _fill(self) -> None:
+        self._collect()
+        if not self._ready and not self._is_closed and self._may_bring_more():
+            self._ahead = self._ask(wait=False)
+            self._collect()
 
     def close(self) -> None:
         """Ends requests that are under way. What they were to report is kept."""

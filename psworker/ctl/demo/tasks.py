@@ -83,7 +83,7 @@ def _digits() -> Task:
     return Task(
         name="digits",
         described="an MLP on scikit-learn's 1,797 handwritten digits",
-        epoch_count=60,
+        epoch_count=30,
         batch_size=32,
         learning_rate=0.05,
         train_set=train_set,

@@ -1,0 +1,209 @@
+"""Leased data in a whole job: nobody hangs, nothing is seen twice, runs repeat."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+
+import psworker
+from tests.integration.job import Job, connect, run_workers
+
+SAMPLE_COUNT = 60
+
+
+def _dataset() -> TensorDataset:
+    inputs = torch.linspace(-1, 1, SAMPLE_COUNT * 3).reshape(SAMPLE_COUNT, 3)
+    return TensorDataset(inputs, torch.arange(SAMPLE_COUNT))
+
+
+def _loader(**options: object) -> DataLoader[Any]:
+    options.setdefault("batch_size", 4)
+    options.setdefault("shuffle", "sampler" not in options)
+    return DataLoader(_dataset(), **options)  # type: ignore[arg-type]
+
+
+def _prepared(
+    ps: psworker.Connection, loader: DataLoader[Any]
+) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    prepared: tuple[nn.Module, torch.optim.Optimizer, Any] = ps.prepare(
+        model, optimizer, loader
+    )
+    return prepared
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor
+) -> None:
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _training(
+    job: Job, epoch_count: int, **options: object
+) -> Callable[[str], tuple[list[list[list[int]]], list[torch.Tensor]]]:
+    """A worker's work; what it saw in each epoch, and its parameters at the end."""
+
+    def work(worker_id: str) -> tuple[list[list[list[int]]], list[torch.Tensor]]:
+        seen: list[list[list[int]]] = []
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader(**options))
+            for _ in range(epoch_count):
+                seen.append([])
+                for inputs, indices in loader:
+                    seen[-1].append(indices.tolist())
+                    _step(model, optimizer, inputs)
+            return seen, [each.detach().clone() for each in model.parameters()]
+
+    return work
+
+
+@pytest.mark.parametrize("process_count", [0, 2])
+def test_together_the_workers_see_each_sample_once_an_epoch(
+    tmp_path: Path, process_count: int
+) -> None:
+    with Job(tmp_path, workers_min=3) as job:
+        work = _training(job, 3, num_workers=process_count)
+        results = run_workers(dict.fromkeys(("w0", "w1", "w2"), work))
+    for epoch in range(3):
+        seen = [
+            index
+            for batches, _ in results.values()
+            for batch in batches[epoch]
+            for index in batch
+        ]
+        assert sorted(seen) == list(range(SAMPLE_COUNT))
+
+
+def test_a_run_repeats_bit_by_bit(tmp_path: Path) -> None:
+    runs = []
+    for folder in ("first", "second"):
+        with Job(tmp_path / folder, workers_min=2) as job:
+            # 15 batches for two: each epoch ends with one worker idle.
+            work = _training(job, 4)
+            results = run_workers(dict.fromkeys(("w0", "w1"), work))
+            runs.append((job.values_digest(), results))
+    (_, first), (_, second) = runs
+    by_content = [
+        {str(batches): parameters for batches, parameters in run.values()}
+        for run in (first, second)
+    ]
+    # Which worker has which rank may differ, not what is trained on when.
+    assert by_content[0].keys() == by_content[1].keys()
+
+
+def test_a_worker_with_more_data_waits_for_nobody_who_has_left(tmp_path: Path) -> None:
+    def work(worker_id: str) -> int:
+        epoch_count = {"w0": 1, "w1": 3}[worker_id]
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader())
+            for _ in range(epoch_count):
+                for inputs, _ in loader:
+                    _step(model, optimizer, inputs)
+            return ps.clock
+
+    with Job(tmp_path, workers_min=2) as job:
+        clocks = run_workers({"w0": work, "w1": work})
+        with psworker.SnapshotReader(job.address) as reader:
+            final = reader.latest(timeout=10)
+    assert final.clock == max(clocks.values())
+
+
+def test_an_accumulation_that_never_ends_strands_nobody(tmp_path: Path) -> None:
+    def work(worker_id: str) -> int:
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader())
+            for _ in range(2):
+                for count, (inputs, _) in enumerate(loader, start=1):
+                    model(inputs).square().sum().backward()
+                    if count % 2 == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+            return ps.clock
+
+    with Job(tmp_path, workers_min=2) as job:
+        clocks = run_workers({"w0": work, "w1": work})
+    assert all(clock > 0 for clock in clocks.values())
+
+
+def test_leaving_an_epoch_early_strands_nobody(tmp_path: Path) -> None:
+    left = threading.Event()
+
+    def quitter(worker_id: str) -> None:
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader())
+            for inputs, _ in loader:
+                _step(model, optimizer, inputs)
+                break
+        left.set()
+
+    def stayer(worker_id: str) -> list[int]:
+        seen: list[int] = []
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader())
+            for inputs, indices in loader:
+                seen += indices.tolist()
+                _step(model, optimizer, inputs)
+        return seen
+
+    with Job(tmp_path, workers_min=2) as job:
+        works: dict[str, Callable[[str], Any]] = {"w0": quitter, "w1": stayer}
+        results = run_workers(works)
+    assert left.is_set()
+    # All but the one batch of the quitter, each once.
+    assert len(results["w1"]) == len(set(results["w1"])) == SAMPLE_COUNT - 4
+
+
+class Reversed(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLE_COUNT - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return SAMPLE_COUNT
+
+
+def test_another_order_of_data_is_refused_with_the_cure(tmp_path: Path) -> None:
+    registered = threading.Event()
+
+    def first(worker_id: str) -> None:
+        with connect(job, worker_id) as ps:
+            _, _, loader = _prepared(ps, _loader(shuffle=False))
+            batches = iter(loader)
+            next(batches)
+            registered.set()
+            batches.close()
+
+    def second(worker_id: str) -> str:
+        with connect(job, worker_id) as ps:
+            _, _, loader = _prepared(ps, _loader(sampler=Reversed()))
+            assert registered.wait(10)
+            with pytest.raises(psworker.DataOrderError) as caught:
+                next(iter(loader))
+            return str(caught.value)
+
+    with Job(tmp_path, workers_min=2) as job:
+        works: dict[str, Callable[[str], Any]] = {"w0": first, "w1": second}
+        text = run_workers(works)["w1"]
+    assert "same data set and a sampler" in text
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_stream_is_refused_before_the_worker_joins(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path) as job,
+        connect(job, "w0") as ps,
+        pytest.raises(psworker.ConfigurationError, match="IterableDataset"),
+    ):
+        _prepared(ps, DataLoader(Stream(), batch_size=2))

@@ -1,0 +1,111 @@
+"""Snapshots while training goes on: one version of all shards, always."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from tests.integration.job import Crew, Job, connect
+
+SNAPSHOT_COUNT = 200
+
+
+class Ones(nn.Module):
+    """Zeros at first, and a gradient of ones: after clock c all is minus c."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = ((100, 50), (3,), (), (40, 40), (0, 2))
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+        self.tied = self.parts[0]
+        self.register_buffer("counts", torch.arange(5))
+
+
+def test_each_of_200_snapshots_is_of_exactly_one_version(tmp_path: Path) -> None:
+    stopped = threading.Event()
+
+    def train(worker_id: str) -> int:
+        with connect(job, worker_id) as ps:
+            model = Ones()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer = ps.prepare(model, optimizer)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            while not stopped.is_set():
+                optimizer.step()
+            return ps.clock
+
+    versions = []
+    with (
+        Job(tmp_path, shard_count=3, workers_min=1) as job,
+        Crew({"w0": train}) as crew,
+        psworker.SnapshotReader(job.address) as reader,
+    ):
+        try:
+            version = 0
+            for _ in range(SNAPSHOT_COUNT):
+                snapshot = reader.wait_newer(version, timeout=20)
+                version = snapshot.version
+                versions.append(version)
+                state = snapshot.state_dict()
+                Ones().load_state_dict(state, strict=True)
+                values = {
+                    value
+                    for name, tensor in state.items()
+                    if name != "counts"
+                    for value in tensor.flatten().tolist()
+                }
+                assert values == {-float(snapshot.clock)}
+                assert snapshot.version == snapshot.clock
+        finally:
+            stopped.set()
+        final_clock = crew.results()["w0"]
+        final = reader.latest(timeout=20)
+    assert versions == sorted(set(versions))
+    assert final.clock == final_clock
+
+
+def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        with psworker.SnapshotReader(job.address) as first:
+            second = psworker.SnapshotReader(job.address)
+            assert first.latest().version == second.latest().version == 0
+            assert torch.equal(first.latest().state_dict()["weight"], model.weight)
+
+            def wait(_: str) -> str:
+                with pytest.raises(psworker.ClosedError) as caught:
+                    second.wait_newer(0, timeout=20)
+                return str(caught.value)
+
+            with Crew({"reader": wait}) as crew:
+                second.close()
+                assert "closed" in crew.results()["reader"]
+
+
+def test_there_is_none_before_the_start_and_the_text_says_whom_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    with (
+        Job(tmp_path, workers_min=2) as job,
+        psworker.SnapshotReader(job.address) as reader,
+        pytest.raises(psworker.PsError, match="worker"),
+    ):
+        reader.latest(timeout=0.5)
+
+
+def test_waiting_for_a_version_that_never_comes_ends_in_time(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path) as job,
+        connect(job, "w0") as ps,
+        psworker.SnapshotReader(job.address) as reader,
+    ):
+        model = nn.Linear(2, 2)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(psworker.WaitTimeoutError, match="newest is 0"):
+            reader.wait_newer(0, timeout=0.5)
