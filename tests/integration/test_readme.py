@@ -9,6 +9,7 @@ from tests.integration.readme_session import ReadmeFailureError, ReadmeSession
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = CHECKOUT / "README.md"
+EXAMPLES = CHECKOUT / "examples"
 
 PAGE = """
 # A page
@@ -115,10 +116,21 @@ def test_a_page_that_is_wrong_fails(
 
 def test_every_block_is_of_a_kind_that_runs() -> None:
     fences = re.findall(r"^```(\S*)$", README.read_text(), re.MULTILINE)
-    assert set(fences[::2]) <= {"console", "python"}
+    assert set(fences[::2]) <= {"console", "python", "diff"}
 
 
-@pytest.mark.timeout(240)
+def test_the_change_that_the_readme_shows_is_that_of_the_examples() -> None:
+    before, after = (
+        [line.strip() for line in path.read_text().splitlines()]
+        for path in (EXAMPLES / "digits_before.py", EXAMPLES / "digits_after.py")
+    )
+    (shown,) = re.findall(r"^```diff\n(.*?)^```", README.read_text(), re.M | re.S)
+    lines = [line for line in shown.splitlines() if line.strip() != "..."]
+    assert {line[2:] for line in lines if line[0] == "+"} == set(after) - set(before)
+    assert {line[2:].strip() for line in lines if line[0] == " "} <= set(before)
+
+
+@pytest.mark.timeout(300)
 def test_the_readme_does_what_it_says(tmp_path: Path) -> None:
     with ReadmeSession(README, checkout=CHECKOUT, scratch=tmp_path) as session:
         assert session.run() >= 4
