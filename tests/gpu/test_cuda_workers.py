@@ -48,7 +48,7 @@ def trained(
                 inputs, labels = batch(worker_id, step, sizes[worker_id])
                 outputs = model(inputs.to("cuda")).float()
                 loss = nn.functional.cross_entropy(outputs.cpu(), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 gradients.append([p.grad.cpu().clone() for p in model.parameters()])
                 optimizer.step(weight=sizes[worker_id])
                 optimizer.zero_grad()

@@ -30,7 +30,7 @@ def values(model: nn.Module) -> torch.Tensor:
 
 
 def backward(loss: torch.Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
 
 
 def run_workers(count: int, work: Callable[[int], object]) -> list[object]:
@@ -242,3 +242,49 @@ def test_prepare_is_called_once_and_not_after_close(job: LocalJob) -> None:
         ps.prepare(model)
     with pytest.raises(psworker.ClosedError):
         optimizer.step()
+
+
+def test_pending_gradients_keep_the_values_they_were_computed_from(
+    tmp_path: Path,
+) -> None:
+
+    def work(worker: int) -> torch.Tensor:
+        with psworker.connect(job.address, worker_id=f"w{worker}") as ps:
+            model = small_model()
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=0.1)
+            )
+            before = values(model)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            if worker == 0:
+                optimizer.push_nothing()
+                assert torch.equal(values(model), before)
+            else:
+                optimizer.step()
+                torch.testing.assert_close(values(model), before - 0.1)
+            # In this one most parameters have no gradient, so no value comes back.
+            for parameter in list(model.parameters())[1:]:
+                parameter.grad = None
+            optimizer.step()
+            return values(model)
+
+    with LocalJob(tmp_path / "state", workers_min=2) as job:
+        first, second = run_workers(2, work)
+
+    assert torch.equal(first, second)  # type: ignore[arg-type]
+
+
+def test_values_are_written_where_the_parameter_is_now(job: LocalJob) -> None:
+    ps, model, optimizer = connect_and_prepare(job)
+    with ps:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        before = values(model)
+
+        optimizer.step()
+
+        torch.testing.assert_close(values(model), before - 0.1)

@@ -49,9 +49,7 @@ def join_rpc(name: str, rank: int, port: int) -> None:
     with warnings.catch_warnings():
         # torch warns of how its own RPC uses its process groups.
         warnings.filterwarnings("ignore", message="You are using a Backend")
-        rpc.init_rpc(  # type: ignore[no-untyped-call]
-            name, rank=rank, world_size=2, rpc_backend_options=options
-        )
+        rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
 
 
 if __name__ == "__main__":
