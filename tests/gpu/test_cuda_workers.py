@@ -13,15 +13,24 @@ from torch import nn
 
 from tests.integration.job import Job, connect, deviation, run_workers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(120),
+    # torch warns once in each new thread, before it sets the context by itself.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
 
 SEED = 20261128
 STEP_COUNT = 30
 
 
 def make_model() -> nn.Sequential:
-    torch.manual_seed(SEED)
-    return nn.Sequential(nn.Linear(24, 700), nn.Tanh(), nn.Linear(700, 5))
+    # Not the global seed: workers are threads here, and would share it.
+    generator = torch.Generator().manual_seed(SEED)
+    model = nn.Sequential(nn.Linear(24, 700), nn.Tanh(), nn.Linear(700, 5))
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.2, 0.2, generator=generator)
+    return model
 
 
 def batch(worker_id: str, step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +100,8 @@ def test_models_on_cuda_train_to_the_numbers_of_one_process(tmp_path: Path) -> N
     sizes = {"w0": 7, "w1": 19}
     with Job(tmp_path, shard_count=2, workers_min=2) as job:
         ours, gradients = trained(job, sizes, lambda model: model.to("cuda"), adam)
-    assert deviation(ours, expected(sizes, gradients, adam)) <= 1e-6
+    worst = deviation(ours, expected(sizes, gradients, adam))
+    assert worst <= 1e-6
 
 
 def test_a_model_in_bfloat16_on_cuda_keeps_its_type(tmp_path: Path) -> None:
@@ -108,9 +118,9 @@ def test_a_model_in_bfloat16_on_cuda_keeps_its_type(tmp_path: Path) -> None:
     with Job(tmp_path, shard_count=2) as job:
         ours, gradients = trained(job, sizes, place, sgd)
     assert all(value.dtype == torch.bfloat16 for value in ours)
-    exact = expected(sizes, gradients, sgd, torch.bfloat16)
+    worst = deviation(ours, expected(sizes, gradients, sgd, torch.bfloat16))
     # One unit in the last place of bfloat16 is 2^-8 of the value.
-    assert deviation(ours, exact) <= 2**-7
+    assert worst <= 2**-7
 
 
 def test_parameters_on_several_devices_stay_where_they_are(tmp_path: Path) -> None:
@@ -123,7 +133,8 @@ def test_parameters_on_several_devices_stay_where_they_are(tmp_path: Path) -> No
 
     with Job(tmp_path, shard_count=3, workers_min=2) as job:
         ours, gradients = trained(job, sizes, place, adam)
-    assert deviation(ours, expected(sizes, gradients, adam)) <= 1e-6
+    worst = deviation(ours, expected(sizes, gradients, adam))
+    assert worst <= 1e-6
 
 
 def test_a_gradient_that_overflows_on_cuda_skips_the_clock(tmp_path: Path) -> None:
