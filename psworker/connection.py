@@ -6,11 +6,10 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from torch.utils.data import DataLoader
 
-from pswire.frames import SEED_CHUNK_FIELD
 from pswire.placement import place
 from psworker import event_loop, fork_guard
 from psworker.config import WorkerConfig, find_coordinator, find_worker_id
@@ -23,7 +22,7 @@ from psworker.errors import (
     PsError,
 )
 from psworker.event_loop import EventLoop
-from psworker.exchange import receive
+from psworker.joining import Joining
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
@@ -31,9 +30,11 @@ from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.session import Session
 from psworker.stepper import Stepper
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ValueStore
 from psworker.transport.call_error import CallError
-from psworker.transport.values import Member, SeedOrder
+
+if TYPE_CHECKING:
+    from psworker.transport.values import Member
 
 logger: Final = logging.getLogger("psworker")
 
@@ -276,10 +277,9 @@ class Connection:
                 "with",
                 given.bound.buffer_count,
             )
-        self._loop.run(
-            self._session.join(schema, list(given.specs.values()), list(given.loaders))
-        )
-        self._member = member = self._wait_member(store)
+        joining = Joining(self._loop, self._session, store)
+        timeout_s = self._config.start_timeout_s
+        self._member = member = joining.join(given, timeout_s=timeout_s)
         return Stepper(
             self._loop,
             self._session,
@@ -288,50 +288,6 @@ class Connection:
             member=member,
             timeout_s=self._config.step_timeout_s,
         )
-
-    def _wait_member(self, store: ValueStore) -> Member:
-        """Waits for the start, seeding when told to and pulling when not."""
-        deadline = time.monotonic() + self._config.start_timeout_s
-        done: SeedOrder | None = None
-        seeded: SeedOrder | None = None
-        while True:
-            left_s = max(0.01, deadline - time.monotonic())
-            step = self._loop.run(self._session.wait_start(done, timeout_s=left_s))
-            if isinstance(step, Member):
-                break
-            done = step
-            if self._seed(step, store, left_s):
-                seeded = step
-        record = self._session.membership.record
-        assert record is not None, "only a record makes a member"
-        if seeded is None or seeded.fence_number != record.fence_number:
-            receive(
-                self._loop,
-                lambda receiver: self._session.shards.pull(
-                    record.generation, step.base_clock, receiver, timeout_s=left_s
-                ),
-                store,
-            )
-        return step
-
-    def _seed(self, order: SeedOrder, store: ValueStore, timeout_s: float) -> bool:
-        """Writes this model's values to all shards; whether they took them."""
-        source = ChunkSource(store.tensors)
-        try:
-            self._loop.run(
-                self._session.shards.seed(
-                    order,
-                    lambda shard_index: (
-                        source.encode(chunk, SEED_CHUNK_FIELD)
-                        for chunk in store.placement.chunks_by_shard[shard_index]
-                    ),
-                    timeout_s=timeout_s,
-                )
-            )
-        except CallError as error:
-            logger.warning("could not write the first values: %s", error)
-            return False
-        return True
 
 
 def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa: ANN401

@@ -25,6 +25,9 @@ from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 
+LEAVE_TIMEOUT_S: Final = 10.0
+"""Deadline of the leave: a script that is done does not wait longer."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
@@ -146,7 +149,7 @@ class Session:
             )
 
         with told_to_users():
-            await until_decided(attempt, now() + CALL_TIMEOUT_S)
+            await until_decided(attempt, now() + LEAVE_TIMEOUT_S)
 
     async def close(self) -> None:
         """Ends all calls and channels. Without `leave`, the worker is evicted."""

@@ -82,7 +82,9 @@ class ShardCalls:
                 order.fence_number, chunks_of(shard_index), timeout_s=timeout_s
             )
 
-        await all_or_none(seed_one(shard.shard_index) for shard in order.shards)
+        await self._membership.unless_failed(
+            all_or_none(seed_one(shard.shard_index) for shard in order.shards)
+        )
 
     async def pull(
         self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float

@@ -6,13 +6,19 @@ Any failure is one of two: *decided*, the server refused and nothing changed; or
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 
 import grpc
 import grpc.aio
 
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, Refusal
-from psworker.errors import PsError, UnavailableError, error_of_refusal
+from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
+
+_HOPELESS_CODES: Final = frozenset(
+    {"UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"}
+)
+"""Codes that nothing but a change on one of the sides makes go away."""
 
 
 class CallError(Exception):
@@ -39,12 +45,24 @@ class CallError(Exception):
         """Whether the same call may succeed later without any change."""
         if self.refusal is not None:
             return CATALOGUE[self.refusal.reason].retryable
-        return not self.is_decided and self.code != "UNIMPLEMENTED"
+        if self._is_too_large:
+            return False
+        return not self.is_decided and self.code not in _HOPELESS_CODES
+
+    @property
+    def _is_too_large(self) -> bool:
+        # gRPC's own refusal of a message, by either side; it has no code of its own.
+        return self.code == "RESOURCE_EXHAUSTED" and "larger than max" in self.text
 
     def to_ps_error(self) -> PsError:
         """The exception that a user sees."""
         if self.refusal is not None:
             return error_of_refusal(self.refusal)
+        if self._is_too_large:
+            return LimitError(
+                f"a message to {self.peer} is too large: {self.text}; a model of fewer "
+                "tensors needs a shorter description"
+            )
         return UnavailableError(
             f"{self.peer} gave no answer ({self.code.lower().replace('_', ' ')}: "
             f"{self.text}); look into its log"

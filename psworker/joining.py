@@ -1,0 +1,98 @@
+"""How a worker becomes a member: join, wait, seed or pull.
+
+In the user's thread; whoever is waited for is named in the log.
+"""
+
+import logging
+import time
+from typing import Final
+
+from pswire.frames import SEED_CHUNK_FIELD
+from psworker.event_loop import EventLoop
+from psworker.exchange import receive
+from psworker.prepare import Prepared
+from psworker.session import Session
+from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.transport.call_error import CallError
+from psworker.transport.values import Member, SeedOrder
+
+logger: Final = logging.getLogger("psworker")
+
+_SEED_RETRY_S: Final = 0.5
+
+
+class Joining:
+    """One worker on its way into a job."""
+
+    def __init__(self, loop: EventLoop, session: Session, store: ValueStore) -> None:
+        self._loop = loop
+        self._session = session
+        self._store = store
+
+    def join(self, given: Prepared, *, timeout_s: float) -> Member:
+        """Joins, and returns when the tensors hold the job's values.
+
+        Raises:
+            SchemaMismatchError: The job trains another model.
+            OptimizerMismatchError: The job uses another optimizer.
+            StartTimeoutError: The job did not start in time.
+        """
+        specs = list(given.specs.values())
+        loaders = list(given.loaders)
+        self._loop.run(self._session.join(given.bound.schema, specs, loaders))
+        deadline = time.monotonic() + timeout_s
+        member, seeded = self._wait_member(deadline)
+        record = self._session.membership.record
+        assert record is not None, "only a record makes a member"
+        if seeded is None or seeded.fence_number != record.fence_number:
+            self._pull(record.generation, member.base_clock, deadline)
+        return member
+
+    def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
+        """Waits for the start, seeding when told to; the order that was carried out."""
+        done: SeedOrder | None = None
+        seeded: SeedOrder | None = None
+        while True:
+            waiting = self._session.wait_start(done, timeout_s=_left_s(deadline))
+            step = self._loop.run(waiting)
+            if isinstance(step, Member):
+                return step, seeded
+            try:
+                self._seed(step, deadline)
+                done = seeded = step
+            except CallError as error:
+                logger.warning("could not write the first values: %s", error)
+                if error.is_decided:
+                    done = step  # that order is over; a new one will come
+                else:
+                    time.sleep(_SEED_RETRY_S)
+
+    def _seed(self, order: SeedOrder, deadline: float) -> None:
+        """Writes this worker's values to all shards.
+
+        Raises:
+            CallError: A shard did not take them.
+        """
+        source = ChunkSource(self._store.tensors)
+        seeding = self._session.shards.seed(
+            order,
+            lambda shard_index: (
+                source.encode(chunk, SEED_CHUNK_FIELD)
+                for chunk in self._store.placement.chunks_by_shard[shard_index]
+            ),
+            timeout_s=_left_s(deadline),
+        )
+        self._loop.run(seeding)
+
+    def _pull(self, generation: int, clock: int, deadline: float) -> None:
+        receive(
+            self._loop,
+            lambda receiver: self._session.shards.pull(
+                generation, clock, receiver, timeout_s=_left_s(deadline)
+            ),
+            self._store,
+        )
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.01, deadline - time.monotonic())
