@@ -35,6 +35,7 @@ class PushEntry:
         staged: Chunks received and not applied.
         applied: Chunks that are part of the parameters.
         outcome: Set when the push is done.
+        nonfinite_worker_ids: For whose gradient it was skipped.
     """
 
     trailer: Trailer | None = None
@@ -42,6 +43,7 @@ class PushEntry:
     staged: dict[int, StagedChunk] = field(default_factory=dict)
     applied: set[int] = field(default_factory=set)
     outcome: Outcome | None = None
+    nonfinite_worker_ids: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -86,9 +88,14 @@ class DedupeTable:
         """What is known of a worker, without making anything."""
         return self._windows.get(worker) or PushWindow()
 
-    def forget(self, worker: WorkerKey) -> None:
-        """Drops the window of an incarnation that a record has closed."""
-        self._windows.pop(worker, None)
+    def discard_after(self, worker: WorkerKey, sequence: int) -> dict[int, PushEntry]:
+        """Forgets the pushes of a closed incarnation after its last one.
+
+        The window itself stays, so that the last one can still be answered.
+        """
+        entries = self.window(worker).entries
+        beyond = [number for number in entries if number > sequence]
+        return {number: entries.pop(number) for number in sorted(beyond)}
 
     def open(self, worker: WorkerKey, sequence: int) -> PushEntry | None:
         """Finds or makes the entry of a push.
@@ -166,13 +173,20 @@ class DedupeTable:
         entry.staged[chunk_index] = chunk
         return True
 
-    def finish(self, worker: WorkerKey, sequence: int, outcome: Outcome) -> None:
+    def finish(
+        self,
+        worker: WorkerKey,
+        sequence: int,
+        outcome: Outcome,
+        nonfinite_worker_ids: tuple[str, ...] = (),
+    ) -> None:
         """Marks a push as done and frees its bytes."""
         window = self.window(worker)
         assert sequence == window.done_sequence + 1
         window.done_sequence = sequence
         entry = window.entries.setdefault(sequence, PushEntry())
         entry.outcome = outcome
+        entry.nonfinite_worker_ids = nonfinite_worker_ids
         entry.staged.clear()
 
     def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from psserver.core.push import PushId, Reply
 from psserver.core.record import WorkerKey
+from pswire.reasons import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,22 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefusePush:
+    """A push that was under way came after its worker's last one: end its call."""
+
+    push: PushId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionAwaited:
-    """A clock waits for nobody but workers that said they have no data."""
+    """A clock waits for nobody but workers that said they have no data.
+
+    Attributes:
+        worker: One of them.
+        clock: The clock it said it has no data for.
+        optimizer: Optimizer that the contributors named, empty when nobody did.
+    """
 
     worker: WorkerKey
     clock: int
@@ -129,6 +144,7 @@ class ChunkTorn:
 ShardEffect = (
     ApplyChunk
     | Finish
+    | RefusePush
     | ContributionAwaited
     | FenceReport
     | CommitSeed

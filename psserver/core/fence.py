@@ -80,9 +80,13 @@ def membership_record(fence: ActiveFence, previous: Record) -> Record:
     A worker that leaves says itself which push was its last. Of one that is evicted
     every shard holds L or L+1 complete clocks; L, the minimum, counts. A joiner
     contributes from the clock after the highest of which any shard holds a trailer.
+    Departures whose last clock is still open somewhere are told again, since the
+    version of such a clock follows from the newest record alone.
     """
     reports = tuple(fence.reports.values())
+    applied_min = min(report.applied_clock for report in reports)
     departures = _departures(fence.change, previous, reports)
+    open_still = [e for e in previous.departures if e.last_clock > applied_min]
     gone = {end.member.worker for end in departures}
     staying = [m for m in previous.members if m.worker not in gone]
     members = _with_joiners(staying, fence.change.joins, reports)
@@ -92,7 +96,7 @@ def membership_record(fence: ActiveFence, previous: Record) -> Record:
         generation=previous.generation + 1,
         kind=FenceKind.MEMBERSHIP,
         members=tuple(members),
-        departures=departures,
+        departures=(*open_still, *departures),
         departed_step_count=previous.departed_step_count
         + sum(end.step_count for end in departures),
         skipped_clocks=tuple(sorted(skipped)),
@@ -113,14 +117,21 @@ def _departures(
     for worker, sequence in change.leaves:
         member = previous.member_of(worker)
         if member is not None:
-            last = member.base_clock + sequence
+            # What was acknowledged is complete everywhere. More than that would make
+            # the others wait for pushes that nobody is going to send.
+            last = min(member.base_clock + sequence, _held_clock(reports, member))
             found.append(Departure(member=member, last_clock=last, evicted=False))
     for worker in change.evictions:
         member = previous.member_of(worker)
         if member is not None:
-            last = min(_complete_clock(report, member) for report in reports)
+            last = _held_clock(reports, member)
             found.append(Departure(member=member, last_clock=last, evicted=True))
     return tuple(found)
+
+
+def _held_clock(reports: tuple[FenceReport, ...], member: Member) -> int:
+    """Highest clock of a member that is complete on every shard."""
+    return min(_complete_clock(report, member) for report in reports)
 
 
 def _complete_clock(report: FenceReport, member: Member) -> int:

@@ -5,7 +5,10 @@ A record holds the whole membership, so that the newest one is all a process nee
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+NAME_CHARACTERS_SHOWN: Final = 64
+"""Of a name that somebody else chose, in a text for people."""
 
 
 class WorkerKey(NamedTuple):
@@ -15,7 +18,10 @@ class WorkerKey(NamedTuple):
     incarnation: int
 
     def __str__(self) -> str:
-        return f"{self.worker_id}/{self.incarnation}"
+        """For logs and texts; escaped if a terminal would do more than print it."""
+        name = self.worker_id
+        shown = name if name.isprintable() else ascii(name)
+        return f"{shown[:NAME_CHARACTERS_SHOWN]}/{self.incarnation}"
 
 
 class Mode(IntEnum):
@@ -79,7 +85,8 @@ class Record:
         generation: Grows with every record.
         kind: What the fence was for.
         members: Members from now on.
-        departures: Members that this record ends.
+        departures: Members that this record ends, and those of earlier records whose
+            last clock was not complete on every shard.
         departed_step_count: Steps of all members that ever ended.
         skipped_clocks: Open clocks that every shard skips.
         mode: Mode from now on.

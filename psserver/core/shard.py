@@ -10,26 +10,32 @@ contributors that records name, summed in the order of worker ids.
 
 from collections.abc import Collection
 
+from psserver.core.admission import (
+    admitted_member,
+    check_clock,
+    check_phase,
+    closed_refusal,
+)
 from psserver.core.aggregate import OpenClock
+from psserver.core.attendance import Attendance
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import DedupeTable, PushEntry
 from psserver.core.effects import (
-    ApplyChunk,
     ChunkTorn,
     CommitSeed,
     ContributionAwaited,
     CopyImage,
     DiscardSeed,
-    FenceReport,
     Finish,
-    HyperparametersDiffer,
+    RefusePush,
     ShardEffect,
-    StagedContribution,
-    WorkerHolding,
 )
+from psserver.core.hyperparameters import HyperparameterComparison, source_of
 from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.core.record import FenceKind, Member, Record, WorkerKey
+from psserver.core.record import Departure, FenceKind, Member, Record, WorkerKey
+from psserver.core.release import orders_to_apply, trailers_of
 from psserver.core.shard_fence import ShardFence
+from psserver.core.shard_report import report_of
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -52,10 +58,9 @@ class ShardCore:
         self._fence = ShardFence()
         self._open: OpenClock | None = None
         self._forced_skips: set[int] = set()
-        self._last_skip = 0
-        self._idle: dict[WorkerKey, int] = {}
-        self._heard_ms: dict[WorkerKey, int] = {}
-        self._warned: set[tuple[WorkerKey, WorkerKey]] = set()
+        self._skipped_clock = 0
+        self._attendance = Attendance()
+        self._comparison = HyperparameterComparison()
         self._effects: list[ShardEffect] = []
 
     def take_effects(self) -> list[ShardEffect]:
@@ -80,16 +85,10 @@ class ShardCore:
             Refusal: `RECOVERING`, `WORKER_INCARNATION_STALE`, `MALFORMED_MESSAGE` or
                 `SEQUENCE_GAP`; no state changed.
         """
-        member = self._admitted_member(push.worker, push.sequence)
-        if clock != member.base_clock + push.sequence:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"push {push.sequence} of {push.worker} is of clock "
-                f"{member.base_clock + push.sequence}, the header says {clock}",
-            )
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        check_clock(member, push, clock)
         entry = self.dedupe.open(push.worker, push.sequence)
-        self._heard_ms[push.worker] = now_ms
-        self._idle.pop(push.worker, None)
+        self._attendance.note_push(push.worker, now_ms)
         return entry
 
     def add_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
@@ -104,8 +103,10 @@ class ShardCore:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
             )
-        if entry.trailer is None:
-            self._check_phase(push, trailer)
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        if entry.trailer is None and entry.outcome is None:
+            others = trailers_of(self._entries(member.base_clock + push.sequence))
+            check_phase(push, trailer, others)
         if self.dedupe.add_trailer(entry, trailer):
             self._pump()
 
@@ -134,14 +135,17 @@ class ShardCore:
 
     def reply_to(self, push: PushId) -> Reply | None:
         """The answer to a push that is done, None while it is not."""
-        window = self.dedupe.window(push.worker)
+        window = self.dedupe.window_of(push.worker)
         if push.sequence > window.done_sequence:
             return None
+        entry = window.entries.get(push.sequence)
+        if entry is not None and entry.outcome is Outcome.SKIPPED:
+            return self._reply(push, Outcome.SKIPPED, entry.nonfinite_worker_ids)
         return self._reply(push, Outcome.DUPLICATE)
 
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
-        if push.sequence <= self.dedupe.window(push.worker).done_sequence:
+        if push.sequence <= self.dedupe.window_of(push.worker).done_sequence:
             return self._chunk_indexes
         if self._open is not None and self._is_of(push, self._open.clock):
             return frozenset(self._open.applied)
@@ -189,14 +193,14 @@ class ShardCore:
         Raises:
             Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
         """
-        self._admitted_member(worker, None)
-        self._heard_ms[worker] = now_ms
-        self._idle[worker] = clock
+        admitted_member(self.clocks, worker)
+        self._attendance.note_idle(worker, clock, now_ms)
+        self._tell_passed("")
         self._pump()
 
     def withdraw_awaiting(self, worker: WorkerKey) -> None:
         """The worker's call has ended."""
-        self._idle.pop(worker, None)
+        self._attendance.withdraw(worker)
 
     def awaited(self, now_ms: int) -> list[tuple[str, int, int]]:
         """Whom the next clock waits for: worker id, its clock, silent time in ms.
@@ -208,20 +212,15 @@ class ShardCore:
         for member in self.clocks.contributors(clock):
             entry = self._entry_of(member, clock)
             if entry is None or not entry.is_complete:
-                heard = self._heard_ms.get(member.worker)
-                silent = -1 if heard is None else now_ms - heard
-                found.append((member.worker.worker_id, clock - 1, silent))
+                silent_ms = self._attendance.silent_ms(member.worker, now_ms)
+                found.append((member.worker.worker_id, clock - 1, silent_ms))
         return found
 
     @property
     def waiting_reason(self) -> str:
         """Why nothing is applied although contributions may be complete."""
-        if self._fence.open is not None:
-            kind = self._fence.open.kind.name.lower()
-            return f"fence {self._fence.open.fence_number} ({kind}) to be decided"
-        if self._fence.cut is not None and self._fence.cut.is_copying:
-            return "a snapshot to be copied"
-        return f"clock {self.clocks.applied_clock + 1} to be complete"
+        clock = self.clocks.applied_clock + 1
+        return self._fence.waits_for or f"clock {clock} to be complete"
 
     # Fences
 
@@ -229,8 +228,6 @@ class ShardCore:
         self, fence_number: int, kind: FenceKind, seeder: WorkerKey | None = None
     ) -> None:
         """Stops applying and reports, for a start when the seed is complete."""
-        if self._fence.cut is not None and not self._fence.cut.is_copying:
-            self._fence.cut = None  # a cut yields to any other fence
         if self._fence.prepare(fence_number, kind, seeder):
             if kind is FenceKind.START:
                 self._effects.append(DiscardSeed())
@@ -275,9 +272,9 @@ class ShardCore:
         if known is None and record.kind is FenceKind.START:
             self._effects.append(CommitSeed())
         self.clocks.install(record)
-        self._forced_skips.update(record.skipped_clocks)
         for departure in record.departures:
-            self._settle(departure.member, departure.last_clock)
+            self._settle(departure)
+        self._force_skips(record.skipped_clocks)
         self._fence.close(record.fence_number)
         if self._open is not None:
             self._open.disarm()
@@ -295,6 +292,11 @@ class ShardCore:
         if self._fence.decide_cut(fence_number, snapshot_id, clock):
             self._pump()
 
+    def withdraw_cut(self, snapshot_id: int) -> None:
+        """Nobody wants the image of a cut any more."""
+        if self._fence.withdraw_cut(snapshot_id):
+            self._pump()
+
     def image_copied(self, snapshot_id: int) -> None:
         """The owner has copied the state."""
         if self._fence.cut is not None and self._fence.cut.snapshot_id == snapshot_id:
@@ -303,45 +305,8 @@ class ShardCore:
 
     # Inside
 
-    def _admitted_member(self, worker: WorkerKey, sequence: int | None) -> Member:
-        if self.clocks.record is None:
-            raise Refusal(
-                ErrorReason.RECOVERING, "the shard has no record to work under yet"
-            )
-        member = self.clocks.member_of(worker)
-        if member is not None:
-            return member
-        departure = self.clocks.departure_of(worker)
-        if departure is not None and sequence is not None:
-            last = departure.last_clock - departure.member.base_clock
-            if sequence <= last:
-                return departure.member
-            raise Refusal(
-                ErrorReason.WORKER_INCARNATION_STALE,
-                f"{worker} was closed at push {last}",
-                sequence_closed=last,
-            )
-        raise Refusal(
-            ErrorReason.WORKER_INCARNATION_STALE,
-            f"{worker} is not a member of generation {self.clocks.record.generation}",
-        )
-
-    def _check_phase(self, push: PushId, trailer: Trailer) -> None:
-        member = self._admitted_member(push.worker, push.sequence)
-        if trailer.weight == 0:
-            return
-        for other, entry in self._entries(member.base_clock + push.sequence).items():
-            mine = entry.trailer
-            if mine and mine.weight > 0 and mine.optimizer != trailer.optimizer:
-                raise Refusal(
-                    ErrorReason.OPTIMIZER_OUT_OF_PHASE,
-                    f"{push.worker} pushed for optimizer {trailer.optimizer[:64]!r} at "
-                    f"clock {member.base_clock + push.sequence}, {other} for "
-                    f"{mine.optimizer[:64]!r}",
-                )
-
     def _entry_of(self, member: Member, clock: int) -> PushEntry | None:
-        window = self.dedupe.window(member.worker)
+        window = self.dedupe.window_of(member.worker)
         return window.entries.get(clock - member.base_clock)
 
     def _entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
@@ -358,170 +323,121 @@ class ShardCore:
 
     def _pump(self) -> None:
         """Does all that has become possible."""
-        if self._report_if_quiet():
-            return
+        self._report_if_quiet()
         while not self._fence.is_frozen:
             cut = self._fence.cut
             if cut is not None and self.clocks.applied_clock >= cut.clock:
-                if not self._is_applying:
-                    cut.is_copying = True
-                    self._effects.append(
-                        CopyImage(
-                            snapshot_id=cut.snapshot_id, clock=self.clocks.applied_clock
-                        )
+                cut.is_copying = True
+                self._effects.append(
+                    CopyImage(
+                        snapshot_id=cut.snapshot_id, clock=self.clocks.applied_clock
                     )
+                )
+            elif not self._advance():
                 return
-            if not self._advance():
-                return
-
-    @property
-    def _is_applying(self) -> bool:
-        return self._open is not None and bool(self._open.applying)
 
     def _advance(self) -> bool:
         """Works on the next clock; returns whether it is complete now."""
         number = self.clocks.applied_clock + 1
+        if self.clocks.is_empty(number, self._fence.cut_clock):
+            self._complete(number, Outcome.APPLIED)
+            return True
         contributors = self.clocks.contributors(number)
-        if not contributors or not self._fence.admits_clock(number):
+        if not contributors:
             return False
-        entries = self._entries(number)
         if number in self._forced_skips:
             self._complete(number, Outcome.SKIPPED)
             return True
-        lacking = [
-            m
-            for m in contributors
-            if m.worker not in entries or entries[m.worker].trailer is None
-        ]
+        entries = self._entries(number)
+        trailers = trailers_of(entries)
+        lacking = [m.worker for m in contributors if m.worker not in trailers]
         if lacking:
-            self._tell_idle(number, lacking, entries)
+            self._tell_idle(number, lacking, trailers)
             return False
-        if any(e.trailer and not e.trailer.finite for e in entries.values()):
+        if not all(trailer.finite for trailer in trailers.values()):
             self._complete(number, Outcome.SKIPPED)
             return True
-        if self._open is None:
-            self._open = OpenClock(number)
-        if not self._open.is_armed:
-            self._open.arm(entries, self._chunk_indexes)
-            self._warn_of_differences(number, contributors, entries)
-        self._release(self._open)
-        if not self._open.is_done:
+        clock = self._opened(number, entries)
+        self._release(clock)
+        if not clock.is_done:
             return False
         self._complete(number, Outcome.APPLIED)
         return True
 
+    def _opened(self, number: int, entries: dict[WorkerKey, PushEntry]) -> OpenClock:
+        """The clock that all trailers are in for, ready to release chunks."""
+        if self._open is None:
+            self._open = OpenClock(number)
+        if not self._open.is_armed:
+            self._open.arm(entries, self._chunk_indexes)
+            trailers = trailers_of(entries)
+            used = source_of(self.clocks.contributors(number), trailers)
+            self._effects += self._comparison.differences(number, used, trailers)
+        return self._open
+
     def _tell_idle(
-        self, clock: int, lacking: list[Member], entries: dict[WorkerKey, PushEntry]
+        self, clock: int, lacking: list[WorkerKey], trailers: dict[WorkerKey, Trailer]
     ) -> None:
-        weighty = [
-            e.trailer for e in entries.values() if e.trailer and e.trailer.weight
-        ]
-        if not weighty:
+        """Asks workers without data for their part of a clock that needs only them."""
+        weighty = [trailer for trailer in trailers.values() if trailer.weight > 0]
+        if not weighty or not self._attendance.are_idle(lacking, clock):
             return
-        if all(self._idle.get(member.worker) == clock for member in lacking):
-            for member in lacking:
-                del self._idle[member.worker]
-                self._effects.append(
-                    ContributionAwaited(
-                        worker=member.worker,
-                        clock=clock,
-                        optimizer=weighty[0].optimizer,
-                    )
+        for worker in lacking:
+            self._attendance.withdraw(worker)
+            self._effects.append(
+                ContributionAwaited(
+                    worker=worker, clock=clock, optimizer=weighty[0].optimizer
                 )
+            )
+
+    def _tell_passed(self, optimizer: str) -> None:
+        """Lets workers go on that wait for a clock which needed nothing of them."""
+        applied = self.clocks.applied_clock
+        for worker, clock in self._attendance.take_idle_until(applied):
+            self._effects.append(
+                ContributionAwaited(worker=worker, clock=clock, optimizer=optimizer)
+            )
 
     def _release(self, clock: OpenClock, among: tuple[int, ...] | None = None) -> None:
+        """Orders the chunks that are ready to be applied."""
         if not clock.is_armed or not self._fence.admits_clock(clock.clock):
             return
         ready = clock.take_ready(among)
         if not ready:
             return
-        contributors = self.clocks.contributors(clock.clock)
         entries = self._entries(clock.clock)
-        trailers = {
-            worker: entry.trailer for worker, entry in entries.items() if entry.trailer
-        }
-        source = trailers[self._source(contributors, trailers)]
-        total_weight = sum(trailer.weight for trailer in trailers.values())
-        for index in ready:
-            self._effects.append(
-                ApplyChunk(
-                    clock=clock.clock,
-                    chunk_index=index,
-                    optimizer=source.optimizer,
-                    contributions=tuple(
-                        StagedContribution(
-                            worker_id=worker.worker_id,
-                            weight=trailers[worker].weight,
-                            presence=entry.staged[index].presence,
-                            payload=entry.staged[index].payload,
-                            loss_scale=trailers[worker].loss_scale,
-                        )
-                        for worker, entry in entries.items()
-                        if trailers[worker].weight > 0 and index in entry.staged
-                    ),
-                    total_weight=total_weight,
-                    hyperparameters=source.hyperparameters,
-                )
-            )
-
-    def _source(
-        self, contributors: tuple[Member, ...], trailers: dict[WorkerKey, Trailer]
-    ) -> WorkerKey:
-        """Whose hyperparameters count: the longest contributor that has weight."""
-        weighty = tuple(m for m in contributors if trailers[m.worker].weight > 0)
-        return self.clocks.longest(weighty or contributors).worker
-
-    def _warn_of_differences(
-        self,
-        clock: int,
-        contributors: tuple[Member, ...],
-        entries: dict[WorkerKey, PushEntry],
-    ) -> None:
-        trailers = {w: e.trailer for w, e in entries.items() if e.trailer}
-        used = self._source(contributors, trailers)
-        for other, trailer in trailers.items():
-            if trailer.weight == 0 or (used, other) in self._warned:
-                continue
-            pairs = zip(
-                trailers[used].hyperparameters, trailer.hyperparameters, strict=False
-            )
-            for group, (mine, theirs) in enumerate(pairs):
-                if mine != theirs:
-                    self._warned.add((used, other))
-                    self._effects.append(
-                        HyperparametersDiffer(
-                            clock=clock,
-                            used=used,
-                            other=other,
-                            group=group,
-                            values=(mine, theirs),
-                        )
-                    )
-                    break
+        trailers = trailers_of(entries)
+        source = source_of(self.clocks.contributors(clock.clock), trailers)
+        self._effects += orders_to_apply(
+            clock.clock, ready, entries, source=trailers[source]
+        )
 
     def _complete(self, clock: int, outcome: Outcome) -> None:
         pushes = self.pushes_of(clock)
+        trailers = trailers_of(self._entries(clock))
         nonfinite = tuple(
             worker.worker_id
-            for worker, entry in self._entries(clock).items()
-            if entry.trailer and not entry.trailer.finite
+            for worker, trailer in trailers.items()
+            if not trailer.finite
         )
-        self.clocks.applied_clock = clock
+        self.clocks.complete(clock)
         self._open = None
         self._forced_skips.discard(clock)
         if outcome is Outcome.SKIPPED:
-            self._last_skip = clock
+            self._skipped_clock = clock
         for push in pushes:
-            self.dedupe.finish(push.worker, push.sequence, outcome)
+            self.dedupe.finish(push.worker, push.sequence, outcome, nonfinite)
             reply = self._reply(push, outcome, nonfinite)
             self._effects.append(Finish(push=push, reply=reply))
+        named = next((t.optimizer for t in trailers.values() if t.weight > 0), "")
+        self._tell_passed(named)
 
     def _reply(
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
     ) -> Reply:
         record = self.clocks.record
         assert record is not None
-        member = self._admitted_member(push.worker, push.sequence)
+        member = admitted_member(self.clocks, push.worker, push.sequence)
         return Reply(
             outcome=outcome,
             generation=record.generation,
@@ -531,57 +447,49 @@ class ShardCore:
             nonfinite_worker_ids=nonfinite,
         )
 
-    def _settle(self, member: Member, last_clock: int) -> None:
+    def _settle(self, departure: Departure) -> None:
         """Throws away what a member sent beyond its last clock."""
-        window = self.dedupe.window(member.worker)
-        for sequence in list(window.entries):
-            if member.base_clock + sequence > last_clock:
-                entry = window.entries.pop(sequence)
-                if entry.applied:
-                    self.torn_step_count += 1
-        self._idle.pop(member.worker, None)
+        worker = departure.member.worker
+        for sequence, entry in self.dedupe.discard_after(
+            worker, departure.step_count
+        ).items():
+            if entry.applied:
+                self.torn_step_count += 1
+            if entry.outcome is None:
+                refusal = closed_refusal(departure)
+                self._effects.append(
+                    RefusePush(push=PushId(worker, sequence), refusal=refusal)
+                )
+        self._attendance.forget(worker)
 
-    def _report_if_quiet(self) -> bool:
+    def _force_skips(self, clocks: Collection[int]) -> None:
+        """Skips clocks of which some shard has a verdict that is not finite.
+
+        Not those that are complete here, and not those that nobody is left of: the
+        next worker to join may contribute to them.
+        """
+        self._forced_skips.update(
+            clock
+            for clock in clocks
+            if clock > self.clocks.applied_clock and self.clocks.contributors(clock)
+        )
+
+    def _report_if_quiet(self) -> None:
         """Reports to the open fence when nothing is being applied any more."""
         fence = self._fence.open
-        if fence is None:
-            return False
-        copying = self._fence.cut is not None and self._fence.cut.is_copying
-        seeding = fence.kind is FenceKind.START and fence.seeded != self._chunk_indexes
-        if not fence.reported and not self._is_applying and not copying and not seeding:
-            fence.reported = True
-            self._effects.append(self._report(fence.fence_number))
-        return True
-
-    def _report(self, fence_number: int) -> FenceReport:
-        record = self.clocks.record
-        members = record.members if record is not None else ()
-        applied = self.clocks.applied_clock
-        trailer_max = touched_max = applied
-        skips = {self._last_skip} if self._last_skip == applied and applied else set()
-        holdings = []
-        for member in members:
-            window = self.dedupe.window(member.worker)
-            complete = member.base_clock + window.done_sequence
-            for sequence, entry in window.entries.items():
-                clock = member.base_clock + sequence
-                if sequence <= window.done_sequence or entry.trailer is None:
-                    continue
-                trailer_max = max(trailer_max, clock)
-                if entry.applied:
-                    touched_max = max(touched_max, clock)
-                if entry.is_complete:
-                    complete = max(complete, clock)
-                if not entry.trailer.finite:
-                    skips.add(clock)
-            holdings.append(
-                WorkerHolding(worker=member.worker, complete_clock=complete)
+        if fence is None or fence.reported or self._fence.is_copying:
+            return
+        is_applying = self._open is not None and bool(self._open.applying)
+        is_seeded = fence.seeded == self._chunk_indexes
+        if is_applying or (fence.kind is FenceKind.START and not is_seeded):
+            return
+        fence.reported = True
+        self._effects.append(
+            report_of(
+                fence.fence_number,
+                self.clocks,
+                self.dedupe,
+                open_clock=self._open,
+                skipped_clock=self._skipped_clock,
             )
-        return FenceReport(
-            fence_number=fence_number,
-            holdings=tuple(holdings),
-            trailer_clock_max=trailer_max,
-            touched_clock_max=touched_max,
-            applied_clock=applied,
-            skip_clocks=tuple(sorted(skips)),
         )

@@ -47,20 +47,42 @@ class ShardFence:
         self._last_number = 0
 
     @property
+    def waits_for(self) -> str:
+        """What must end before anything is applied, in words; empty when nothing."""
+        if self.open is not None:
+            kind = self.open.kind.name.lower()
+            return f"fence {self.open.fence_number} ({kind}) to be decided"
+        if self.cut is not None and self.cut.is_copying:
+            return "a snapshot to be copied"
+        return ""
+
+    @property
+    def cut_clock(self) -> int:
+        """Clock of the pending cut, 0 when there is none."""
+        return self.cut.clock if self.cut is not None else 0
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the image of a cut is being copied."""
+        return self.cut is not None and self.cut.is_copying
+
+    @property
     def is_frozen(self) -> bool:
         """Whether applying, committing and acknowledging must wait."""
-        return self.open is not None or (self.cut is not None and self.cut.is_copying)
+        return self.open is not None or self.is_copying
 
     def prepare(
         self, fence_number: int, kind: FenceKind, seeder: WorkerKey | None
     ) -> bool:
-        """Opens a fence.
+        """Opens a fence, to which a cut that is not being copied yields.
 
         Returns:
             Whether it is new; False for a repeated or an older one.
         """
         if fence_number <= self._last_number:
             return False
+        if self.cut is not None and not self.cut.is_copying:
+            self.cut = None
         self._last_number = fence_number
         self.open = OpenFence(fence_number, kind, seeder, set())
         return True
@@ -83,6 +105,15 @@ class ShardFence:
             return False
         self.open = None
         self.cut = PendingCut(snapshot_id, clock)
+        return True
+
+    def withdraw_cut(self, snapshot_id: int) -> bool:
+        """Forgets a pending cut; False when it is another or being copied."""
+        if self.cut is None or self.cut.snapshot_id != snapshot_id:
+            return False
+        if self.cut.is_copying:
+            return False
+        self.cut = None
         return True
 
     def admits_clock(self, clock: int) -> bool:

@@ -9,7 +9,6 @@ over costs more than they do.
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from psserver.core.effects import (
     FenceReport,
     Finish,
     HyperparametersDiffer,
+    RefusePush,
     ShardEffect,
 )
 from psserver.core.push import PushId, Reply
@@ -97,7 +97,10 @@ class ShardHost:
         self._threads = ThreadPoolExecutor(thread_count, thread_name_prefix="apply")
         self._sessions: dict[PushId, PushSession] = {}
         self._awaiting: dict[WorkerKey, asyncio.Future[ContributionAwaited]] = {}
-        self._images: OrderedDict[int, ShardVectors] = OrderedDict()
+        self._images: dict[int, ShardVectors] = {}
+        # Newest snapshot that was released before its image was here. Ids grow, and
+        # images are made one at a time: none up to it is wanted any more.
+        self._unwanted_max = 0
         self._is_pumping = False
         self._loop = asyncio.get_running_loop()
 
@@ -190,8 +193,11 @@ class ShardHost:
         self._call(lambda core: core.decide_cut(fence_number, snapshot_id, clock))
 
     def release_image(self, snapshot_id: int) -> None:
-        """Frees an image."""
-        self._images.pop(snapshot_id, None)
+        """Frees an image, also one that is still being made or not begun."""
+        if self._images.pop(snapshot_id, None) is None:
+            self._unwanted_max = max(self._unwanted_max, snapshot_id)
+            if self._model is not None:
+                self._call(lambda core: core.withdraw_cut(snapshot_id))
 
     def fail(self, reason: str) -> None:
         """The job is over."""
@@ -292,6 +298,10 @@ class ShardHost:
                 self._apply(model, effect)
             case Finish():
                 self._finish(effect.push, effect.reply)
+            case RefusePush():
+                session = self._sessions.get(effect.push)
+                if session is not None:
+                    session.fail(effect.refusal)
             case ContributionAwaited():
                 waiter = self._awaiting.get(effect.worker)
                 if waiter is not None and not waiter.done():
@@ -399,7 +409,8 @@ class ShardHost:
 
     def _copy_image(self, model: ShardModel, effect: CopyImage) -> None:
         def copied(image: ShardVectors) -> None:
-            self._images[effect.snapshot_id] = image
+            if effect.snapshot_id > self._unwanted_max:
+                self._images[effect.snapshot_id] = image
             self.outbox.put_nowait(CutReport(effect.snapshot_id))
             model.core.image_copied(effect.snapshot_id)
 

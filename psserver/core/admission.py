@@ -1,0 +1,83 @@
+"""What makes a shard refuse a push before it changes anything."""
+
+from collections.abc import Mapping
+
+from psserver.core.clock_table import ClockTable
+from psserver.core.push import PushId, Trailer
+from psserver.core.record import Departure, Member, WorkerKey
+from pswire.reasons import ErrorReason, Refusal
+
+
+def admitted_member(
+    clocks: ClockTable, worker: WorkerKey, sequence: int | None = None
+) -> Member:
+    """The member that a call comes from.
+
+    Args:
+        clocks: Members.
+        worker: Who calls.
+        sequence: For a push, its number: one that ended may still ask for the
+            answers to its pushes up to the last one.
+
+    Raises:
+        Refusal: `RECOVERING` or `WORKER_INCARNATION_STALE`.
+    """
+    if clocks.record is None:
+        raise Refusal(
+            ErrorReason.RECOVERING, "the shard has no record to work under yet"
+        )
+    member = clocks.member_of(worker)
+    if member is not None:
+        return member
+    departure = clocks.departure_of(worker)
+    if departure is not None and sequence is not None:
+        if sequence <= departure.step_count:
+            return departure.member
+        raise closed_refusal(departure)
+    raise Refusal(
+        ErrorReason.WORKER_INCARNATION_STALE,
+        f"{worker} is not a member of generation {clocks.record.generation}",
+    )
+
+
+def closed_refusal(departure: Departure) -> Refusal:
+    """Why a push beyond a member's last one is refused."""
+    return Refusal(
+        ErrorReason.WORKER_INCARNATION_STALE,
+        f"{departure.member.worker} was closed at push {departure.step_count}",
+        sequence_closed=departure.step_count,
+    )
+
+
+def check_clock(member: Member, push: PushId, clock: int) -> None:
+    """Checks the clock that a header names against the one it follows from.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    expected = member.base_clock + push.sequence
+    if clock != expected:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"push {push.sequence} of {push.worker} is of clock {expected}, the header "
+            f"says {clock}",
+        )
+
+
+def check_phase(
+    push: PushId, trailer: Trailer, others: Mapping[WorkerKey, Trailer]
+) -> None:
+    """Checks that all pushes of a clock that have weight name one optimizer.
+
+    Raises:
+        Refusal: `OPTIMIZER_OUT_OF_PHASE`, with who pushed what.
+    """
+    if trailer.weight == 0:
+        return
+    for other, theirs in others.items():
+        if theirs.weight > 0 and theirs.optimizer != trailer.optimizer:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_OUT_OF_PHASE,
+                f"{push.worker} pushed for optimizer {trailer.optimizer[:64]!r} in the "
+                f"clock for which {other} pushed for {theirs.optimizer[:64]!r}",
+            )

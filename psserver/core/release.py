@@ -1,0 +1,62 @@
+"""Chunks of a clock whose contributions are complete, as orders to apply them."""
+
+from collections.abc import Iterable, Mapping
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import ApplyChunk, StagedContribution
+from psserver.core.push import Trailer
+from psserver.core.record import WorkerKey
+
+
+def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trailer]:
+    """Trailers that are in, in the order of the entries."""
+    return {w: e.trailer for w, e in entries.items() if e.trailer is not None}
+
+
+def orders_to_apply(
+    clock: int,
+    chunk_indexes: Iterable[int],
+    entries: Mapping[WorkerKey, PushEntry],
+    *,
+    source: Trailer,
+) -> list[ApplyChunk]:
+    """One order for each chunk.
+
+    Args:
+        clock: Clock they belong to; all its trailers are in.
+        chunk_indexes: Chunks that every contributor has sent or will not send.
+        entries: Pushes of all contributors, in the order of worker ids.
+        source: Trailer whose optimizer and hyperparameters count.
+    """
+    total_weight = sum(trailer.weight for trailer in trailers_of(entries).values())
+    return [
+        ApplyChunk(
+            clock=clock,
+            chunk_index=index,
+            optimizer=source.optimizer,
+            contributions=_contributions(index, entries),
+            total_weight=total_weight,
+            hyperparameters=source.hyperparameters,
+        )
+        for index in chunk_indexes
+    ]
+
+
+def _contributions(
+    chunk_index: int, entries: Mapping[WorkerKey, PushEntry]
+) -> tuple[StagedContribution, ...]:
+    found = []
+    for worker, entry in entries.items():
+        chunk = entry.staged.get(chunk_index)
+        trailer = entry.trailer
+        if chunk is not None and trailer is not None and trailer.weight > 0:
+            found.append(
+                StagedContribution(
+                    worker_id=worker.worker_id,
+                    weight=trailer.weight,
+                    presence=chunk.presence,
+                    payload=chunk.payload,
+                    loss_scale=trailer.loss_scale,
+                )
+            )
+    return tuple(found)

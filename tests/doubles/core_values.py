@@ -1,0 +1,76 @@
+"""Short ways to write the core's values down."""
+
+from collections.abc import Iterable
+
+from psserver.core.push import PushId, StagedChunk, Trailer
+from psserver.core.record import Departure, FenceKind, Member, Record, WorkerKey
+
+
+def key(name: str) -> WorkerKey:
+    """`a` or `a/2`."""
+    worker_id, _, incarnation = name.partition("/")
+    return WorkerKey(worker_id, int(incarnation or 1))
+
+
+def member(name: str, base_clock: int = 0, rank: int = 0) -> Member:
+    return Member(worker=key(name), rank=rank, base_clock=base_clock)
+
+
+def departure(
+    name: str, *, base_clock: int = 0, last_clock: int, evicted: bool = False
+) -> Departure:
+    return Departure(
+        member=member(name, base_clock), last_clock=last_clock, evicted=evicted
+    )
+
+
+def record(
+    bases: dict[str, int],
+    *,
+    generation: int = 1,
+    departures: tuple[Departure, ...] = (),
+    departed_step_count: int = 0,
+    skipped_clocks: tuple[int, ...] = (),
+) -> Record:
+    """A record of members with their base clocks; fence and generation are one."""
+    return Record(
+        fence_number=generation,
+        generation=generation,
+        kind=FenceKind.START if generation == 1 else FenceKind.MEMBERSHIP,
+        members=tuple(
+            member(name, base_clock, rank)
+            for rank, (name, base_clock) in enumerate(bases.items())
+        ),
+        departures=departures,
+        departed_step_count=departed_step_count,
+        skipped_clocks=skipped_clocks,
+    )
+
+
+def trailer(
+    chunk_indexes: Iterable[int] = (),
+    *,
+    weight: float = 1.0,
+    optimizer: str = "optimizer",
+    rate: float = 0.1,
+    finite: bool = True,
+) -> Trailer:
+    return Trailer(
+        optimizer=optimizer,
+        weight=weight,
+        hyperparameters=((rate,),),
+        finite=finite,
+        chunk_indexes=frozenset(chunk_indexes),
+    )
+
+
+def chunk(payload: object = b"", *, digest: int | None = None) -> StagedChunk:
+    return StagedChunk(
+        digest=hash(payload) if digest is None else digest,
+        presence=(True,),
+        payload=payload,
+    )
+
+
+def push_id(name: str, sequence: int = 1) -> PushId:
+    return PushId(key(name), sequence)

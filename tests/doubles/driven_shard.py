@@ -1,0 +1,129 @@
+"""A shard's core with an owner that does as told, step by step."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import (
+    ApplyChunk,
+    CopyImage,
+    FenceReport,
+    Finish,
+    ShardEffect,
+)
+from psserver.core.push import PushId, Reply, Trailer
+from psserver.core.record import FenceKind, Record, WorkerKey
+from psserver.core.shard import ShardCore
+from tests.doubles.core_values import chunk, key, push_id, record, trailer
+
+Effect = TypeVar("Effect", bound=ShardEffect)
+
+
+class DrivenShard:
+    """Keeps every effect; carries out none unless told.
+
+    Attributes:
+        core: The core.
+        effects: All effects so far.
+    """
+
+    def __init__(self, bases: dict[str, int], chunk_indexes: Iterable[int]) -> None:
+        self.core = ShardCore(list(chunk_indexes))
+        self.effects: list[ShardEffect] = []
+        self._applied_count = 0
+        if bases:
+            self.install(record(bases))
+            self.effects.clear()
+
+    def of(self, kind: type[Effect]) -> list[Effect]:
+        """Effects of a kind, in order."""
+        self.effects += self.core.take_effects()
+        return [each for each in self.effects if isinstance(each, kind)]
+
+    def forget(self) -> None:
+        """Looks only at what comes from here on."""
+        self.of(Finish)
+        self.effects.clear()
+        self._applied_count = 0
+
+    # Workers
+
+    def clock_of(self, push: PushId) -> int:
+        member = self.core.clocks.member_of(push.worker)
+        departed = self.core.clocks.departure_of(push.worker)
+        if member is None and departed is not None:
+            member = departed.member
+        return (member.base_clock if member else 0) + push.sequence
+
+    def open(self, push: PushId, now_ms: int = 0) -> PushEntry:
+        entry = self.core.open_push(push, self.clock_of(push), now_ms)
+        assert entry is not None
+        return entry
+
+    def send_trailer(self, push: PushId, what: Trailer) -> None:
+        self.core.add_trailer(push, self.open(push), what)
+
+    def send_chunk(self, push: PushId, index: int, payload: object = None) -> None:
+        what = chunk(f"{push} {index}" if payload is None else payload)
+        self.core.add_chunk(push, self.open(push), index, what)
+
+    def push(
+        self,
+        name: str,
+        sequence: int = 1,
+        *,
+        chunks: Iterable[int] = (),
+        weight: float = 1.0,
+        optimizer: str = "optimizer",
+        rate: float = 0.1,
+        finite: bool = True,
+    ) -> PushId:
+        """The whole push, trailer first."""
+        push = push_id(name, sequence)
+        indexes = list(chunks)
+        what = trailer(
+            indexes, weight=weight, optimizer=optimizer, rate=rate, finite=finite
+        )
+        self.send_trailer(push, what)
+        for index in indexes:
+            self.send_chunk(push, index)
+        return push
+
+    # The owner
+
+    def apply_all(self) -> list[ApplyChunk]:
+        """Carries out every order to apply that is not, also those that follow."""
+        done: list[ApplyChunk] = []
+        while orders := self.of(ApplyChunk)[self._applied_count :]:
+            for order in orders:
+                self._applied_count += 1
+                self.core.chunk_applied(order.chunk_index, (True,))
+            done += orders
+        return done
+
+    def step(self, name: str, sequence: int, chunks: Iterable[int]) -> None:
+        """A push, applied if the clock is complete."""
+        self.push(name, sequence, chunks=chunks)
+        self.apply_all()
+
+    def replies(self) -> dict[PushId, Reply]:
+        """The newest answer to each push."""
+        return {each.push: each.reply for each in self.of(Finish)}
+
+    def reports(self) -> list[FenceReport]:
+        return self.of(FenceReport)
+
+    def copies(self) -> list[CopyImage]:
+        return self.of(CopyImage)
+
+    # The coordinator
+
+    def install(self, what: Record) -> None:
+        self.core.install_record(what)
+        self.effects += self.core.take_effects()
+
+    def freeze(
+        self, number: int, kind: FenceKind = FenceKind.MEMBERSHIP, seeder: str = ""
+    ) -> None:
+        who: WorkerKey | None = key(seeder) if seeder else None
+        self.core.prepare_fence(number, kind, who)
