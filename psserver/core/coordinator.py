@@ -320,6 +320,12 @@ class CoordinatorCore:
         self._pump(now_ms)
         return wanted
 
+    def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
+        """A reader is done with a snapshot; the next cut need not wait for it."""
+        self.snapshots.unpin(snapshot_id, pin_id)
+        self._free_images(now_ms)
+        self._pump(now_ms)
+
     def participants(self, loader: str) -> tuple[WorkerKey, ...]:
         """Members that lease data for a loader, in the order of ranks.
 
@@ -360,8 +366,7 @@ class CoordinatorCore:
             broken_ms = slot.broken_ms if self.record is not None else None
             if broken_ms is not None and now_ms - broken_ms >= grace_ms:
                 self._fail(f"shard {slot.index} at {slot.address} was lost")
-        for snapshot_id in self.snapshots.take_released(now_ms):
-            self._effects.append(ReleaseImage(snapshot_id=snapshot_id))
+        self._free_images(now_ms)
         self._pump(now_ms)
 
     def waiting_for(self) -> str:
@@ -409,13 +414,16 @@ class CoordinatorCore:
         if change:
             self._open_fence(FenceKind.MEMBERSHIP, now_ms, change=change)
         elif self._cut_wanted and self.snapshots.has_room():
+            # From here on a wish is for the cut after this one.
+            self._cut_wanted = False
             self._open_fence(FenceKind.CUT, now_ms)
 
     def _start_if_complete(self, now_ms: int) -> None:
         joining = self.roster.in_state(WorkerState.JOINING)
         if self.shards.missing or len(joining) < self.settings.workers_min:
             return
-        starters = tuple(entry.worker for entry in joining)
+        # By id and not by arrival: data is dealt by rank, and a run shall repeat.
+        starters = tuple(sorted(entry.worker for entry in joining))
         fence = self._open_fence(FenceKind.START, now_ms, starters=starters)
         self._effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
 
@@ -492,7 +500,6 @@ class CoordinatorCore:
 
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
         assert self.record is not None
-        self._cut_wanted = False
         clock = cut_clock(fence.reports.values())
         version = self.record.version_at(clock)
         newest = self.snapshots.newest
@@ -513,6 +520,10 @@ class CoordinatorCore:
             )
         )
 
+    def _free_images(self, now_ms: int) -> None:
+        for snapshot_id in self.snapshots.take_released(now_ms):
+            self._effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
     def _fail_cut(self, reason: str) -> None:
         snapshot_id = self.snapshots.fail(reason)
         if snapshot_id is not None:
@@ -525,7 +536,6 @@ class CoordinatorCore:
         self.fence_closed_number = fence.number
         self._effects.append(Abort(fence_number=fence.number, reason=reason))
         if fence.kind is FenceKind.CUT:
-            self._cut_wanted = False
             self._fail_cut(reason)
         self._pump(now_ms)
 

@@ -293,6 +293,11 @@ class CoordinatorHost:
                 raise self._no_snapshot(newer_than, timeout_s, finished=finished)
             await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
 
+    def release_snapshot(self, snapshot_id: int, pin_id: int) -> None:
+        """Ends a reader's pin."""
+        self.core.release_snapshot(snapshot_id, pin_id, self.now_ms())
+        self.pump()
+
     def _no_snapshot(
         self, newer_than: int, timeout_s: float, *, finished: bool
     ) -> Refusal:

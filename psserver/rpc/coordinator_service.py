@@ -376,7 +376,7 @@ class CoordinatorService:
         self, request: messages.ReleaseSnapshotRequest, context: Context
     ) -> messages.ReleaseSnapshotResponse:
         """Ends a reader's pin."""
-        self._host.core.snapshots.unpin(request.snapshot_id, request.pin_id)
+        self._host.release_snapshot(request.snapshot_id, request.pin_id)
         return messages.ReleaseSnapshotResponse()
 
     async def get_status(
