@@ -1,0 +1,410 @@
+"""A whole job in this process: the daemons' own code, real gRPC on loopback ports.
+
+The coordinator and the shards run in one event-loop thread as `psserver` runs them;
+only the signals that end a daemon are replaced. Workers are threads of the test, each
+with a connection of its own. Importing torch once instead of in six processes is what
+lets a test start a job in 50 ms. Tests of processes use `processes.py`.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from unittest import mock
+
+import torch
+import uvloop
+
+import psworker
+from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
+from psserver.core.record import WorkerKey
+from psserver.core.roster import WorkerState
+from psserver.daemon import coordinator as coordinator_daemon
+from psserver.daemon import shard as shard_daemon
+from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.shard_host import ShardHost
+from pswire.addresses import Address, parse_address
+
+T = TypeVar("T")
+
+WAIT_TIMEOUT_S = 20.0
+"""Longest wait for anything that the tests wait for."""
+
+
+class Daemon:
+    """One daemon of the job, on the server's event loop."""
+
+    def __init__(self) -> None:
+        self.listening: asyncio.Future[Address] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.told = asyncio.Event()
+        self.coordinator: CoordinatorHost | None = None
+        self.shard: ShardHost | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self, main: Coroutine[Any, Any, None]) -> Address:
+        """Runs a daemon's main function until it listens."""
+        # The task takes a copy of the context with it.
+        token = _current.set(self)
+        self.task = asyncio.create_task(main)
+        _current.reset(token)
+        await asyncio.wait(
+            {self.task, self.listening}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if self.task.done():
+            self.task.result()
+        return await self.listening
+
+    async def stop(self) -> None:
+        """As SIGTERM would."""
+        self.told.set()
+        if self.task is not None:
+            await asyncio.gather(self.task, return_exceptions=True)
+
+
+_current: ContextVar[Daemon] = ContextVar("daemon")
+
+
+def _announce(role: str, address: Address) -> None:
+    _current.get().listening.set_result(address)
+
+
+async def _stay(*duties: Coroutine[None, None, None]) -> None:
+    """As `lifecycle.stay`, ended by the test instead of a signal."""
+    tasks = [asyncio.create_task(duty) for duty in duties]
+    waiter = asyncio.create_task(_current.get().told.wait())
+    try:
+        done, _ = await asyncio.wait(
+            [*tasks, waiter], return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            if task is not waiter:
+                task.result()
+    finally:
+        for task in (*tasks, waiter):
+            task.cancel()
+        await asyncio.gather(*tasks, waiter, return_exceptions=True)
+
+
+def _coordinator_host(*arguments: Any, **settings: Any) -> CoordinatorHost:
+    host = CoordinatorHost(*arguments, **settings)
+    _current.get().coordinator = host
+    return host
+
+
+def _shard_host(*arguments: Any, **settings: Any) -> ShardHost:
+    host = ShardHost(*arguments, **settings)
+    _current.get().shard = host
+    return host
+
+
+@contextmanager
+def _daemons_under_test() -> Iterator[None]:
+    """Puts the tests' ends of the daemons in, and what daemons change back."""
+    switch_interval = sys.getswitchinterval()
+    thread_count = torch.get_num_threads()
+    level = logging.getLogger("psserver").level
+    logging.getLogger("psserver").setLevel(logging.INFO)
+    with (
+        mock.patch.multiple(
+            coordinator_daemon,
+            announce=_announce,
+            stay=_stay,
+            CoordinatorHost=_coordinator_host,
+        ),
+        mock.patch.multiple(
+            shard_daemon, announce=_announce, stay=_stay, ShardHost=_shard_host
+        ),
+    ):
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(switch_interval)
+            torch.set_num_threads(thread_count)
+            logging.getLogger("psserver").setLevel(level)
+
+
+class Job:
+    """A coordinator and its shards. A context manager: leaving it ends them.
+
+    Attributes:
+        address: Of the coordinator.
+        workers_min: Workers that the start waits for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        shard_count: int = 2,
+        workers_min: int = 1,
+        lease_ttl_ms: int = 10_000,
+        advertise: Mapping[int, Callable[[Address], Address]] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: For the daemons' state.
+            shard_count: Shards.
+            workers_min: Workers that the start waits for.
+            lease_ttl_ms: Bound on the detection of a lost process.
+            advertise: For some shards, makes the address that workers are told from
+                the one that it listens on.
+        """
+        self._folder = folder
+        self._shard_count = shard_count
+        self.workers_min = workers_min
+        self._lease_ttl_ms = lease_ttl_ms
+        self._advertise = advertise or {}
+        self._coordinator: Daemon | None = None
+        self._shards: list[Daemon] = []
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="daemons")
+        self._patches = _daemons_under_test()
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        self._patches.__enter__()
+        self._thread.start()
+        try:
+            self.run(self._start())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the daemons' event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_TIMEOUT_S)
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Looks at the daemons' state from their own thread."""
+
+        async def ask() -> T:
+            return question()
+
+        return self.run(ask())
+
+    @property
+    def coordinator(self) -> CoordinatorHost:
+        assert self._coordinator is not None
+        assert self._coordinator.coordinator is not None
+        return self._coordinator.coordinator
+
+    @property
+    def shards(self) -> list[ShardHost]:
+        """In the order of their indexes."""
+        hosts = [daemon.shard for daemon in self._shards if daemon.shard is not None]
+        return sorted(hosts, key=lambda host: host.shard_index)
+
+    def shard_addresses(self) -> list[str]:
+        """Where workers reach each shard."""
+        return self.ask(
+            lambda: [slot.address for slot in self.coordinator.core.shards.slots]
+        )
+
+    def wait_workers(self, count: int, *states: WorkerState) -> None:
+        """Returns once so many workers are in these states."""
+        core = self.coordinator.core
+        reached = self.run(
+            self.coordinator.changes.wait_until(
+                lambda: len(core.roster.in_state(*states)) >= count, WAIT_TIMEOUT_S / 2
+            )
+        )
+        assert reached, f"no {count} workers in {[state.value for state in states]}"
+
+    def wait_pushed(self, worker_id: str, clock: int) -> None:
+        """Returns once every shard has all that a worker pushes for a clock."""
+        for host in self.shards:
+            reached = self.run(
+                host.changes.wait_until(
+                    lambda host=host: _has_pushed(host, worker_id, clock),  # type: ignore[misc]
+                    WAIT_TIMEOUT_S / 2,
+                )
+            )
+            assert reached, f"{worker_id} has not pushed clock {clock}"
+
+    def step_counts(self, entry_index: int, optimizer: str = "optimizer") -> set[int]:
+        """Updates that the slices of a tensor have had, over all shards."""
+        return self.ask(
+            lambda: {
+                count
+                for host in self.shards
+                for count in host.model.engine.step_counts(optimizer, entry_index)
+            }
+        )
+
+    def values_digest(self) -> int:
+        """Changes whenever any value on any shard does."""
+        return self.ask(
+            lambda: hash(
+                tuple(
+                    bytes(host.model.engine.read(chunk.index))
+                    for host in self.shards
+                    for chunk in host.model.chunks
+                )
+            )
+        )
+
+    async def _start(self) -> None:
+        listen = ListenConfig(address=Address("127.0.0.1", 0))
+        self._coordinator = Daemon()
+        address = await self._coordinator.start(
+            coordinator_daemon.run_coordinator(
+                CoordinatorConfig(
+                    listen=listen,
+                    state_dir=self._folder / "coordinator",
+                    shard_count=self._shard_count,
+                    workers_min=self.workers_min,
+                    lease_ttl_ms=self._lease_ttl_ms,
+                    job_seed=1,
+                )
+            )
+        )
+        self.address = str(address)
+        for index in range(self._shard_count):
+            await self._start_shard(index, address, listen)
+
+    async def _start_shard(
+        self, index: int, coordinator: Address, listen: ListenConfig
+    ) -> None:
+        advertise = None
+        if index in self._advertise:
+            listen = ListenConfig(address=free_address())
+            advertise = self._advertise[index](listen.address)
+        daemon = Daemon()
+        self._shards.append(daemon)
+        await daemon.start(
+            shard_daemon.run_shard(
+                ShardConfig(
+                    listen=listen,
+                    coordinator=coordinator,
+                    advertise=advertise,
+                    state_dir=self._folder / f"shard-{index}",
+                    thread_count=2,
+                )
+            )
+        )
+        # One after the other, so that each has the index of its turn.
+        assert await self.coordinator.changes.wait_until(
+            lambda: self.coordinator.core.shards.slots[index].is_watching,
+            WAIT_TIMEOUT_S / 2,
+        )
+
+    def _end(self) -> None:
+        try:
+            self.run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._patches.__exit__(None, None, None)
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(daemon.stop() for daemon in self._shards))
+        if self._coordinator is not None:
+            await self._coordinator.stop()
+
+
+def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
+    if host.end_reason or not host.has_model:
+        return bool(host.end_reason)
+    core = host.model.core
+    if core.clocks.applied_clock >= clock:
+        return True
+    for push in core.pushes_of(clock):
+        if push.worker.worker_id == worker_id:
+            entry = core.dedupe.window(push.worker).entries.get(push.sequence)
+            return entry is not None and entry.is_complete
+    return False
+
+
+def free_address() -> Address:
+    """A port of loopback that nobody listens on."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return parse_address(f"127.0.0.1:{listener.getsockname()[1]}")
+
+
+def run_workers(
+    works: Mapping[str, Callable[[str], T]], timeout_s: float = 50.0
+) -> dict[str, T]:
+    """Runs workers in threads of their own and returns their results.
+
+    Args:
+        works: What each worker does, given its id.
+        timeout_s: Longest time for all.
+
+    Raises:
+        Whatever the first worker that failed raised.
+    """
+    with Crew(works) as crew:
+        return crew.results(timeout_s)
+
+
+class Crew:
+    """Workers that run. A context manager: leaving it waits for their threads."""
+
+    def __init__(self, works: Mapping[str, Callable[[str], Any]]) -> None:
+        self._threads = ThreadPoolExecutor(len(works))
+        self.futures: dict[str, Future[Any]] = {
+            worker_id: self._threads.submit(work, worker_id)
+            for worker_id, work in works.items()
+        }
+
+    def results(self, timeout_s: float = 50.0) -> dict[str, Any]:
+        """What each has returned; the first failure is raised."""
+        done, pending = wait(
+            self.futures.values(), timeout_s, return_when="FIRST_EXCEPTION"
+        )
+        for future in done:
+            future.result()
+        late = [name for name, future in self.futures.items() if future in pending]
+        assert not late, f"{late} did not end in {timeout_s} s"
+        return {name: future.result() for name, future in self.futures.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def connect(job: Job, worker_id: str, **settings: Any) -> psworker.Connection:
+    """A worker's connection, with limits that make a hang a failure."""
+    limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
+    return psworker.connect(job.address, worker_id, **limits)
+
+
+def key(worker_id: str, incarnation: int = 1) -> WorkerKey:
+    return WorkerKey(worker_id, incarnation)
+
+
+def deviation(
+    ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]
+) -> float:
+    """Largest absolute difference over the largest absolute value of its tensor."""
+    worst = 0.0
+    for mine, exact in zip(ours, theirs, strict=True):
+        if not exact.numel():
+            continue
+        difference = (mine.double() - exact.double()).abs().max()
+        worst = max(worst, float(difference / exact.double().abs().max()))
+    return worst
