@@ -57,6 +57,10 @@ class ActiveFence:
         """Shards that have not reported."""
         return [index for index in range(shard_count) if index not in self.reports]
 
+    def brings_in(self, worker: WorkerKey) -> bool:
+        """Whether its record would make this worker a member."""
+        return worker in self.starters or worker in self.change.joins
+
 
 def first_record(fence: ActiveFence, template: Record) -> Record:
     """The record of a start: everybody at clock 0, in the order of worker ids."""

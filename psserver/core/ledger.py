@@ -232,9 +232,23 @@ class DataLedger:
         """All epochs, to be kept."""
         return tuple(self._epochs.values())
 
-    def restore(self, epochs: tuple[EpochLedger, ...]) -> None:
-        """Goes on from durable state after a restart."""
+    def restore(
+        self, epochs: tuple[EpochLedger, ...], members: frozenset[WorkerKey]
+    ) -> None:
+        """Goes on from durable state after a restart.
+
+        Args:
+            epochs: As they were kept.
+            members: Workers of the newest record. What others hold is dealt again:
+                the record that ended them was kept before this could be.
+        """
         self._epochs = {(e.loader, e.epoch): e for e in epochs}
+        for ledger in epochs:
+            for worker in {*ledger.queues, *ledger.held}:
+                if worker in members:
+                    self.enroll(worker, (ledger.loader,))
+                else:
+                    ledger.give_back(worker)
 
     def participants(self, loader: str) -> frozenset[WorkerKey]:
         """Workers that lease data for a loader."""

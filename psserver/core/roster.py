@@ -8,7 +8,8 @@ it has not come back within the grace.
 from dataclasses import dataclass
 from enum import Enum
 
-from psserver.core.record import WorkerKey
+from psserver.core.fence import MembershipChange
+from psserver.core.record import Record, WorkerKey
 from pswire.limits import NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 
@@ -138,6 +139,40 @@ class Roster:
         """Entries in any of these states, in the order of worker ids."""
         found = [entry for entry in self._entries.values() if entry.state in states]
         return sorted(found, key=lambda entry: entry.worker)
+
+    def pending_change(self, record: Record) -> MembershipChange:
+        """What the next record would change."""
+        joining = self.in_state(WorkerState.JOINING)
+        leaving = self.in_state(WorkerState.LEAVING)
+        evicted = self.in_state(WorkerState.EVICTED)
+        return MembershipChange(
+            joins=tuple(entry.worker for entry in joining),
+            leaves=tuple((entry.worker, entry.last_sequence) for entry in leaving),
+            evictions=tuple(e.worker for e in evicted if record.member_of(e.worker)),
+        )
+
+    def lost(
+        self, now_ms: int, *, grace_ms: int, lease_ttl_ms: int
+    ) -> list[WorkerEntry]:
+        """Workers without a sign of life for too long, in the order of worker ids.
+
+        A stream that broke has a grace; one that was never opened has a lease, so that
+        a worker that died between its first two calls does not keep its id for ever.
+        One that leaves is not lost: the others only wait for the record.
+        """
+        watched = self.in_state(
+            WorkerState.REGISTERED, WorkerState.JOINING, WorkerState.SUSPECT
+        )
+        return [
+            entry
+            for entry in watched
+            if not entry.is_watching
+            and (
+                now_ms - entry.heard_ms >= lease_ttl_ms
+                if entry.broken_ms is None
+                else now_ms - entry.broken_ms >= grace_ms
+            )
+        ]
 
     @property
     def incarnations(self) -> dict[str, int]:

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from pswire.reasons import ErrorReason, Refusal
 
+CLAIM_TTL_MS = 2_000
+"""Time in which a process that has registered must open its watch before its place is
+given to another one."""
+
 
 @dataclass(slots=True)
 class ShardSlot:
@@ -42,6 +46,17 @@ class ShardSlot:
         """Whether a process serves it and listens to the coordinator."""
         return self.is_watching
 
+    def is_free(self, now_ms: int) -> bool:
+        """Whether no process has it, or its process is gone."""
+        if not self.process_id:
+            return True
+        is_claimed = (
+            self.broken_ms is None
+            and self.heard_ms is not None
+            and now_ms - self.heard_ms < CLAIM_TTL_MS
+        )
+        return not self.is_watching and not is_claimed
+
 
 class ShardMap:
     """All places of a job."""
@@ -70,7 +85,7 @@ class ShardMap:
         free = [
             slot
             for slot in self.slots
-            if not slot.process_id or (can_replace and not slot.is_watching)
+            if slot.is_free(now_ms) and (can_replace or not slot.process_id)
         ]
         if not free:
             raise Refusal(
@@ -83,6 +98,7 @@ class ShardMap:
         slot.address = address
         slot.incarnation += 1
         slot.heard_ms = now_ms
+        slot.broken_ms = None
         return slot
 
     def slot(self, index: int, incarnation: int) -> ShardSlot:
@@ -101,6 +117,14 @@ class ShardMap:
                 f"{incarnation}",
             )
         return slot
+
+    def lost(self, now_ms: int, grace_ms: int) -> list[ShardSlot]:
+        """Places whose process has been away for too long."""
+        return [
+            slot
+            for slot in self.slots
+            if slot.broken_ms is not None and now_ms - slot.broken_ms >= grace_ms
+        ]
 
     @property
     def missing(self) -> list[ShardSlot]:

@@ -4,10 +4,14 @@ Requests for the newest snapshot coalesce into one cut. At most two images exist
 a pin lasts its time, then the reader is told that the snapshot is gone.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 IMAGE_COUNT_MAX = 2
 """Images a shard keeps, shared by all readers."""
+
+RELEASED_COUNT_MAX = 256
+"""Releases remembered for a shard whose connection was away, which is seconds."""
 
 
 @dataclass(slots=True)
@@ -19,6 +23,7 @@ class SnapshotEntry:
         version: Steps of all workers ever that are in it.
         clock: Clock of the cut.
         generation: Generation of the cut.
+        decided_ms: When the cut was decided.
         ready: Shards that have copied.
         pins: Readers that may still read it, with the end of each pin.
     """
@@ -27,6 +32,7 @@ class SnapshotEntry:
     version: int
     clock: int
     generation: int
+    decided_ms: int = 0
     ready: set[int] = field(default_factory=set)
     pins: dict[int, int] = field(default_factory=dict)
 
@@ -35,49 +41,85 @@ class SnapshotList:
     """Snapshots of a job.
 
     Attributes:
+        is_wanted: Whether a reader waits for a cut that has not begun.
         pending: Decided, and not yet copied by all shards.
         newest: The newest one that is ready.
         finished_cut_count: Cuts that were finished or failed: a reader that wants a
             newer snapshot than any before its call waits for one that began after.
         failure: Why the last cut failed, empty when it did not.
+        released: Ids that were released lately, oldest first.
     """
 
-    def __init__(self, *, shard_count: int, pin_ttl_ms: int) -> None:
+    def __init__(self, *, shard_count: int, pin_ttl_ms: int, first_id: int = 1) -> None:
+        self.is_wanted = False
         self.pending: SnapshotEntry | None = None
         self.newest: SnapshotEntry | None = None
         self.finished_cut_count = 0
         self.failure = ""
+        self.released: deque[int] = deque(maxlen=RELEASED_COUNT_MAX)
         self._shard_count = shard_count
         self._pin_ttl_ms = pin_ttl_ms
         self._kept: list[SnapshotEntry] = []
-        self._next_id = 1
+        self._next_id = first_id
         self._next_pin_id = 1
 
-    def decide(self, *, version: int, clock: int, generation: int) -> SnapshotEntry:
+    def want(self, *, is_cutting: bool) -> int:
+        """A reader wants a cut that begins after this call.
+
+        Args:
+            is_cutting: Whether a fence for a cut is open, which began before.
+
+        Returns:
+            The value of `finished_cut_count` from which on the newest snapshot is
+            what the reader wants.
+        """
+        self.is_wanted = True
+        began_before = is_cutting or self.pending is not None
+        return self.finished_cut_count + 1 + began_before
+
+    def begin(self) -> None:
+        """A fence for a cut opens: it serves all who have asked so far."""
+        self.is_wanted = False
+
+    def decide(
+        self, *, version: int, clock: int, generation: int, now_ms: int = 0
+    ) -> SnapshotEntry:
         """Names a cut; its images are being copied."""
-        entry = SnapshotEntry(self._next_id, version, clock, generation)
+        entry = SnapshotEntry(
+            self._next_id, version, clock, generation, decided_ms=now_ms
+        )
         self._next_id += 1
         self.pending = entry
         return entry
 
-    def still_newest(self) -> None:
+    def is_newest(self, *, version: int, clock: int) -> bool:
+        """Whether the newest snapshot has all that a cut here would have."""
+        newest = self.newest
+        return newest is not None and (newest.version, newest.clock) == (version, clock)
+
+    def still_newest(self, generation: int) -> None:
         """A cut found that nothing has changed since the newest snapshot."""
+        assert self.newest is not None
+        self.newest.generation = generation
         self.finished_cut_count += 1
         self.failure = ""
 
     def copied(self, snapshot_id: int, shard_index: int) -> bool:
-        """A shard has its image; returns whether the snapshot is ready now."""
+        """A shard has its image.
+
+        Returns:
+            Whether the image is of any use: False for one of a cut that has failed.
+        """
         entry = self.pending
         if entry is None or entry.snapshot_id != snapshot_id:
-            return False
+            return any(kept.snapshot_id == snapshot_id for kept in self._kept)
         entry.ready.add(shard_index)
-        if len(entry.ready) < self._shard_count:
-            return False
-        self.pending = None
-        self.failure = ""
-        self.finished_cut_count += 1
-        self.newest = entry
-        self._kept.append(entry)
+        if len(entry.ready) == self._shard_count:
+            self.pending = None
+            self.failure = ""
+            self.finished_cut_count += 1
+            self.newest = entry
+            self._kept.append(entry)
         return True
 
     def fail(self, reason: str) -> int | None:
@@ -85,7 +127,10 @@ class SnapshotList:
         self.failure = reason
         self.finished_cut_count += 1
         ended, self.pending = self.pending, None
-        return ended.snapshot_id if ended is not None else None
+        if ended is None:
+            return None
+        self.released.append(ended.snapshot_id)
+        return ended.snapshot_id
 
     def pin(self, entry: SnapshotEntry, now_ms: int) -> int:
         """Somebody is going to read it; returns the name of the pin."""
@@ -102,14 +147,15 @@ class SnapshotList:
 
     def take_released(self, now_ms: int) -> list[int]:
         """Ids of images to free: those nobody reads that are not the newest."""
-        released = []
+        freed = []
         for entry in list(self._kept):
             live = {pin: end for pin, end in entry.pins.items() if end > now_ms}
             entry.pins = live
             if entry is not self.newest and not live:
                 self._kept.remove(entry)
-                released.append(entry.snapshot_id)
-        return released
+                freed.append(entry.snapshot_id)
+        self.released.extend(freed)
+        return freed
 
     def has_room(self) -> bool:
         """Whether another image may be made."""

@@ -8,7 +8,7 @@ import grpc_health.v1.health_pb2 as health_messages
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import CoordinatorConfig
-from psserver.core.coordinator import JobSettings
+from psserver.core.job_settings import JobSettings
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
 from psserver.host.coordinator_host import CoordinatorHost, new_job_id
 from psserver.rpc.coordinator_service import SERVICE, CoordinatorService

@@ -6,7 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
-from psserver.core.coordinator import CoordinatorCore, JobSettings
+from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
@@ -19,6 +19,7 @@ from psserver.core.coordinator_effects import (
     ReleaseImage,
     SchemaFixed,
 )
+from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
@@ -138,6 +139,9 @@ class CoordinatorHost:
             queue.put_nowait(
                 Prepare(fence_number=fence.number, kind=fence.kind, seeder=fence.seeder)
             )
+        for snapshot_id in self.core.snapshots.released:
+            queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
+        self._tell_if_failed(queue)
         if not slot.is_watching:
             log.info("shard %d at %s is here", slot.index, slot.address)
         self.core.shard_watching(slot, self.now_ms())
@@ -171,9 +175,10 @@ class CoordinatorHost:
 
     def open_worker_watch(self, entry: WorkerEntry) -> asyncio.Queue[Event]:
         """Begins a worker's watch; an older one of the same worker ends silently."""
+        self.core.worker_watching(entry, self.now_ms())
         queue: asyncio.Queue[Event] = asyncio.Queue()
         self._worker_watches[entry.worker] = queue
-        self.core.worker_watching(entry, self.now_ms())
+        self._tell_if_failed(queue)
         self.pump()
         return queue
 
@@ -315,6 +320,10 @@ class CoordinatorHost:
 
     # Inside
 
+    def _tell_if_failed(self, queue: asyncio.Queue[Event]) -> None:
+        if self.core.failure:
+            queue.put_nowait(EndJob(reason=self.core.failure))
+
     def _tell_shards(self, event: Event) -> None:
         for queue in self._shard_watches.values():
             queue.put_nowait(event)
@@ -360,7 +369,8 @@ def _restored(settings: JobSettings, store: JobStore, now_ms: int) -> Coordinato
             f"--shards says {settings.shard_count}; use another folder"
         )
     core = CoordinatorCore(
-        replace(settings, job_id=stored.job_id, job_seed=stored.job_seed)
+        replace(settings, job_id=stored.job_id, job_seed=stored.job_seed),
+        start_count=store.count_start(),
     )
     for shard in stored.shards:
         slot = core.shards.slots[shard.index]
@@ -369,15 +379,15 @@ def _restored(settings: JobSettings, store: JobStore, now_ms: int) -> Coordinato
         slot.incarnation = shard.incarnation
         # As if the connection broke when the lease is over.
         slot.broken_ms = now_ms + settings.lease_ttl_ms
-    if stored.record is not None and stored.schema is not None:
-        core.restore(
-            schema=stored.schema,
-            optimizers=stored.optimizers,
-            record=stored.record,
-            incarnations=stored.incarnations,
-            processes=stored.worker_processes,
-            now_ms=now_ms,
-        )
-        core.ledger.restore(store.load_epochs())
+    core.restore(
+        schema=stored.schema,
+        optimizers=stored.optimizers,
+        record=stored.record,
+        incarnations=stored.incarnations,
+        processes=stored.worker_processes,
+        now_ms=now_ms,
+    )
+    core.restore_ledger(store.load_epochs())
+    if stored.record is not None:
         log.info("went on with generation %d", stored.record.generation)
     return core

@@ -156,9 +156,10 @@ class CoordinatorService:
         """Follows the job as a shard, from the whole current state on."""
         host = self._host
         slot = host.core.shards.slot(request.shard_index, request.incarnation)
-        yield messages.WatchShardResponse(view=self._shard_view())
+        # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_shard_watch(slot)
         try:
+            yield messages.WatchShardResponse(view=self._shard_view())
             while True:
                 event = await queue.get()
                 response = self._shard_event(event)
@@ -240,9 +241,10 @@ class CoordinatorService:
         """Follows the job as a worker; the stream is its sign of life."""
         host = self._host
         entry = host.core.roster.entry(worker_key(request.worker))
-        yield messages.WatchWorkerResponse(view=self._worker_view())
+        # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_worker_watch(entry)
         try:
+            yield messages.WatchWorkerResponse(view=self._worker_view())
             began_ms = host.now_ms()
             while True:
                 waited_s = WAITING_INTERVAL_MS / 1000

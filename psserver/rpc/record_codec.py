@@ -1,6 +1,6 @@
 """Records, settings and addresses <-> messages of the control plane."""
 
-from psserver.core.coordinator import JobSettings
+from psserver.core.job_settings import JobSettings
 from psserver.core.record import (
     Departure,
     FenceKind,

@@ -110,6 +110,12 @@ class JobStore:
         job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
         self._put("job", json.dumps(job))
 
+    def count_start(self) -> int:
+        """Counts a start of the coordinator after the first; returns their number."""
+        count = int(self._get("later_starts") or "0") + 1
+        self._put("later_starts", str(count))
+        return count
+
     def save_model(
         self, schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]
     ) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from psserver.core.coordinator import JobSettings
+from psserver.core.job_settings import JobSettings
 from psserver.core.record import Record
 from psserver.host.coordinator_host import CoordinatorHost, new_job_id
 from psserver.host.shard_host import ShardHost
