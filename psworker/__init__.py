@@ -10,6 +10,10 @@ without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from psworker.fork_guard import disable_grpc_fork_handlers
+
+disable_grpc_fork_handlers()
+
 if TYPE_CHECKING:
     from psworker.connection import Connection, connect
     from psworker.errors import (
