@@ -7,3 +7,6 @@ import os
 # user can do nothing about. gRPC reads this once, when it is first imported, so it is
 # set here, before any module of ours imports it; a user's own setting stays.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# For the reason in `psworker/__init__.py`, also where a server shares the process.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
