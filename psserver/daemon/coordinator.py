@@ -9,6 +9,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import CoordinatorConfig
 from psserver.core.job_settings import JobSettings
+from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
 from psserver.host.coordinator_host import CoordinatorHost, new_job_id
 from psserver.rpc.coordinator_service import SERVICE, CoordinatorService
@@ -20,11 +21,12 @@ log = logging.getLogger("psserver.coordinator")
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:
-    """Serves one job until told to stop.
+    """Serves one job until told to stop, or until the job has failed.
 
     Raises:
         ConfigurationError: The address can't be bound.
         StateFolderError: The state folder can't be used.
+        JobFailedError: The job can't go on.
     """
     config.validate()
     with held_folder(config.state_dir), JobStore(config.state_dir) as store:
@@ -53,7 +55,11 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         )
         announce("coordinator", address)
         try:
-            await stay(host.run_clock())
+            await stay(host.run_clock(), _fail_with(host))
         finally:
             await health.enter_graceful_shutdown()
             await server.stop(DRAIN_TIMEOUT_S)
+
+
+async def _fail_with(host: CoordinatorHost) -> None:
+    raise JobFailedError(await host.until_failed())

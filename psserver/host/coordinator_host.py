@@ -38,6 +38,9 @@ TICK_S = 0.05
 NEWER_POLL_S = 0.05
 """How soon a reader that wants a newer version tries again."""
 
+FAREWELL_S = 3.0
+"""How long a coordinator stays after its job has failed, for those who follow it."""
+
 log = logging.getLogger("psserver.coordinator")
 
 Event = CoordinatorEffect
@@ -78,6 +81,17 @@ class CoordinatorHost:
             await asyncio.sleep(TICK_S)
             self.core.tick(self.now_ms())
             self.pump()
+
+    async def until_failed(self) -> str:
+        """Returns why the job can't go on, once it can't and all have heard of it.
+
+        Those who keep their watch open have heard after `FAREWELL_S` at the latest.
+        """
+        await self.changes.wait_until(lambda: bool(self.core.failure))
+        await self.changes.wait_until(
+            lambda: not (self._shard_watches or self._worker_watches), FAREWELL_S
+        )
+        return self.core.failure
 
     def pump(self) -> None:
         """Carries out what the core wants done; safe to call at any time."""

@@ -8,6 +8,7 @@ lets a test start a job in 50 ms. Tests of processes use `processes.py`.
 
 import asyncio
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -24,12 +25,13 @@ import uvloop
 
 import psworker
 from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
-from psserver.core.record import WorkerKey
+from psserver.core.record import Record, WorkerKey
 from psserver.core.roster import WorkerState
 from psserver.daemon import coordinator as coordinator_daemon
 from psserver.daemon import shard as shard_daemon
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.shard_host import ShardHost
+from psserver.storage.job_store import JobStore
 from pswire.addresses import Address, parse_address
 
 T = TypeVar("T")
@@ -56,9 +58,8 @@ class Daemon:
         token = _current.set(self)
         self.task = asyncio.create_task(main)
         _current.reset(token)
-        await asyncio.wait(
-            {self.task, self.listening}, return_when=asyncio.FIRST_COMPLETED
-        )
+        first: set[asyncio.Future[Any]] = {self.task, self.listening}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if self.task.done():
             self.task.result()
         return await self.listening
@@ -94,14 +95,27 @@ async def _stay(*duties: Coroutine[None, None, None]) -> None:
         await asyncio.gather(*tasks, waiter, return_exceptions=True)
 
 
-def _coordinator_host(*arguments: Any, **settings: Any) -> CoordinatorHost:
-    host = CoordinatorHost(*arguments, **settings)
+def _coordinator_host(settings: JobSettings, store: JobStore) -> CoordinatorHost:
+    host = CoordinatorHost(settings, store)
     _current.get().coordinator = host
     return host
 
 
-def _shard_host(*arguments: Any, **settings: Any) -> ShardHost:
-    host = ShardHost(*arguments, **settings)
+def _shard_host(
+    *,
+    shard_index: int,
+    incarnation: int,
+    job_id: str,
+    shard_count: int,
+    thread_count: int,
+) -> ShardHost:
+    host = ShardHost(
+        shard_index=shard_index,
+        incarnation=incarnation,
+        job_id=job_id,
+        shard_count=shard_count,
+        thread_count=thread_count,
+    )
     _current.get().shard = host
     return host
 
@@ -148,6 +162,7 @@ class Job:
         workers_min: int = 1,
         lease_ttl_ms: int = 10_000,
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
+        port: int = 0,
     ) -> None:
         """Starts nothing yet.
 
@@ -158,7 +173,9 @@ class Job:
             lease_ttl_ms: Bound on the detection of a lost process.
             advertise: For some shards, makes the address that workers are told from
                 the one that it listens on.
+            port: Of the coordinator; 0 takes a free one.
         """
+        self._port = port
         self._folder = folder
         self._shard_count = shard_count
         self.workers_min = workers_min
@@ -219,6 +236,24 @@ class Job:
             lambda: [slot.address for slot in self.coordinator.core.shards.slots]
         )
 
+    def end_shard(self, shard_index: int) -> None:
+        """Ends a shard for good, as SIGTERM would."""
+        self.run(self._shards[shard_index].stop())
+
+    def wait_record(self, is_wanted: Callable[[Record], bool]) -> Record:
+        """Returns the newest record once it is as wanted."""
+        core = self.coordinator.core
+        reached = self.run(
+            self.coordinator.changes.wait_until(
+                lambda: core.record is not None and is_wanted(core.record),
+                WAIT_TIMEOUT_S / 2,
+            )
+        )
+        assert reached, f"the newest record is {core.record}"
+        record = core.record
+        assert record is not None
+        return record
+
     def wait_workers(self, count: int, *states: WorkerState) -> None:
         """Returns once so many workers are in these states."""
         core = self.coordinator.core
@@ -268,7 +303,7 @@ class Job:
         address = await self._coordinator.start(
             coordinator_daemon.run_coordinator(
                 CoordinatorConfig(
-                    listen=listen,
+                    listen=ListenConfig(address=Address("127.0.0.1", self._port)),
                     state_dir=self._folder / "coordinator",
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
@@ -337,8 +372,6 @@ def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
 
 def free_address() -> Address:
     """A port of loopback that nobody listens on."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return parse_address(f"127.0.0.1:{listener.getsockname()[1]}")
 
@@ -387,7 +420,7 @@ class Crew:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-def connect(job: Job, worker_id: str, **settings: Any) -> psworker.Connection:
+def connect(job: Job, worker_id: str, **settings: float) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
     limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
     return psworker.connect(job.address, worker_id, **limits)
@@ -397,9 +430,7 @@ def key(worker_id: str, incarnation: int = 1) -> WorkerKey:
     return WorkerKey(worker_id, incarnation)
 
 
-def deviation(
-    ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]
-) -> float:
+def deviation(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
     """Largest absolute difference over the largest absolute value of its tensor."""
     worst = 0.0
     for mine, exact in zip(ours, theirs, strict=True):

@@ -104,7 +104,7 @@ def test_absent_gradients_are_skipped_as_in_one_process(
         model = Model()
         optimizer = make_optimizer(class_name, settings, model)
         with connect(job, worker_id) as ps:
-            model, optimizer = ps.prepare(model, optimizer)
+            _, optimizer = ps.prepare(model, optimizer)
             for step in range(1, STEP_COUNT + 1):
                 for name, parameter in model.named_parameters():
                     parameter.grad = gradient(name, worker_id, step)

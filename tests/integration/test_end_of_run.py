@@ -203,7 +203,8 @@ def test_leased_batches_are_seen_once_and_all_workers_end(
     with Job(tmp_path, shard_count=2, workers_min=3) as job:
         results = run_workers(dict.fromkeys(("w0", "w1", "w2"), work))
         final_snapshot(job)
-    assert sorted(sum(results.values(), [])) == sorted(
+    seen = [sample for each in results.values() for sample in each]
+    assert sorted(seen) == sorted(
         float(i) for i in range(103) for _ in range(epoch_count)
     )
     assert all(results.values()), "everybody had data"

@@ -231,4 +231,4 @@ def train_in_order(
             job.wait_workers(ahead, WorkerState.JOINING, WorkerState.MEMBER)
             return training.on_worker(job, worker_id, before_step=before_step)
 
-        return run_workers({worker_id: work for worker_id in joining})["w0"]
+        return run_workers(dict.fromkeys(joining, work))["w0"]

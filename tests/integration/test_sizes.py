@@ -89,13 +89,17 @@ def latest(job: Job) -> Snapshot:
 def test_odd_tensors_train_as_in_one_process(shard_count: int, tmp_path: Path) -> None:
     with Job(tmp_path, shard_count=shard_count, workers_min=2) as job:
         models = run_workers(
-            {f"w{i}": lambda w: train(job, w, odd_model(int(w[1:])), 10) for i in (0, 1)}
+            {
+                f"w{i}": lambda w: train(job, w, odd_model(int(w[1:])), 10)
+                for i in (0, 1)
+            }
         )
         snapshot = latest(job)
     expected = train_in_one_process(odd_model(0), 10)
     for model in models.values():
         assert_same(model, expected)
-        assert model.turned.stride() == odd_model(0).turned.stride()
+        turned = model.get_parameter("turned")
+        assert turned.stride() == odd_model(0).get_parameter("turned").stride()
     pulled = odd_model(1)
     pulled.load_state_dict(snapshot.state_dict(), strict=True)
     for ours, theirs in zip(
@@ -259,7 +263,8 @@ def test_several_models_of_equal_names_in_one_job(tmp_path: Path) -> None:
             assert_same(ours, theirs)
     assert snapshot.models == ("model", "model1")
     for name, ours in zip(snapshot.models, results["w0"], strict=True):
-        assert torch.equal(snapshot.state_dict(name)["weight"], ours.weight.detach())
+        weight = snapshot.state_dict(name)["weight"]
+        assert torch.equal(weight, ours.get_parameter("weight"))
 
 
 def alternate(pairs: list[tuple[nn.Module, torch.optim.Optimizer]]) -> None:

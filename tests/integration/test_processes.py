@@ -1,0 +1,161 @@
+"""Starts in any order, losses, ends and exit codes, with real processes."""
+
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from pswire.exit_codes import ExitCode
+from tests.integration.job import Job, connect, free_address, run_workers
+from tests.integration.processes import Processes
+
+STOP_TIMEOUT_S: Final = 5.0
+
+WORKER: Final = """
+import sys, torch, psworker
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
+    model, optimizer = ps.prepare(model, optimizer)
+    for step in range(int(sys.argv[1])):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        print("clock", ps.clock, flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
+    """Worker first, coordinator last: everybody waits, and says for whom."""
+    coordinator = free_address()
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    with Processes(tmp_path) as processes:
+        processes.start(
+            "worker",
+            *("-m", "psworker", "run", "--coordinator", str(coordinator)),
+            *("--", str(script), "3"),
+        )
+        for index in range(2):
+            processes.start_daemon(
+                f"shard-{index}", "shard", f"--coordinator={coordinator}"
+            )
+            assert processes.address(f"shard-{index}")
+        processes.start_daemon(
+            "coordinator", "coordinator", f"--listen={coordinator}", "--shards=2"
+        )
+        assert processes.address("coordinator") == str(coordinator)
+        assert [processes.line("worker") for _ in range(3)] == [
+            f"clock {clock}" for clock in (1, 2, 3)
+        ]
+        assert processes.code("worker") == ExitCode.DONE
+        assert f"waiting for the coordinator at {coordinator}" in processes.log(
+            "worker"
+        )
+        assert f"waiting for the coordinator at {coordinator}" in processes.log(
+            "shard-0"
+        )
+        began = time.monotonic()
+        for name in ("coordinator", "shard-0", "shard-1"):
+            processes.send(name, signal.SIGTERM)
+        for name in ("coordinator", "shard-0", "shard-1"):
+            assert processes.code(name) == ExitCode.DONE
+        assert time.monotonic() - began < STOP_TIMEOUT_S
+        assert "Traceback" not in processes.logs()
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_shard_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start_daemon(
+            "coordinator",
+            *("coordinator", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=4"),
+        )
+        address = processes.address("coordinator")
+        for index in range(2):
+            processes.start_daemon(
+                f"shard-{index}", "shard", f"--coordinator={address}"
+            )
+            processes.address(f"shard-{index}")
+        ps = psworker.connect(address, "w0", step_timeout_s=30, start_timeout_s=30)
+        with pytest.raises(psworker.JobFailedError) as caught, ps:
+            train_and_kill(ps, processes)
+        # Which of the two processes has which index is a race of their starts.
+        assert "shard 0 at " in str(caught.value) or "shard 1 at " in str(caught.value)
+        assert "was lost" in str(caught.value)
+        for name in ("shard-0", "coordinator"):
+            assert processes.code(name) == ExitCode.PEER_UNAVAILABLE
+            assert "was lost" in processes.log(name)
+        assert "Traceback" not in processes.logs()
+
+
+def train_and_kill(ps: psworker.Connection, processes: Processes) -> None:
+    """Steps for ever, and kills a shard after the third step."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = ps.prepare(model, optimizer)
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        if ps.clock == 3:
+            processes.send("shard-1", signal.SIGKILL)
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    with Job(tmp_path, workers_min=2) as job, Processes(tmp_path) as processes:
+        processes.start(
+            "doomed",
+            str(script),
+            "1000000",
+            PS_COORDINATOR=job.address,
+            PS_WORKER_ID="doomed",
+        )
+
+        def work(worker_id: str) -> float:
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with connect(job, worker_id, start_timeout_s=40) as ps:
+                model, optimizer = ps.prepare(model, optimizer)
+                began = 0.0
+                while ps.generation < 2 or ps.clock < 30:
+                    optimizer.zero_grad()
+                    model(torch.ones(4, 3)).sum().backward()
+                    optimizer.step()
+                    if ps.clock == 10:
+                        processes.send("doomed", signal.SIGKILL)
+                        began = time.monotonic()
+                return time.monotonic() - began
+
+        waited_s = run_workers({"w0": work})["w0"]
+        assert waited_s < 4, "a SIGKILL is noticed in about a second"
+        assert job.ask(lambda: job.coordinator.core.roster.present("doomed")) is None
+
+
+def test_a_port_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Processes(tmp_path) as processes,
+    ):
+        port = listener.getsockname()[1]
+        for role, arguments in (
+            ("coordinator", ["--shards=1"]),
+            ("shard", ["--coordinator=127.0.0.1:1"]),
+        ):
+            processes.start_daemon(role, role, f"--listen=127.0.0.1:{port}", *arguments)
+            assert processes.code(role) == ExitCode.BAD_CONFIGURATION
+            text = processes.log(role)
+            assert f"can't listen on 127.0.0.1:{port}: port {port} is in use" in text
+            assert "Traceback" not in text
