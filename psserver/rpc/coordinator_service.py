@@ -1,9 +1,11 @@
 """Control plane of a job: messages to core calls and back."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import Message
 
 from psserver.core.coordinator_effects import (
     Abort,
@@ -46,6 +48,10 @@ BATCH_COUNT_MAX = 1024
 """Most batches that one call leases."""
 
 
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
 class CoordinatorService:
     """Handlers of the coordinator."""
 
@@ -57,76 +63,34 @@ class CoordinatorService:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "RegisterShard": grpc.unary_unary_rpc_method_handler(
-                    unary(self.register_shard),
-                    request_deserializer=messages.RegisterShardRequest.FromString,
-                    response_serializer=messages.RegisterShardResponse.SerializeToString,
+                "RegisterShard": _answered(
+                    self.register_shard, messages.RegisterShardRequest
                 ),
-                "WatchShard": grpc.unary_stream_rpc_method_handler(
-                    streaming(self.watch_shard),
-                    request_deserializer=messages.WatchShardRequest.FromString,
-                    response_serializer=messages.WatchShardResponse.SerializeToString,
+                "WatchShard": _streamed(self.watch_shard, messages.WatchShardRequest),
+                "ReportFence": _answered(
+                    self.report_fence, messages.ReportFenceRequest
                 ),
-                "ReportFence": grpc.unary_unary_rpc_method_handler(
-                    unary(self.report_fence),
-                    request_deserializer=messages.ReportFenceRequest.FromString,
-                    response_serializer=messages.ReportFenceResponse.SerializeToString,
+                "ReportCut": _answered(self.report_cut, messages.ReportCutRequest),
+                "ReportProgress": _answered(
+                    self.report_progress, messages.ReportProgressRequest
                 ),
-                "ReportCut": grpc.unary_unary_rpc_method_handler(
-                    unary(self.report_cut),
-                    request_deserializer=messages.ReportCutRequest.FromString,
-                    response_serializer=messages.ReportCutResponse.SerializeToString,
+                "RegisterWorker": _answered(
+                    self.register_worker, messages.RegisterWorkerRequest
                 ),
-                "ReportProgress": grpc.unary_unary_rpc_method_handler(
-                    unary(self.report_progress),
-                    request_deserializer=messages.ReportProgressRequest.FromString,
-                    response_serializer=messages.ReportProgressResponse.SerializeToString,
+                "WatchWorker": _streamed(
+                    self.watch_worker, messages.WatchWorkerRequest
                 ),
-                "RegisterWorker": grpc.unary_unary_rpc_method_handler(
-                    unary(self.register_worker),
-                    request_deserializer=messages.RegisterWorkerRequest.FromString,
-                    response_serializer=messages.RegisterWorkerResponse.SerializeToString,
+                "Join": _answered(self.join, messages.JoinRequest),
+                "Leave": _answered(self.leave, messages.LeaveRequest),
+                "OpenEpoch": _answered(self.open_epoch, messages.OpenEpochRequest),
+                "LeaseData": _answered(self.lease_data, messages.LeaseDataRequest),
+                "RequestSnapshot": _answered(
+                    self.request_snapshot, messages.RequestSnapshotRequest
                 ),
-                "WatchWorker": grpc.unary_stream_rpc_method_handler(
-                    streaming(self.watch_worker),
-                    request_deserializer=messages.WatchWorkerRequest.FromString,
-                    response_serializer=messages.WatchWorkerResponse.SerializeToString,
+                "ReleaseSnapshot": _answered(
+                    self.release_snapshot, messages.ReleaseSnapshotRequest
                 ),
-                "Join": grpc.unary_unary_rpc_method_handler(
-                    unary(self.join),
-                    request_deserializer=messages.JoinRequest.FromString,
-                    response_serializer=messages.JoinResponse.SerializeToString,
-                ),
-                "Leave": grpc.unary_unary_rpc_method_handler(
-                    unary(self.leave),
-                    request_deserializer=messages.LeaveRequest.FromString,
-                    response_serializer=messages.LeaveResponse.SerializeToString,
-                ),
-                "OpenEpoch": grpc.unary_unary_rpc_method_handler(
-                    unary(self.open_epoch),
-                    request_deserializer=messages.OpenEpochRequest.FromString,
-                    response_serializer=messages.OpenEpochResponse.SerializeToString,
-                ),
-                "LeaseData": grpc.unary_unary_rpc_method_handler(
-                    unary(self.lease_data),
-                    request_deserializer=messages.LeaseDataRequest.FromString,
-                    response_serializer=messages.LeaseDataResponse.SerializeToString,
-                ),
-                "RequestSnapshot": grpc.unary_unary_rpc_method_handler(
-                    unary(self.request_snapshot),
-                    request_deserializer=messages.RequestSnapshotRequest.FromString,
-                    response_serializer=messages.RequestSnapshotResponse.SerializeToString,
-                ),
-                "ReleaseSnapshot": grpc.unary_unary_rpc_method_handler(
-                    unary(self.release_snapshot),
-                    request_deserializer=messages.ReleaseSnapshotRequest.FromString,
-                    response_serializer=messages.ReleaseSnapshotResponse.SerializeToString,
-                ),
-                "GetStatus": grpc.unary_unary_rpc_method_handler(
-                    unary(self.get_status),
-                    request_deserializer=messages.GetStatusRequest.FromString,
-                    response_serializer=messages.GetStatusResponse.SerializeToString,
-                ),
+                "GetStatus": _answered(self.get_status, messages.GetStatusRequest),
             },
         )
 
@@ -488,3 +452,31 @@ def _peer(context: Context) -> str:
     """Where the call comes from, as `HOST:PORT`."""
     peer = unquote(str(context.peer()))
     return peer.removeprefix("ipv4:").removeprefix("ipv6:")
+
+
+def _answered(
+    handler: Callable[[Request, Context], Awaitable[Response]],
+    request_type: type[Request],
+) -> grpc.RpcMethodHandler[Request, Response]:
+    """A method that takes one request and gives one answer."""
+    return grpc.unary_unary_rpc_method_handler(
+        unary(handler),
+        request_deserializer=request_type.FromString,
+        response_serializer=_serialized,
+    )
+
+
+def _streamed(
+    handler: Callable[[Request, Context], AsyncIterator[Response]],
+    request_type: type[Request],
+) -> grpc.RpcMethodHandler[Request, Response]:
+    """A method that takes one request and gives a stream of answers."""
+    return grpc.unary_stream_rpc_method_handler(
+        streaming(handler),
+        request_deserializer=request_type.FromString,
+        response_serializer=_serialized,
+    )
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
