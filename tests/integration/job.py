@@ -25,6 +25,7 @@ import uvloop
 
 import psworker
 from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
+from psserver.core.job_settings import JobSettings
 from psserver.core.record import Record, WorkerKey
 from psserver.core.roster import WorkerState
 from psserver.daemon import coordinator as coordinator_daemon
