@@ -91,7 +91,10 @@ class EpochLedger:
     def lease(
         self, worker: WorkerKey, participants: tuple[WorkerKey, ...], count_max: int
     ) -> list[DataRange]:
-        """Hands out at most `count_max` batches; none when there are none.
+        """Hands out at most `count_max` batches, after those handed out before.
+
+        What the worker has and did not report as consumed comes first, again: the
+        answer that brought it may have been lost, and nobody else will ever get it.
 
         Args:
             worker: Who asks.
@@ -107,8 +110,10 @@ class EpochLedger:
             else:
                 self._deal(worker)
         leased = [queue.popleft() for _ in range(min(count_max, len(queue)))]
-        self.held.setdefault(worker, set()).update(leased)
-        return leased
+        held = self.held.setdefault(worker, set())
+        before = sorted(held)
+        held.update(leased)
+        return before + leased
 
     def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """The worker reports ranges whose pushes were acknowledged; repeatable."""

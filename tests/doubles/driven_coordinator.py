@@ -1,0 +1,195 @@
+"""A coordinator's core among shards and workers that do as told."""
+
+from typing import TypeVar
+
+from psserver.core.coordinator import CoordinatorCore
+from psserver.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    Persist,
+    Prepare,
+)
+from psserver.core.effects import FenceReport, WorkerHolding
+from psserver.core.job_settings import JobPhase, JobSettings
+from psserver.core.record import FenceKind, Record
+from psserver.core.roster import WorkerEntry
+from pswire.schema import ElementType, ModelSchema, SchemaEntry
+
+Effect = TypeVar("Effect", bound=CoordinatorEffect)
+
+SCHEMA = ModelSchema(
+    (SchemaEntry(name="weight", shape=(3,), element_type=ElementType.FLOAT32),)
+)
+
+
+class DrivenCoordinator:
+    """Keeps every effect, in order.
+
+    Attributes:
+        core: The core.
+        now_ms: The time it is told.
+    """
+
+    def __init__(
+        self, *, shard_count: int = 2, workers_min: int = 1, lease_ttl_ms: int = 10_000
+    ) -> None:
+        self.core = CoordinatorCore(
+            JobSettings(
+                job_id="job",
+                shard_count=shard_count,
+                workers_min=workers_min,
+                lease_ttl_ms=lease_ttl_ms,
+            )
+        )
+        self.now_ms = 0
+        self.effects: list[CoordinatorEffect] = []
+
+    @classmethod
+    def running(cls, *names: str, shard_count: int = 2) -> "DrivenCoordinator":
+        """A job that has started with these workers."""
+        driven = cls(shard_count=shard_count, workers_min=len(names))
+        driven.add_shards()
+        for name in names:
+            driven.add_worker(name)
+        driven.report_all()
+        assert driven.core.record is not None
+        driven.forget()
+        return driven
+
+    def of(self, kind: type[Effect]) -> list[Effect]:
+        """Effects of a kind, in order."""
+        self.effects += self.core.take_effects()
+        return [each for each in self.effects if isinstance(each, kind)]
+
+    def forget(self) -> None:
+        """Looks only at what comes from here on."""
+        self.of(Abort)
+        self.effects.clear()
+
+    def pass_time(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+        self.core.tick(self.now_ms)
+
+    # Shards
+
+    def add_shards(self, *, but: int = 0) -> None:
+        """Brings up all shards but some."""
+        for index in range(self.core.settings.shard_count - but):
+            slot = self.core.register_shard(
+                process_id=f"shard-{index}", address=f"host:{index}", now_ms=self.now_ms
+            )
+            self.core.shard_watching(slot, self.now_ms)
+
+    def break_shard(self, index: int) -> None:
+        self.core.shard_broken(self.core.shards.slots[index], self.now_ms)
+
+    def report(
+        self,
+        index: int,
+        *,
+        complete: dict[str, int] | None = None,
+        trailer: int = 0,
+        touched: int = 0,
+        applied: int = 0,
+        skips: tuple[int, ...] = (),
+        fence_number: int | None = None,
+    ) -> None:
+        """A shard's report to the open fence."""
+        fence = self.core.fence
+        number = fence_number or (fence.number if fence is not None else 0)
+        members = self.core.record.members if self.core.record is not None else ()
+        given = complete or {}
+        report = FenceReport(
+            fence_number=number,
+            holdings=tuple(
+                WorkerHolding(
+                    worker=each.worker,
+                    complete_clock=given.get(each.worker.worker_id, applied),
+                )
+                for each in members
+            ),
+            trailer_clock_max=max(trailer, applied),
+            touched_clock_max=max(touched, applied),
+            applied_clock=applied,
+            skip_clocks=skips,
+        )
+        self.core.report_fence(self.core.shards.slots[index], report, self.now_ms)
+
+    def report_all(self, *, applied: int = 0, trailer: int = 0) -> None:
+        """The same report from every shard."""
+        fence = self.core.fence
+        assert fence is not None
+        for index in range(self.core.settings.shard_count):
+            self.report(
+                index, applied=applied, trailer=trailer, fence_number=fence.number
+            )
+
+    def copy_all(self, snapshot_id: int) -> None:
+        """Every shard has its image."""
+        for slot in self.core.shards.slots:
+            self.core.report_cut(slot, snapshot_id, "", self.now_ms)
+
+    # Workers
+
+    def register(self, name: str, *, process_id: str = "") -> WorkerEntry:
+        return self.core.register_worker(
+            process_id=process_id or f"process-{name}",
+            worker_id=name,
+            address="host:9",
+            now_ms=self.now_ms,
+        )
+
+    def watch(self, entry: WorkerEntry) -> None:
+        self.core.worker_watching(entry, self.now_ms)
+
+    def join(self, entry: WorkerEntry, *loaders: str) -> None:
+        self.core.join(
+            entry, schema=SCHEMA, optimizers=(), loaders=loaders, now_ms=self.now_ms
+        )
+
+    def add_worker(self, name: str, *loaders: str, process_id: str = "") -> WorkerEntry:
+        """Registers, watches, and asks to join."""
+        entry = self.register(name, process_id=process_id)
+        self.watch(entry)
+        self.join(entry, *loaders)
+        return entry
+
+    def leave(self, entry: WorkerEntry, sequence: int = 0) -> None:
+        self.core.leave(entry, sequence=sequence, consumed=(), now_ms=self.now_ms)
+
+    def lose(self, entry: WorkerEntry) -> None:
+        """Its stream breaks and does not come back."""
+        self.core.worker_broken(entry, self.now_ms)
+        self.pass_time(self.core.settings.reconnect_grace_ms)
+
+    # What it decided
+
+    @property
+    def record(self) -> Record:
+        assert self.core.record is not None
+        return self.core.record
+
+    @property
+    def bases(self) -> dict[str, int]:
+        """Base clock of each member."""
+        return {str(m.worker): m.base_clock for m in self.record.members}
+
+    def phase(self) -> JobPhase:
+        return self.core.phase
+
+    def fence_kinds(self) -> list[FenceKind]:
+        return [each.kind for each in self.of(Prepare)]
+
+    def announced(self) -> list[Record]:
+        """Records that were announced, each after it was made durable."""
+        kept: list[Record] = []
+        told = []
+        self.of(Announce)
+        for effect in self.effects:
+            if isinstance(effect, Persist):
+                kept.append(effect.record)
+            elif isinstance(effect, Announce):
+                assert effect.record in kept
+                told.append(effect.record)
+        return told

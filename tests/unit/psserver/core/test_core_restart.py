@@ -1,0 +1,110 @@
+"""A coordinator that was started again goes on where its predecessor was."""
+
+from psserver.core.coordinator import CoordinatorCore
+from psserver.core.coordinator_effects import Prepare
+from psserver.core.fence_series import NUMBERS_PER_START
+from psserver.core.job_settings import JobSettings
+from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.push import DataRange
+from psserver.core.record import FenceKind, Record
+from psserver.core.roster import WorkerState
+from tests.doubles.core_values import key, record
+from tests.doubles.driven_coordinator import SCHEMA, DrivenCoordinator
+
+SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
+
+
+def restarted(newest: Record | None, *, start_count: int = 1) -> CoordinatorCore:
+    core = CoordinatorCore(SETTINGS, start_count)
+    core.restore(
+        schema=SCHEMA,
+        optimizers=(),
+        record=newest,
+        incarnations={"a": 1, "b": 3},
+        processes={"a": "process-a"},
+        now_ms=0,
+    )
+    slot = core.register_shard(process_id="shard", address="host:1", now_ms=0)
+    core.shard_watching(slot, 0)
+    return core
+
+
+def test_the_newest_record_stands() -> None:
+    newest = record({"a": 0}, generation=7)
+    core = restarted(newest)
+
+    assert core.record is newest
+    assert core.take_effects() == []
+
+
+def test_no_number_comes_twice_though_cuts_leave_no_record() -> None:
+    for start_count in (1, 2):
+        core = restarted(record({"a": 0}, generation=7), start_count=start_count)
+        core.want_cut(0)
+
+        (prepare,) = core.take_effects()
+        assert isinstance(prepare, Prepare)
+        assert prepare.fence_number == start_count * NUMBERS_PER_START + 1
+        # A shard that is frozen in a fence of the process before goes on.
+        assert core.fence_closed_number == start_count * NUMBERS_PER_START
+        decided = core.snapshots.decide(version=1, clock=1, generation=7)
+        assert decided.snapshot_id == start_count * NUMBERS_PER_START + 1
+
+
+def test_nobody_is_lost_before_a_lease_has_passed() -> None:
+    core = restarted(record({"a": 0}, generation=7))
+    entry = core.roster.entry(key("a"))
+    core.tick(10_499)
+    assert entry.state is WorkerState.SUSPECT
+    core.tick(10_500)
+    assert [e.state for e in core.roster.in_state(*WorkerState)] == [
+        WorkerState.EVICTED
+    ]
+
+
+def test_a_member_that_comes_back_is_a_member_again() -> None:
+    core = restarted(record({"a": 0}, generation=7))
+    entry = core.register_worker(
+        process_id="process-a", worker_id="a", address="host:1", now_ms=0
+    )
+    core.worker_watching(entry, 5_000)
+    core.tick(1_000_000)
+
+    assert (entry.worker, entry.state) == (key("a"), WorkerState.MEMBER)
+
+
+def test_incarnations_go_on_counting() -> None:
+    core = restarted(None)
+    entry = core.register_worker(
+        process_id="q", worker_id="b", address="host:1", now_ms=0
+    )
+    assert entry.worker == key("b/4")
+
+
+def test_the_schema_that_shards_have_been_told_stands_before_the_start_too() -> None:
+    core = restarted(None)
+    assert core.model.schema == SCHEMA
+
+
+def test_a_job_that_had_not_started_starts() -> None:
+    driven = DrivenCoordinator(shard_count=1)
+    driven.core = restarted(None)
+    driven.add_worker("b")
+
+    assert driven.fence_kinds() == [FenceKind.START]
+    driven.report(0)
+    assert driven.record.generation == 1
+
+
+def test_leased_data_of_members_stays_and_that_of_others_is_dealt_again() -> None:
+    core = restarted(record({"a": 0}, generation=7))
+    shape = EpochShape(position_count=4, batch_size=1, drop_last=False)
+    ledger = EpochLedger("loader", 0, shape)
+    participants = (key("a"), key("b/3"))
+    for worker in participants:
+        ledger.lease(worker, participants, 1)
+    core.restore_ledger((ledger,))
+
+    assert core.participants("loader") == (key("a"),)
+    assert ledger.held == {key("a"): {DataRange("loader", 0, 0, 1)}}
+    assert list(ledger.returned) == [DataRange("loader", 0, 1, 2)]
