@@ -37,6 +37,10 @@ from pswire.v1 import parameter_service_pb2 as messages
 
 SERVICE = "pswire.v1.ParameterService"
 
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+"""Time for a call to say which push it carries. It says so with its first bytes; one
+that stays silent would hold a stream for ever."""
+
 
 class ParameterService:
     """Handlers of one shard."""
@@ -270,7 +274,11 @@ class ParameterService:
     ) -> "_PushCall":
         """Admits a push by its first message and starts to read the others."""
         host = self._host
-        first = await anext(aiter(requests), None)
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            first = None
         if first is None:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
         message = read_push_message(first)
