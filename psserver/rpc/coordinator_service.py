@@ -457,7 +457,7 @@ def _peer(context: Context) -> str:
 def _answered(
     handler: Callable[[Request, Context], Awaitable[Response]],
     request_type: type[Request],
-) -> grpc.RpcMethodHandler[Request, Response]:
+) -> "grpc.RpcMethodHandler[Request, Response]":
     """A method that takes one request and gives one answer."""
     return grpc.unary_unary_rpc_method_handler(
         unary(handler),
@@ -469,7 +469,7 @@ def _answered(
 def _streamed(
     handler: Callable[[Request, Context], AsyncIterator[Response]],
     request_type: type[Request],
-) -> grpc.RpcMethodHandler[Request, Response]:
+) -> "grpc.RpcMethodHandler[Request, Response]":
     """A method that takes one request and gives a stream of answers."""
     return grpc.unary_stream_rpc_method_handler(
         streaming(handler),
