@@ -18,9 +18,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pswire.addresses import Address
+if TYPE_CHECKING:
+    # Not imported: pswire sets the variable below too, and whether somebody else has
+    # set it must be seen before.
+    from pswire.addresses import Address
 
 logger: Final = logging.getLogger("psworker")
 
@@ -43,7 +46,7 @@ def disable_grpc_fork_handlers() -> None:
         os.environ[_HANDLERS_VARIABLE] = "0"
 
 
-def guard(address: Address) -> None:
+def guard(address: "Address") -> None:
     """From now on children close their connections to this address."""
     global _is_registered, _may_children_crash
     if _may_children_crash:
@@ -59,12 +62,12 @@ def guard(address: Address) -> None:
         _is_registered = True
 
 
-def unguard(address: Address) -> None:
+def unguard(address: "Address") -> None:
     """Ends one `guard`."""
     _peers.subtract(_resolved(address))
 
 
-def _resolved(address: Address) -> set[tuple[str, int]]:
+def _resolved(address: "Address") -> set[tuple[str, int]]:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     return {(str(sockaddr[0]), address.port) for *_, sockaddr in found}
 

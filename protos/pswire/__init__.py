@@ -8,5 +8,5 @@ import os
 # set here, before any module of ours imports it; a user's own setting stays.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# For the reason in `psworker/__init__.py`, also where a server shares the process.
+# For the reason in `psworker/fork_guard.py`, also where a server shares the process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -9,7 +9,7 @@ import pytest
 import psworker
 from psworker.errors import VersionMismatchError
 from psworker.transport import control_client
-from tests.integration.local_job import LocalJob
+from tests.integration.job import Job
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_a_host_that_swallows_packets_is_told_apart() -> None:
 
 
 def test_a_shard_is_no_coordinator(tmp_path: Path) -> None:
-    with LocalJob(tmp_path / "state", shard_count=1) as job:
-        text = connect_error(job.shard_addresses[0])
+    with Job(tmp_path / "state", shard_count=1) as job:
+        text = connect_error(job.shard_addresses()[0])
 
     assert "it is not a paramserver coordinator" in text
 
@@ -111,7 +111,7 @@ def test_another_version_is_refused_at_once(
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
 
     with (
-        LocalJob(tmp_path / "state", shard_count=1) as job,
+        Job(tmp_path / "state", shard_count=1) as job,
         pytest.raises(VersionMismatchError, match="same release on both sides"),
     ):
         psworker.connect(job.address)
@@ -128,7 +128,7 @@ def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
 
     early = threading.Thread(target=connect)
     early.start()
-    with LocalJob(tmp_path / "state", shard_count=1, port=port):
+    with Job(tmp_path / "state", shard_count=1, port=port):
         early.join(20)
 
     assert connected == ["early"]
@@ -136,7 +136,7 @@ def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_worker_id_of_a_living_process_is_taken(tmp_path: Path) -> None:
     with (
-        LocalJob(tmp_path / "state", shard_count=1) as job,
+        Job(tmp_path / "state", shard_count=1) as job,
         psworker.connect(job.address, worker_id="w0"),
         pytest.raises(psworker.WorkerIdTakenError, match="another worker id"),
     ):

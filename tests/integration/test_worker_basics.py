@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from psworker.connection import Connection
-from tests.integration.local_job import Fault, LocalJob, cut_upload, lose_reply
+from tests.integration.broken_calls import (
+    BreakableHandler,
+    Fault,
+    breakable_shards,
+    cut_upload,
+    lose_reply,
+)
+from tests.integration.job import Job
 
 
 def small_model(seed: int = 0, width: int = 8) -> nn.Module:
@@ -42,12 +49,12 @@ def run_workers(count: int, work: Callable[[int], object]) -> list[object]:
 
 
 @pytest.fixture(name="job")
-def one_worker_job(tmp_path: Path) -> Iterator[LocalJob]:
-    with LocalJob(tmp_path / "state") as job:
+def one_worker_job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path / "state") as job:
         yield job
 
 
-def test_one_worker_trains_as_one_process_does(job: LocalJob) -> None:
+def test_one_worker_trains_as_one_process_does(job: Job) -> None:
     model = small_model()
     alone = copy.deepcopy(model)
     plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
@@ -103,7 +110,7 @@ def test_two_workers_equal_one_process_on_the_union_batch(tmp_path: Path) -> Non
                 optimizer.step(weight=size)
             return values(model)
 
-    with LocalJob(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2) as job:
         first, second = run_workers(2, work)
 
     assert isinstance(first, torch.Tensor)
@@ -130,19 +137,25 @@ def test_loaders_share_an_epoch_out(tmp_path: Path) -> None:
                 optimizer.step()
             return seen
 
-    with LocalJob(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2) as job:
         seen = run_workers(2, work)
 
     assert sorted(seen[0] + seen[1]) == [float(index) for index in range(40)]  # type: ignore[operator]
 
 
 def connect_and_prepare(
-    job: LocalJob, width: int = 8
+    job: Job, width: int = 8
 ) -> tuple[Connection, nn.Module, torch.optim.Optimizer]:
     ps = psworker.connect(job.address, step_timeout_s=20)
     model = small_model(width=width)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return ps, model, optimizer
+
+
+@pytest.fixture
+def breakable_job(tmp_path: Path) -> Iterator[tuple[Job, dict[int, BreakableHandler]]]:
+    with breakable_shards() as shards, Job(tmp_path / "state") as job:
+        yield job, shards
 
 
 @pytest.mark.parametrize("shard_index", [0, 1])
@@ -156,25 +169,29 @@ def connect_and_prepare(
     ],
 )
 def test_a_push_whose_call_breaks_is_applied_once(
-    job: LocalJob, shard_index: int, width: int, fault: Fault
+    breakable_job: tuple[Job, dict[int, BreakableHandler]],
+    shard_index: int,
+    width: int,
+    fault: Fault,
 ) -> None:
+    job, shards = breakable_job
     ps, model, optimizer = connect_and_prepare(job, width)
     with ps:
         before = values(model)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        job.shards[shard_index].faults.append(fault)
+        shards[shard_index].faults.append(fault)
 
         optimizer.step()
 
         torch.testing.assert_close(values(model), before - 0.1)
-        assert job.shards[shard_index].push_count == 2
+        assert shards[shard_index].push_count == 2
         assert ps.clock == 1
         optimizer.step()
         torch.testing.assert_close(values(model), before - 0.2)
 
 
-def test_a_gradient_that_is_not_finite_skips_the_clock(job: LocalJob) -> None:
+def test_a_gradient_that_is_not_finite_skips_the_clock(job: Job) -> None:
     ps, model, optimizer = connect_and_prepare(job)
     with ps:
         before = values(model)
@@ -191,7 +208,7 @@ def test_a_gradient_that_is_not_finite_skips_the_clock(job: LocalJob) -> None:
 
 
 def test_a_second_worker_with_another_model_is_told_the_difference(
-    job: LocalJob,
+    job: Job,
 ) -> None:
     ps, _, _ = connect_and_prepare(job)
     with ps, psworker.connect(job.address) as other:
@@ -226,14 +243,14 @@ def test_a_wait_for_another_worker_is_ended_with_its_name(tmp_path: Path) -> Non
             torch.testing.assert_close(values(model), before - 0.1)
             return text
 
-    with LocalJob(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2) as job:
         text, _ = run_workers(2, work)
 
     assert "w1" in str(text)
     assert "the step to clock 1 was not complete within 6 s" in str(text)
 
 
-def test_prepare_is_called_once_and_not_after_close(job: LocalJob) -> None:
+def test_prepare_is_called_once_and_not_after_close(job: Job) -> None:
     ps, model, optimizer = connect_and_prepare(job)
     with ps, pytest.raises(psworker.ConfigurationError, match="called already"):
         ps.prepare(model, optimizer)
@@ -269,13 +286,13 @@ def test_pending_gradients_keep_the_values_they_were_computed_from(
             optimizer.step()
             return values(model)
 
-    with LocalJob(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2) as job:
         first, second = run_workers(2, work)
 
     assert torch.equal(first, second)  # type: ignore[arg-type]
 
 
-def test_values_are_written_where_the_parameter_is_now(job: LocalJob) -> None:
+def test_values_are_written_where_the_parameter_is_now(job: Job) -> None:
     ps, model, optimizer = connect_and_prepare(job)
     with ps:
         for parameter in model.parameters():

@@ -14,7 +14,7 @@ from torch import nn
 import psworker
 from psworker.connection import Connection
 from tests.integration.cuttable_proxy import CuttableProxy
-from tests.integration.local_job import LocalJob
+from tests.integration.job import Job
 
 SCRIPT = """
 import os, sys, torch, psworker
@@ -62,7 +62,7 @@ def script(address: str, body: str) -> list[str]:
     ]
 
 
-def run_script(job: LocalJob, body: str) -> subprocess.CompletedProcess[str]:
+def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         script(job.address, body), capture_output=True, text=True, timeout=50
     )
@@ -80,12 +80,12 @@ def member(
 
 
 @pytest.fixture(name="job")
-def one_worker_job(tmp_path: Path) -> Iterator[LocalJob]:
-    with LocalJob(tmp_path / "state", lease_ttl_ms=4000) as job:
+def one_worker_job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path / "state", lease_ttl_ms=4000) as job:
         yield job
 
 
-def test_a_script_that_ends_well_leaves_though_it_never_closed(job: LocalJob) -> None:
+def test_a_script_that_ends_well_leaves_though_it_never_closed(job: Job) -> None:
     done = run_script(job, "optimizer.step()")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -93,7 +93,7 @@ def test_a_script_that_ends_well_leaves_though_it_never_closed(job: LocalJob) ->
     assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, False)]
 
 
-def test_a_script_that_ends_with_an_exception_counts_as_lost(job: LocalJob) -> None:
+def test_a_script_that_ends_with_an_exception_counts_as_lost(job: Job) -> None:
     done = run_script(job, "optimizer.step(); raise RuntimeError('of the user')")
 
     assert done.returncode == 1
@@ -102,7 +102,7 @@ def test_a_script_that_ends_with_an_exception_counts_as_lost(job: LocalJob) -> N
     assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, True)]
 
 
-def test_an_exception_through_the_context_counts_as_lost(job: LocalJob) -> None:
+def test_an_exception_through_the_context_counts_as_lost(job: Job) -> None:
     ps, optimizer = member(job.address)
     optimizer.step()
     with pytest.raises(ZeroDivisionError), ps:
@@ -112,21 +112,19 @@ def test_an_exception_through_the_context_counts_as_lost(job: LocalJob) -> None:
     assert record.departures[0].evicted
 
 
-def test_closing_twice_leaves_once(job: LocalJob) -> None:
+def test_closing_twice_leaves_once(job: Job) -> None:
     ps, optimizer = member(job.address)
     optimizer.step()
 
     ps.close()
     ps.close()
 
-    record = job.record
-    assert record is not None
-    assert not record.members
+    record = job.wait_record(lambda record: not record.members)
     assert not record.departures[0].evicted
 
 
 def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
-    with LocalJob(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2) as job:
         blocked = subprocess.Popen(
             script(job.address, "print('stepping', flush=True); optimizer.step()"),
             stdout=subprocess.PIPE,
@@ -149,7 +147,7 @@ def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_lives_and_holds_no_connection(
-    job: LocalJob,
+    job: Job,
 ) -> None:
     done = run_script(job, FORKING.replace("PORT", job.address.rsplit(":", 1)[1]))
 
@@ -166,7 +164,7 @@ def test_a_forked_child_lives_and_holds_no_connection(
     ],
 )
 def test_grpc_that_was_imported_first_is_warned_about(
-    job: LocalJob, before: str, warns: bool
+    job: Job, before: str, warns: bool
 ) -> None:
     code = (
         f"{before}import psworker\nps = psworker.connect({job.address!r})\nps.close()"
@@ -186,7 +184,7 @@ def test_grpc_that_was_imported_first_is_warned_about(
     assert ("may crash; import psworker first" in done.stderr) == warns
 
 
-def test_a_broken_watch_is_opened_again_and_training_goes_on(job: LocalJob) -> None:
+def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
     with CuttableProxy(job.address) as proxy:
         ps, optimizer = member(proxy.address)
         with ps:
@@ -203,7 +201,7 @@ def test_a_broken_watch_is_opened_again_and_training_goes_on(job: LocalJob) -> N
 
 def test_an_evicted_worker_is_told_so(tmp_path: Path) -> None:
     with (
-        LocalJob(tmp_path / "state", workers_min=2, lease_ttl_ms=4000) as job,
+        Job(tmp_path / "state", workers_min=2, lease_ttl_ms=4000) as job,
         CuttableProxy(job.address) as proxy,
     ):
         joined: list[tuple[Connection, torch.optim.Optimizer]] = []
@@ -225,11 +223,11 @@ def test_an_evicted_worker_is_told_so(tmp_path: Path) -> None:
             joined[0][1].step()
 
 
-def test_a_lost_shard_ends_the_job_with_its_name(job: LocalJob) -> None:
+def test_a_lost_shard_ends_the_job_with_its_name(job: Job) -> None:
     ps, optimizer = member(job.address)
     with ps:
         optimizer.step()
-        job.stop_shard(1)
+        job.end_shard(1)
 
         with pytest.raises(psworker.JobFailedError, match="shard 1"):
             optimizer.step()

@@ -1,0 +1,108 @@
+"""Pushes that break at a point of the test's choice, on real shards."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import grpc
+import grpc.aio
+
+from psserver.daemon import shard as shard_daemon
+from psserver.host.shard_host import ShardHost
+from psserver.rpc.parameter_service import ParameterService
+
+Messages = AsyncIterator[bytes]
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Stream = Callable[[Messages, Context], Messages]
+Fault = Callable[[Stream], Stream]
+
+
+class BreakableHandler(grpc.GenericRpcHandler):
+    """Passes calls on; each `PushPull` breaks as the next fault says, if any is left.
+
+    Attributes:
+        faults: How the next calls break.
+        push_count: Calls of `PushPull` so far.
+    """
+
+    def __init__(self, inner: grpc.GenericRpcHandler) -> None:
+        self._inner = inner
+        self.faults: deque[Fault] = deque()
+        self.push_count = 0
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        method = self._inner.service(handler_call_details)
+        name = handler_call_details.method
+        if method is None or not str(name).endswith("/PushPull"):
+            return method
+        self.push_count += 1
+        if not self.faults:
+            return method
+        stream: Any = method.stream_stream
+        return grpc.stream_stream_rpc_method_handler(self.faults.popleft()(stream))
+
+
+@contextmanager
+def breakable_shards() -> Iterator[dict[int, BreakableHandler]]:
+    """Makes shards that start meanwhile breakable; their handlers by shard index."""
+    handlers: dict[int, BreakableHandler] = {}
+
+    class BreakableService(ParameterService):
+        def __init__(self, host: ShardHost) -> None:
+            super().__init__(host)
+            self._shard_index = host.shard_index
+
+        def handler(self) -> grpc.GenericRpcHandler:
+            handler = BreakableHandler(super().handler())
+            handlers[self._shard_index] = handler
+            return handler
+
+    with mock.patch.object(shard_daemon, "ParameterService", BreakableService):
+        yield handlers
+
+
+def lose_reply(inner: Stream) -> Stream:
+    """The push is done, and nothing of the answer arrives."""
+
+    async def stream(requests: Messages, context: Context) -> Messages:
+        async for _ in inner(requests, context):
+            pass
+        yield await context.abort(grpc.StatusCode.UNAVAILABLE, "lost by the test")
+
+    return stream
+
+
+def cut_upload(message_count: int) -> Fault:
+    """The call breaks after some messages, not the last, have been taken."""
+
+    def fault(inner: Stream) -> Stream:
+        async def stream(requests: Messages, context: Context) -> Messages:
+            taken = asyncio.Event()
+
+            async def first() -> Messages:
+                count = 0
+                async for request in requests:
+                    yield request
+                    count += 1
+                    if count == message_count:
+                        taken.set()
+                        await asyncio.Event().wait()
+
+            async def drain() -> None:
+                async for _ in inner(first(), context):
+                    pass
+
+            draining = asyncio.ensure_future(drain())
+            await taken.wait()
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            yield await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+
+        return stream
+
+    return fault
