@@ -13,6 +13,8 @@ class CuttableProxy:
 
     Attributes:
         address: Where it listens.
+        connection_count: Connections so far.
+        cut_count: Cuts that `cut_after` has brought about.
     """
 
     def __init__(self, target: str) -> None:
@@ -24,7 +26,9 @@ class CuttableProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._refuses = False
+        self._left_bytes: dict[bool, int] = {}
         self.connection_count = 0
+        self.cut_count = 0
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -53,6 +57,19 @@ class CuttableProxy:
 
         self._run(cut())
 
+    def cut_after(self, byte_count: int, *, is_upwards: bool) -> None:
+        """Ends the connection that passes the last of so many bytes, once.
+
+        Args:
+            byte_count: Bytes from now on, of all connections together.
+            is_upwards: Whether those to the target count, or those from it.
+        """
+
+        async def arm() -> None:
+            self._left_bytes[is_upwards] = byte_count
+
+        self._run(arm())
+
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
@@ -75,19 +92,33 @@ class CuttableProxy:
             return
         self.connection_count += 1
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.ensure_future(self._pass(source, sink))
-            self._tasks.add(task)
+        pairs = ((reader, far_writer), (far_reader, writer))
+        for source, sink in pairs:
+            passing = self._pass(source, sink, is_upwards=sink is far_writer)
+            self._tasks.add(asyncio.ensure_future(passing))
 
     async def _pass(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        *,
+        is_upwards: bool,
     ) -> None:
         self._writers.add(sink)
         try:
             with contextlib.suppress(ConnectionError):
                 while data := await source.read(1 << 16):
-                    sink.write(data)
+                    left = self._left_bytes.get(is_upwards, len(data) + 1)
+                    sink.write(data[:left])
                     await sink.drain()
+                    if left <= len(data):
+                        # Closed in order on the far side, so that what came before
+                        # the cut arrives; the near side sees its connection end.
+                        del self._left_bytes[is_upwards]
+                        self.cut_count += 1
+                        return
+                    if is_upwards in self._left_bytes:
+                        self._left_bytes[is_upwards] = left - len(data)
         finally:
             self._writers.discard(sink)
             sink.close()
