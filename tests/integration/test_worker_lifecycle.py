@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -153,35 +152,6 @@ def test_a_forked_child_lives_and_holds_no_connection(
 
     assert done.stderr == ""
     assert done.stdout == "1 {10} 1\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "warns"),
-    [
-        ("", False),
-        ("import grpc\n", True),
-        ("import os\nos.environ['GRPC_ENABLE_FORK_SUPPORT'] = '1'\n", False),
-    ],
-)
-def test_grpc_that_was_imported_first_is_warned_about(
-    job: Job, before: str, warns: bool
-) -> None:
-    code = (
-        f"{before}import psworker\nps = psworker.connect({job.address!r})\nps.close()"
-    )
-    environment = dict(os.environ)
-    environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env=environment,
-        check=True,
-    )
-
-    assert ("may crash; import psworker first" in done.stderr) == warns
 
 
 def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
