@@ -199,7 +199,6 @@ class Connection:
             self._loop,
             self._session,
             self._pending,
-            coordinator=self._config.coordinator,
             wait_timeout_s=self._config.step_timeout_s,
         )
         replaced: dict[int, Any] = {

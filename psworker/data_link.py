@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from pswire.addresses import Address, parse_address
 from psworker.data.order import EpochShape
 from psworker.data.source import Lease, LeaseRequest
 from psworker.event_loop import EventLoop
@@ -30,11 +29,9 @@ class DataLink:
         session: Session,
         pending: PendingData,
         *,
-        coordinator: Address,
         wait_timeout_s: float,
     ) -> None:
         self._loop = loop
-        self._coordinator = coordinator
         self._session = session
         self._pending = pending
         self._wait_timeout_s = wait_timeout_s
@@ -51,12 +48,6 @@ class DataLink:
     def pending(self) -> PendingData:
         """What was drawn and not yet pushed or reported."""
         return self._pending
-
-    @property
-    def peers(self) -> tuple[Address, ...]:
-        """Whom this process has connections to."""
-        shards = [each.address for each in self._session.membership.shards]
-        return (self._coordinator, *(parse_address(each) for each in shards if each))
 
     def open_epoch(
         self, loader: str, epoch: int, shape: EpochShape, consumed: tuple[Any, ...]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from psworker.data.forked import start_function
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
 from psworker.data.order import (
     OrderSource,
@@ -129,7 +128,7 @@ class LeasedLoader:
                 collate_fn=user.collate_fn,
                 pin_memory=user.pin_memory,
                 timeout=user.timeout,
-                worker_init_fn=start_function(self._source.peers, user.worker_init_fn),
+                worker_init_fn=user.worker_init_fn,
                 multiprocessing_context=user.multiprocessing_context,
                 generator=user.generator,
                 prefetch_factor=user.prefetch_factor,

@@ -7,7 +7,6 @@ thread can wait for several things at once. Cancelling a future cancels its call
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pswire.addresses import Address
 from psworker.data.order import EpochShape
 from psworker.pending import DataRange, PendingData
 
@@ -56,11 +55,6 @@ class DataSource(Protocol):
     @property
     def pending(self) -> PendingData:
         """What was drawn and not yet pushed or reported."""
-        ...
-
-    @property
-    def peers(self) -> tuple[Address, ...]:
-        """Whom this process has connections to."""
         ...
 
     def open_epoch(

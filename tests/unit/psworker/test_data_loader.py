@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from concurrent.futures import Future
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from psworker.data import (
     prepare_loader,
 )
 from psworker.pending import DataRange, DrawnData, PendingData
-
-if TYPE_CHECKING:
-    from pswire.addresses import Address
 
 
 class LedgerJob:
@@ -85,7 +82,6 @@ class LedgerSource:
         self.job = job
         self.key = job.keys[index]
         self.pending = PendingData()
-        self.peers: tuple[Address, ...] = ()
         self.requests: list[LeaseRequest] = []
         self.contribution: Future[None] = Future()
         self.empty_push_count = 0
