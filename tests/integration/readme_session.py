@@ -37,7 +37,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 COMMAND_TIMEOUT_S = 180.0
 SHOWN_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 30.0
 END_OF_COMMAND = "--end-of-command--"
 LOCAL_ADDRESS = re.compile(r"(?<=localhost:|127\.0\.0\.1:)[1-9]\d*\b")
 FILE_COMMENT = re.compile(r"<!--\s*file:\s*(\S+)\s*-->\s*\Z")
