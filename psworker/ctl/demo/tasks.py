@@ -1,4 +1,10 @@
-"""What the demo trains: small models on real data that ships inside packages."""
+"""What the demo trains: small models on real data that ships inside packages.
+
+Their activations are smooth. With ReLU the result of one process could not be held
+against that of several: 1e8 activations come so close to zero now and then that
+rounding decides their sign, and one sign moved a parameter by 0.02 in 300 steps, as it
+did between float32 and float64 in a single process.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +96,7 @@ def _digits() -> Task:
         test_images=test_images,
         test_labels=test_labels,
         build_model=lambda: nn.Sequential(
-            nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+            nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
         ),
     )
 
@@ -114,9 +120,9 @@ def _mnist5k() -> Task:
         test_labels=test_labels,
         build_model=lambda: nn.Sequential(
             nn.Conv2d(1, 8, 5, stride=2),
-            nn.ReLU(),
+            nn.GELU(),
             nn.Conv2d(8, 16, 5, stride=2),
-            nn.ReLU(),
+            nn.GELU(),
             nn.Flatten(),
             nn.Linear(256, 10),
         ),
