@@ -1,0 +1,28 @@
+"""`psctl bench step` in small: it measures both sides and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "psworker.ctl", "bench", "step", "--json"]
+    done = subprocess.run(
+        [*command, "--mib", "2", "--repetitions", "4"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["repetition_count"] == 4
+    assert figures["machine"]["cpu_model"]
+    assert figures["versions"]["paramserver"]
+    for side in ("paramserver", "torch_rpc"):
+        spread = figures[side]
+        assert 0 < spread["min_ms"] <= spread["median_ms"] <= spread["max_ms"]
+    assert figures["torch_rpc_over_paramserver"] > 0
+    assert list(tmp_path.iterdir()) == []
