@@ -1,5 +1,6 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
+from pswire.optimizers import check_supported, check_values
 from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -28,10 +29,11 @@ class JobModel:
 
         Raises:
             Refusal: `SCHEMA_MISMATCH` or `OPTIMIZER_MISMATCH` with a readable
-                difference; no state changed.
+                difference, or what makes a first one useless; no state changed.
         """
         if self.schema is None:
             schema.validate()
+            _check_runnable(schema, optimizers)
             self.schema = schema
             self.optimizers = optimizers
             return True
@@ -89,3 +91,31 @@ class JobModel:
                     f"{[len(g) for g in groups]} parameters in its groups in the job, "
                     f"{[len(g.entry_indexes) for g in worker.groups]} here",
                 )
+
+
+def _check_runnable(schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> None:
+    """Refuses what no shard could run: it would end every shard of the job.
+
+    Raises:
+        Refusal: `OPTIMIZER_UNSUPPORTED`, `HYPERPARAMETER_INVALID` or
+            `MALFORMED_MESSAGE`.
+    """
+    names = [spec.name for spec in optimizers]
+    if not names or len(set(names)) != len(names):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a job has optimizers of different names, these are {names[:8]}",
+        )
+    for spec in optimizers:
+        check_supported(spec.class_name)
+        for group in spec.groups:
+            check_values(
+                spec.class_name, spec.hyperparameter_names, group.hyperparameters
+            )
+            for entry in (schema.entries[index] for index in group.entry_indexes):
+                if not entry.element_type.is_floating:
+                    raise Refusal(
+                        ErrorReason.MALFORMED_MESSAGE,
+                        f"{spec.name[:64]!r} updates {entry.name[:64]!r}, which is "
+                        f"{entry.described}",
+                    )

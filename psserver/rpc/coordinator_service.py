@@ -21,7 +21,7 @@ from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.ledger import EpochShape
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost, Event
-from psserver.rpc.guard import Context, streaming, unary
+from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from psserver.rpc.record_codec import (
     address_message,
@@ -461,7 +461,7 @@ def _answered(
     """A method that takes one request and gives one answer."""
     return grpc.unary_unary_rpc_method_handler(
         unary(handler),
-        request_deserializer=request_type.FromString,
+        request_deserializer=reader(request_type),
         response_serializer=_serialized,
     )
 
@@ -473,7 +473,7 @@ def _streamed(
     """A method that takes one request and gives a stream of answers."""
     return grpc.unary_stream_rpc_method_handler(
         streaming(handler),
-        request_deserializer=request_type.FromString,
+        request_deserializer=reader(request_type),
         response_serializer=_serialized,
     )
 

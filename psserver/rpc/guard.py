@@ -3,15 +3,17 @@
 A `Refusal` becomes its status with details. Anything else becomes INTERNAL with a
 text that tells nothing, and the traceback stays in the server's log. A handler that
 ends by a cancellation of its own would leave the client hanging until its deadline
-(grpc/grpc#29248), so that becomes a status too.
+(grpc/grpc#29248), so that becomes a status too. So do bytes that are no message: gRPC
+itself would answer UNKNOWN and write a traceback for each of them.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from pswire.error_details import details_text, status_code, trailing_metadata
 from pswire.reasons import ErrorReason, Refusal
@@ -20,7 +22,30 @@ log = logging.getLogger("psserver.rpc")
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+RequestMessage = TypeVar("RequestMessage", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_UNREADABLE: Final = object()
+
+
+def reader(request_type: type[RequestMessage]) -> Callable[[bytes], RequestMessage]:
+    """A deserializer that leaves it to the guarded handler to refuse garbage."""
+
+    def read(data: bytes) -> RequestMessage:
+        try:
+            return request_type.FromString(data)
+        except DecodeError:
+            return cast("RequestMessage", _UNREADABLE)
+
+    return read
+
+
+def _check_readable(request: object, method: str) -> None:
+    if request is _UNREADABLE:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"the request of {method} can't be parsed"
+        )
 
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
@@ -48,6 +73,7 @@ def unary(
 
     async def guarded(request: Request, context: Context) -> Response:
         try:
+            _check_readable(request, handler.__name__)
             return await handler(request, context)
         except grpc.aio.AbortError:
             raise
@@ -66,6 +92,7 @@ def streaming(
 
     async def guarded(request: Request, context: Context) -> AsyncIterator[Response]:
         try:
+            _check_readable(request, handler.__name__)
             async for response in handler(request, context):
                 yield response
         except (grpc.aio.AbortError, GeneratorExit):

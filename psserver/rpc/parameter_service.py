@@ -10,7 +10,7 @@ from psserver.core.dedupe import PushEntry
 from psserver.core.push import Outcome, PushId, Reply, StagedChunk
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
-from psserver.rpc.guard import Context, as_refusal, streaming, unary
+from psserver.rpc.guard import Context, as_refusal, reader, streaming, unary
 from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.push_codec import (
     PushMessage,
@@ -59,7 +59,7 @@ class ParameterService:
                 "Push": grpc.stream_unary_rpc_method_handler(unary(self.push)),
                 "Pull": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull),
-                    request_deserializer=messages.PullRequest.FromString,
+                    request_deserializer=reader(messages.PullRequest),
                 ),
                 "Seed": grpc.stream_unary_rpc_method_handler(
                     unary(self.seed),
@@ -67,19 +67,19 @@ class ParameterService:
                 ),
                 "GetSession": grpc.unary_unary_rpc_method_handler(
                     unary(self.get_session),
-                    request_deserializer=messages.GetSessionRequest.FromString,
+                    request_deserializer=reader(messages.GetSessionRequest),
                     response_serializer=messages.GetSessionResponse.SerializeToString,
                 ),
                 "AwaitContribution": grpc.unary_unary_rpc_method_handler(
                     unary(self.await_contribution),
-                    request_deserializer=messages.AwaitContributionRequest.FromString,
+                    request_deserializer=reader(messages.AwaitContributionRequest),
                     response_serializer=(
                         messages.AwaitContributionResponse.SerializeToString
                     ),
                 ),
                 "PullSnapshot": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull_snapshot),
-                    request_deserializer=messages.PullSnapshotRequest.FromString,
+                    request_deserializer=reader(messages.PullSnapshotRequest),
                 ),
             },
         )
