@@ -86,12 +86,3 @@ class PendingData:
         """Whether there is something to report."""
         with self._lock:
             return bool(self._consumed)
-
-    def unpushed(self, loader: str, epoch: int) -> tuple[DataRange, ...]:
-        """Ranges of an epoch that were drawn and that no push has taken."""
-        with self._lock:
-            return tuple(
-                each
-                for each in self._drawn
-                if (each.loader, each.epoch) == (loader, epoch)
-            )

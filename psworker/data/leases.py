@@ -25,9 +25,16 @@ few enough that the last batches of an epoch are shared out evenly."""
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A lease request under way, and the ranges that it reports as consumed."""
+    """A lease request under way.
+
+    Attributes:
+        consumed: Acknowledged ranges that it reports, and nothing else does.
+        reported: All that it reports.
+        answer: Of the coordinator.
+    """
 
     consumed: tuple[DataRange, ...]
+    reported: tuple[DataRange, ...]
     answer: "Future[Lease]"
 
 
@@ -54,6 +61,8 @@ class EpochLeases:
         # with what it is to report.
         self._ahead: _Request | None = None
         self._waiting: _Request | None = None
+        # Handed out here, and not yet told to the coordinator as consumed.
+        self._unreported: set[DataRange] = set()
         self._is_dry = False
         self._is_closed = False
 
@@ -66,6 +75,7 @@ class EpochLeases:
         if not self._ready:
             return None
         data_range = self._ready.popleft()
+        self._unreported.add(data_range)
         if (
             self._ahead is None
             and not self._is_closed
@@ -115,27 +125,25 @@ class EpochLeases:
         # Who waits at the end of an epoch with batches drawn and not pushed (skipped,
         # or the rest of an accumulation) would wait for itself: the epoch can't close
         # before they are reported. They still go with the next push, if there is one.
-        kept = pending.unpushed(self._loader, self._epoch) if wait else ()
-        return _Request(
-            consumed,
-            self._source.lease_data(
-                LeaseRequest(
-                    loader=self._loader,
-                    epoch=self._epoch,
-                    order_digest=self._order_digest,
-                    consumed=consumed + kept,
-                    batch_count_max=max(1, self._batch_count_ahead - len(self._ready)),
-                    wait=wait,
-                )
-            ),
+        drawn = self._unreported.difference(consumed) if wait else ()
+        request = LeaseRequest(
+            loader=self._loader,
+            epoch=self._epoch,
+            order_digest=self._order_digest,
+            consumed=(*consumed, *sorted(drawn)),
+            batch_count_max=max(1, self._batch_count_ahead - len(self._ready)),
+            wait=wait,
         )
+        return _Request(consumed, request.consumed, self._source.lease_data(request))
 
     def _answer(self, request: "_Request") -> Lease:
         try:
-            return request.answer.result()
+            lease = request.answer.result()
         except BaseException:
             self._give_up(request)
             raise
+        self._unreported.difference_update(request.reported)
+        return lease
 
     def _give_up(self, request: "_Request") -> None:
         request.answer.cancel()
