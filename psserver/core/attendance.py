@@ -39,14 +39,3 @@ class Attendance:
     def are_idle(self, workers: Collection[WorkerKey], clock: int) -> bool:
         """Whether all of them said that they have no data for `clock`."""
         return all(self._idle_clocks.get(worker) == clock for worker in workers)
-
-    def take_idle_until(self, clock: int) -> list[tuple[WorkerKey, int]]:
-        """Idle workers whose clock is not after `clock`, idle no more."""
-        found = [
-            (worker, idle_clock)
-            for worker, idle_clock in sorted(self._idle_clocks.items())
-            if idle_clock <= clock
-        ]
-        for worker, _ in found:
-            del self._idle_clocks[worker]
-        return found

@@ -65,8 +65,8 @@ class ContributionAwaited:
 
     Attributes:
         worker: One of them.
-        clock: The clock it said it has no data for.
-        optimizer: Optimizer that the contributors named, empty when nobody did.
+        clock: The clock.
+        optimizer: Optimizer that the contributors named.
     """
 
     worker: WorkerKey

@@ -195,7 +195,6 @@ class ShardCore:
         """
         admitted_member(self.clocks, worker)
         self._attendance.note_idle(worker, clock, now_ms)
-        self._tell_passed("")
         self._pump()
 
     def withdraw_awaiting(self, worker: WorkerKey) -> None:
@@ -345,16 +344,14 @@ class ShardCore:
         contributors = self.clocks.contributors(number)
         if not contributors:
             return False
-        if number in self._forced_skips:
-            self._complete(number, Outcome.SKIPPED)
-            return True
         entries = self._entries(number)
         trailers = trailers_of(entries)
         lacking = [m.worker for m in contributors if m.worker not in trailers]
         if lacking:
             self._tell_idle(number, lacking, trailers)
             return False
-        if not all(trailer.finite for trailer in trailers.values()):
+        is_finite = all(trailer.finite for trailer in trailers.values())
+        if number in self._forced_skips or not is_finite:
             self._complete(number, Outcome.SKIPPED)
             return True
         clock = self._opened(number, entries)
@@ -390,14 +387,6 @@ class ShardCore:
                 )
             )
 
-    def _tell_passed(self, optimizer: str) -> None:
-        """Lets workers go on that wait for a clock which needed nothing of them."""
-        applied = self.clocks.applied_clock
-        for worker, clock in self._attendance.take_idle_until(applied):
-            self._effects.append(
-                ContributionAwaited(worker=worker, clock=clock, optimizer=optimizer)
-            )
-
     def _release(self, clock: OpenClock, among: tuple[int, ...] | None = None) -> None:
         """Orders the chunks that are ready to be applied."""
         if not clock.is_armed or not self._fence.admits_clock(clock.clock):
@@ -429,8 +418,6 @@ class ShardCore:
             self.dedupe.finish(push.worker, push.sequence, outcome, nonfinite)
             reply = self._reply(push, outcome, nonfinite)
             self._effects.append(Finish(push=push, reply=reply))
-        named = next((t.optimizer for t in trailers.values() if t.weight > 0), "")
-        self._tell_passed(named)
 
     def _reply(
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
@@ -465,8 +452,9 @@ class ShardCore:
     def _force_skips(self, clocks: Collection[int]) -> None:
         """Skips clocks of which some shard has a verdict that is not finite.
 
-        Not those that are complete here, and not those that nobody is left of: the
-        next worker to join may contribute to them.
+        They still need the pushes of all that contribute, as any clock does: whoever
+        leaves instead is not counted. Left out are those that are complete here, and
+        those that nobody is left of: the next worker to join may contribute to them.
         """
         self._forced_skips.update(
             clock

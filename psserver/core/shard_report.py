@@ -36,7 +36,7 @@ def report_of(
     # another may still lack the worker that is evicted now.
     if applied and skipped_clock == applied:
         skips.add(applied)
-    is_touched = open_clock is not None and bool(open_clock.applied)
+    touched = applied + bool(open_clock is not None and open_clock.applied)
     members = clocks.record.members if clocks.record is not None else ()
     return FenceReport(
         fence_number=fence_number,
@@ -46,8 +46,10 @@ def report_of(
             )
             for member in members
         ),
-        trailer_clock_max=max((clock for clock, _ in pushed), default=applied),
-        touched_clock_max=applied + 1 if is_touched else applied,
+        # A joiner must not contribute to a clock that was begun without it, even when
+        # whoever had begun it is gone and so are the trailers.
+        trailer_clock_max=max([touched, *(clock for clock, _ in pushed)]),
+        touched_clock_max=touched,
         applied_clock=applied,
         skip_clocks=tuple(sorted(skips)),
     )

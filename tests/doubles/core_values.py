@@ -4,6 +4,35 @@ from collections.abc import Iterable
 
 from psserver.core.push import PushId, StagedChunk, Trailer
 from psserver.core.record import Departure, FenceKind, Member, Record, WorkerKey
+from pswire.optimizers import SUPPORTED
+from pswire.schema import (
+    ElementType,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+    SchemaEntry,
+)
+
+SCHEMA = ModelSchema(
+    (SchemaEntry(name="weight", shape=(3,), element_type=ElementType.FLOAT32),)
+)
+
+
+def sgd(
+    name: str = "optimizer", groups: tuple[tuple[int, ...], ...] = ((0,),)
+) -> OptimizerSpec:
+    """Plain SGD over these tensors, one tuple of positions for each group."""
+    names = SUPPORTED["SGD"].names
+    values = tuple(0.1 if each == "lr" else 0.0 for each in names)
+    return OptimizerSpec(
+        name=name,
+        class_name="SGD",
+        hyperparameter_names=names,
+        groups=tuple(ParameterGroup(indexes, values) for indexes in groups),
+    )
+
+
+OPTIMIZERS = (sgd(),)
 
 
 def key(name: str) -> WorkerKey:

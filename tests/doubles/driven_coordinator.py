@@ -14,13 +14,9 @@ from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.record import FenceKind, Record
 from psserver.core.roster import WorkerEntry
-from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
 Effect = TypeVar("Effect", bound=CoordinatorEffect)
-
-SCHEMA = ModelSchema(
-    (SchemaEntry(name="weight", shape=(3,), element_type=ElementType.FLOAT32),)
-)
 
 
 class DrivenCoordinator:
@@ -145,7 +141,11 @@ class DrivenCoordinator:
 
     def join(self, entry: WorkerEntry, *loaders: str) -> None:
         self.core.join(
-            entry, schema=SCHEMA, optimizers=(), loaders=loaders, now_ms=self.now_ms
+            entry,
+            schema=SCHEMA,
+            optimizers=OPTIMIZERS,
+            loaders=loaders,
+            now_ms=self.now_ms,
         )
 
     def add_worker(self, name: str, *loaders: str, process_id: str = "") -> WorkerEntry:

@@ -14,7 +14,7 @@ from psserver.core.record import FenceKind
 from psserver.core.roster import WorkerEntry, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from tests.doubles.core_values import key
+from tests.doubles.core_values import OPTIMIZERS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
@@ -145,7 +145,7 @@ def test_the_first_worker_fixes_what_is_trained() -> None:
         (SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32),)
     )
     with pytest.raises(Refusal) as caught:
-        job.core.join(other, schema=wide, optimizers=(), loaders=(), now_ms=0)
+        job.core.join(other, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
     assert caught.value.reason is ErrorReason.SCHEMA_MISMATCH
     assert other.state is WorkerState.REGISTERED
 

@@ -8,8 +8,8 @@ from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Record
 from psserver.core.roster import WorkerState
-from tests.doubles.core_values import key, record
-from tests.doubles.driven_coordinator import SCHEMA, DrivenCoordinator
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
+from tests.doubles.driven_coordinator import DrivenCoordinator
 
 SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
 
@@ -18,7 +18,7 @@ def restarted(newest: Record | None, *, start_count: int = 1) -> CoordinatorCore
     core = CoordinatorCore(SETTINGS, start_count)
     core.restore(
         schema=SCHEMA,
-        optimizers=(),
+        optimizers=OPTIMIZERS,
         record=newest,
         incarnations={"a": 1, "b": 3},
         processes={"a": "process-a"},

@@ -1,16 +1,13 @@
 """Every worker must train what the first one told, and is told how it differs."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.core.job_model import DIFFERENCE_LINES_MAX, JobModel
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import (
-    ElementType,
-    ModelSchema,
-    OptimizerSpec,
-    ParameterGroup,
-    SchemaEntry,
-)
+from pswire.schema import ElementType, ModelSchema, OptimizerSpec, SchemaEntry
+from tests.doubles.core_values import OPTIMIZERS, sgd
 
 
 def schema(*names: str, shape: tuple[int, ...] = (3,)) -> ModelSchema:
@@ -22,28 +19,19 @@ def schema(*names: str, shape: tuple[int, ...] = (3,)) -> ModelSchema:
     )
 
 
-def spec(
-    name: str = "optimizer",
-    class_name: str = "SGD",
-    hyperparameter_names: tuple[str, ...] = ("lr",),
-    groups: tuple[tuple[int, ...], ...] = ((0,),),
-    rate: float = 0.1,
-) -> OptimizerSpec:
-    return OptimizerSpec(
-        name=name,
-        class_name=class_name,
-        hyperparameter_names=hyperparameter_names,
-        groups=tuple(ParameterGroup(indexes, (rate,)) for indexes in groups),
-    )
+def with_rate(rate: float) -> OptimizerSpec:
+    (group,) = sgd().groups
+    values = (rate, *group.hyperparameters[1:])
+    return replace(sgd(), groups=(replace(group, hyperparameters=values),))
 
 
 def refusal_of(theirs: ModelSchema, *optimizers: OptimizerSpec) -> Refusal:
     model = JobModel()
-    model.agree(schema("a"), (spec(),))
+    model.agree(schema("a"), OPTIMIZERS)
     with pytest.raises(Refusal) as caught:
         model.agree(theirs, optimizers)
     assert model.schema == schema("a")
-    assert model.optimizers == (spec(),)
+    assert model.optimizers == OPTIMIZERS
     return caught.value
 
 
@@ -52,8 +40,8 @@ def test_the_first_word_counts_and_the_same_word_agrees() -> None:
     assert model.byte_count == 0
     assert model.placement(2) is None
 
-    assert model.agree(schema("a"), (spec(),))
-    assert not model.agree(schema("a"), (spec(rate=0.7),))
+    assert model.agree(schema("a"), OPTIMIZERS)
+    assert not model.agree(schema("a"), (with_rate(0.7),))
 
     assert model.byte_count == 12
     placement = model.placement(2)
@@ -69,7 +57,7 @@ def test_a_schema_that_is_none_is_refused_and_fixes_nothing() -> None:
 
 
 def test_a_difference_of_shapes_names_the_tensor_and_both_shapes() -> None:
-    refusal = refusal_of(schema("a", shape=(4,)), spec())
+    refusal = refusal_of(schema("a", shape=(4,)), *OPTIMIZERS)
     assert refusal.reason is ErrorReason.SCHEMA_MISMATCH
     assert refusal.message.endswith(
         "! model.a: parameter [3] float32 in the job, parameter [4] float32 here"
@@ -78,7 +66,7 @@ def test_a_difference_of_shapes_names_the_tensor_and_both_shapes() -> None:
 
 def test_a_long_difference_is_cut_short() -> None:
     names = [f"t{number}" for number in range(2 * DIFFERENCE_LINES_MAX)]
-    refusal = refusal_of(schema("a", *names), spec())
+    refusal = refusal_of(schema("a", *names), *OPTIMIZERS)
     assert f"and {DIFFERENCE_LINES_MAX} more" in refusal.message
     assert refusal.message.count("\n") == DIFFERENCE_LINES_MAX + 1
 
@@ -87,10 +75,13 @@ def test_a_long_difference_is_cut_short() -> None:
     ("theirs", "text"),
     [
         ((), r"the job has optimizers \['optimizer'\], this worker has \[\]"),
-        ((spec("other"),), r"this worker has \['other'\]"),
-        ((spec(class_name="Adam"),), "is SGD in the job, Adam here"),
-        ((spec(hyperparameter_names=("lr", "x")),), "the torch versions differ"),
-        ((spec(groups=((0,), ())),), r"\[1\] parameters .* in the job, \[1, 0\] here"),
+        ((sgd("other"),), r"this worker has \['other'\]"),
+        ((replace(sgd(), class_name="Adam"),), "is SGD in the job, Adam here"),
+        (
+            (replace(sgd(), hyperparameter_names=("lr", "x")),),
+            "the torch versions differ",
+        ),
+        ((sgd(groups=((0,), ())),), r"\[1\] parameters .* in the job, \[1, 0\] here"),
     ],
 )
 def test_a_difference_of_optimizers_is_named(

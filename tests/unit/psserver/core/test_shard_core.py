@@ -404,17 +404,31 @@ def test_clocks_that_nobody_is_left_of_are_passed_for_a_joiner() -> None:
     assert (reply.clock, reply.version) == (2, 1)
 
 
-def test_a_clock_that_a_record_skips_needs_nobodys_push() -> None:
-    shard = DrivenShard({"a": 0, "b": 0}, [0])
-
-    shard.install(record({"a": 0, "b": 0}, generation=2, skipped_clocks=(1,)))
-    assert shard.core.clocks.applied_clock == 1
+def test_a_clock_that_a_record_skips_is_skipped_when_all_have_pushed() -> None:
+    """Another shard had the verdict of a worker that died."""
+    shard = DrivenShard({"a": 0, "b": 0, "c": 0}, [0])
+    gone = departure("c", last_clock=0, evicted=True)
+    shard.install(
+        record({"a": 0, "b": 0}, generation=2, departures=(gone,), skipped_clocks=(1,))
+    )
     shard.push("a", chunks=[0])
+    assert shard.core.clocks.applied_clock == 0
+    shard.push("b", chunks=[0])
 
     assert shard.of(ApplyChunk) == []
-    reply = shard.core.reply_to(push_id("a"))
-    assert reply is not None
-    assert reply.outcome is Outcome.SKIPPED
+    replies = shard.replies().values()
+    assert [reply.outcome for reply in replies] == [Outcome.SKIPPED] * 2
+
+
+def test_who_leaves_does_not_count_in_the_clock_that_a_record_skips() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.install(record({"a": 0, "b": 0}, generation=2, skipped_clocks=(1,)))
+    gone = departure("b", last_clock=0)
+    shard.install(record({"a": 0}, generation=3, departures=(gone,)))
+    shard.push("a", chunks=[0])
+
+    reply = shard.replies()[push_id("a")]
+    assert (reply.outcome, reply.version) == (Outcome.SKIPPED, 1)
 
 
 def test_a_skipped_clock_that_nobody_is_left_of_is_a_joiners_own() -> None:
@@ -488,17 +502,6 @@ def test_a_worker_that_pushes_or_hangs_up_is_not_idle() -> None:
     shard.push("a", chunks=[0])
 
     assert shard.of(ContributionAwaited) == []
-
-
-def test_a_worker_without_data_goes_on_when_its_clock_was_skipped() -> None:
-    shard = DrivenShard({"a": 0, "b": 0}, [0])
-    shard.core.await_contribution(key("b"), 1, 0)
-
-    shard.install(record({"a": 0, "b": 0}, generation=2, skipped_clocks=(1,)))
-
-    assert [e.worker for e in shard.of(ContributionAwaited)] == [key("b")]
-    shard.core.await_contribution(key("b"), 1, 0)
-    assert len(shard.of(ContributionAwaited)) == 2
 
 
 def test_only_members_may_be_without_data() -> None:

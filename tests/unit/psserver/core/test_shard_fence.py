@@ -146,6 +146,20 @@ def test_a_report_counts_the_trailer_of_one_that_ended() -> None:
     assert report.trailer_clock_max == 1
 
 
+def test_a_report_keeps_joiners_out_of_a_clock_that_a_dead_worker_began() -> None:
+    """Its chunk is applied: a joiner's, of the same clock, never would be."""
+    shard = DrivenShard({"a": 0}, [0, 1])
+    shard.send_trailer(push_id("a"), trailer([0, 1]))
+    shard.send_chunk(push_id("a"), 0)
+    shard.apply_all()
+    gone = departure("a", last_clock=0, evicted=True)
+    shard.install(record({}, generation=2, departures=(gone,)))
+    shard.freeze(3)
+
+    (report,) = shard.reports()
+    assert (report.trailer_clock_max, report.touched_clock_max) == (1, 1)
+
+
 def test_an_idle_worker_is_asked_after_the_fence() -> None:
     shard = frozen({"a": 0, "b": 0})
     shard.core.await_contribution(key("b"), 1, 0)
