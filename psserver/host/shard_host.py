@@ -397,9 +397,7 @@ class ShardHost:
         applied: AppliedChunk,
         message: bytes | None,
     ) -> None:
-        model.core.chunk_applied(
-            effect.chunk_index, applied.presence, applied.torn_worker_ids
-        )
+        model.core.chunk_applied(effect.chunk_index, applied.torn_worker_ids)
         if message is None:
             return
         for push in model.core.pushes_of(effect.clock):

@@ -97,7 +97,7 @@ class DrivenShard:
         while orders := self.of(ApplyChunk)[self._applied_count :]:
             for order in orders:
                 self._applied_count += 1
-                self.core.chunk_applied(order.chunk_index, (True,))
+                self.core.chunk_applied(order.chunk_index)
             done += orders
         return done
 

@@ -222,7 +222,7 @@ class SimulatedShard:
         for part in order.contributions:
             assert isinstance(part.payload, PushId)
             self.values[order.chunk_index][part.payload] += 1
-        self.core.chunk_applied(order.chunk_index, (True,))
+        self.core.chunk_applied(order.chunk_index)
 
     def _copy(self, order: CopyImage) -> None:
         copied = {index: Counter(values) for index, values in self.values.items()}

@@ -213,14 +213,14 @@ def test_a_chunk_sent_again_before_it_is_applied_counts_once() -> None:
 def test_a_push_sent_again_while_it_is_applied_changes_nothing() -> None:
     shard = DrivenShard({"a": 0}, [0, 1])
     push = shard.push("a", chunks=[0, 1])
-    shard.core.chunk_applied(0, (True,))
+    shard.core.chunk_applied(0)
     assert shard.core.applied_chunks(push) == {0}
     assert shard.core.reply_to(push) is None
 
     shard.push("a", chunks=[0, 1])
 
     assert len(shard.of(ApplyChunk)) == 2
-    shard.core.chunk_applied(1, (True,))
+    shard.core.chunk_applied(1)
     assert shard.replies()[push].outcome is Outcome.APPLIED
 
 
@@ -361,7 +361,7 @@ def test_what_is_applied_beyond_a_dead_workers_last_clock_is_counted_as_torn() -
     shard.push("a", chunks=[0, 1])
     shard.send_trailer(push_id("b"), trailer([0, 1]))
     shard.send_chunk(push_id("b"), 0)
-    shard.core.chunk_applied(0, (True,))
+    shard.core.chunk_applied(0)
     assert shard.core.torn_step_count == 0
 
     shard.install(
@@ -370,7 +370,7 @@ def test_what_is_applied_beyond_a_dead_workers_last_clock_is_counted_as_torn() -
 
     assert shard.core.torn_step_count == 1
     assert [worker_ids(o) for o in shard.of(ApplyChunk)] == [["a", "b"], ["a"]]
-    shard.core.chunk_applied(1, (True,))
+    shard.core.chunk_applied(1)
     assert shard.replies().keys() == {push_id("a")}
 
 
@@ -448,7 +448,7 @@ def test_bytes_that_contradict_their_verdict_are_counted() -> None:
     for name in "ab":
         shard.push(name, chunks=[0])
 
-    shard.core.chunk_applied(0, (True,), ["b"])
+    shard.core.chunk_applied(0, ["b"])
 
     (torn,) = shard.of(ChunkTorn)
     assert (torn.clock, torn.chunk_index, torn.worker_ids) == (1, 0, ("b",))

@@ -52,7 +52,7 @@ def test_a_chunk_that_comes_while_frozen_is_not_released() -> None:
     shard = DrivenShard({"a": 0}, [0, 1])
     shard.send_trailer(push_id("a"), trailer([0, 1]))
     shard.send_chunk(push_id("a"), 0)
-    shard.core.chunk_applied(0, (True,))
+    shard.core.chunk_applied(0)
     shard.freeze(2)
 
     shard.send_chunk(push_id("a"), 1)
@@ -66,10 +66,10 @@ def test_it_reports_only_when_nothing_is_being_applied() -> None:
     shard = DrivenShard({"a": 0}, [0, 1])
     push = shard.push("a", chunks=[0, 1])
     shard.freeze(2)
-    shard.core.chunk_applied(0, (True,))
+    shard.core.chunk_applied(0)
     assert shard.reports() == []
 
-    shard.core.chunk_applied(1, (True,))
+    shard.core.chunk_applied(1)
 
     (report,) = shard.reports()
     assert report.touched_clock_max == 1
