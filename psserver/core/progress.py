@@ -112,9 +112,7 @@ class ClockProgress:
             self._release(clock, (chunk_index,))
 
     def chunk_applied(
-        self,
-        chunk_index: int,
-        torn_worker_ids: Collection[str],
+        self, chunk_index: int, torn_worker_ids: Collection[str]
     ) -> None:
         """The owner has applied a chunk; its values and this change are one."""
         clock = self._open
@@ -135,7 +133,10 @@ class ClockProgress:
         for entry in self.entries(clock.clock).values():
             if entry.staged.pop(chunk_index, None) is not None:
                 entry.applied.add(chunk_index)
-        self.pump()
+        # Before its end a clock has nothing new to release: chunks were released as
+        # their last contributions came.
+        if clock.is_done or self.fence.is_frozen:
+            self.pump()
 
     def install(self, record: Record) -> None:
         """Goes on under a newer record."""

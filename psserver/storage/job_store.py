@@ -29,6 +29,9 @@ from pswire.schema import ModelSchema, OptimizerSpec
 FORMAT_VERSION = 1
 """Format of the file; another one is refused by name."""
 
+LOCK_TIMEOUT_S = 1.0
+"""Wait for the file: its holder keeps it, so that a long wait only delays the news."""
+
 
 class JobStore:
     """The file `job.sqlite` in a state folder.
@@ -40,29 +43,19 @@ class JobStore:
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(folder / "job.sqlite", isolation_level=None)
-            # Exclusive: held from the first write to the end of the process.
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)"
-            )
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS epochs (loader TEXT, epoch INTEGER, "
-                "value TEXT, PRIMARY KEY (loader, epoch))"
-            )
-            self._db.execute(
-                "INSERT OR IGNORE INTO facts VALUES ('format', ?)",
-                (str(FORMAT_VERSION),),
+            self._db = sqlite3.connect(
+                folder / "job.sqlite", isolation_level=None, timeout=LOCK_TIMEOUT_S
             )
         except (OSError, sqlite3.Error) as error:
-            raise StateFolderError(
-                f"state folder {folder} can't be used: {error}; is another "
-                "coordinator using it, or is it not writable?"
-            ) from error
-        found = self._get("format")
+            raise _unusable(folder, error) from error
+        try:
+            self._prepare()
+            found = self._get("format")
+        except sqlite3.Error as error:
+            self._db.close()
+            raise _unusable(folder, error) from error
         if found != str(FORMAT_VERSION):
+            self._db.close()
             raise StateFolderError(
                 f"state folder {folder} has format {found}, this release writes "
                 f"{FORMAT_VERSION}; use another folder or the release that wrote it"
@@ -150,6 +143,22 @@ class JobStore:
             (ledger.loader, ledger.epoch, dump_epoch(ledger)),
         )
 
+    def _prepare(self) -> None:
+        # Exclusive: held from the first write to the end of the process.
+        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)"
+        )
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS epochs (loader TEXT, epoch INTEGER, "
+            "value TEXT, PRIMARY KEY (loader, epoch))"
+        )
+        self._db.execute(
+            "INSERT OR IGNORE INTO facts VALUES ('format', ?)", (str(FORMAT_VERSION),)
+        )
+
     def _get(self, name: str) -> str | None:
         row = self._db.execute(
             "SELECT value FROM facts WHERE name = ?", (name,)
@@ -158,3 +167,10 @@ class JobStore:
 
     def _put(self, name: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def _unusable(folder: Path, error: Exception) -> StateFolderError:
+    return StateFolderError(
+        f"state folder {folder} can't be used: {error}; is another coordinator using "
+        "it, or is it not writable?"
+    )
