@@ -114,7 +114,12 @@ class CoordinatorCore:
             self.model.agree(schema, optimizers)
         self.record = record
         self.roster = Roster(incarnations)
-        for member in record.members if record is not None else ():
+        if record is None:
+            return
+        for end in record.departures:
+            if not end.evicted:
+                self.roster.restore_left(end.member.worker)
+        for member in record.members:
             self.roster.restore(
                 member.worker,
                 processes.get(member.worker.worker_id, ""),

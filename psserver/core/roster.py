@@ -75,11 +75,11 @@ class Roster:
         Raises:
             Refusal: `WORKER_ID_TAKEN` or `MALFORMED_MESSAGE`; no state changed.
         """
+        if not process_id or len(process_id) > NAME_BYTES_MAX:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "process_id is empty or long")
         for entry in self._entries.values():
             if entry.process_id == process_id:
                 return entry
-        if not process_id or len(process_id) > NAME_BYTES_MAX:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "process_id is empty or long")
         if len(worker_id.encode()) > NAME_BYTES_MAX:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
@@ -203,6 +203,15 @@ class Roster:
             state=WorkerState.SUSPECT,
             heard_ms=absent_from_ms,
             broken_ms=absent_from_ms,
+        )
+
+    def restore_left(self, worker: WorkerKey) -> None:
+        """A worker that the last record ended, after the coordinator's restart.
+
+        It may not have heard so, and asks to leave again.
+        """
+        self._entries[worker] = WorkerEntry(
+            worker=worker, process_id="", address="", state=WorkerState.LEFT, heard_ms=0
         )
 
     def _free_id(self) -> str:

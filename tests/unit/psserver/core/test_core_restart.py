@@ -8,7 +8,7 @@ from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Record
 from psserver.core.roster import WorkerState
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
@@ -71,6 +71,20 @@ def test_a_member_that_comes_back_is_a_member_again() -> None:
     core.tick(1_000_000)
 
     assert (entry.worker, entry.state) == (key("a"), WorkerState.MEMBER)
+
+
+def test_one_that_asks_to_leave_again_has_left() -> None:
+    """Its record was written, and the process died before it could say so."""
+    gone = departure("b/3", last_clock=4)
+    core = restarted(record({"a": 0}, generation=7, departures=(gone,)))
+    entry = core.roster.entry(key("b/3"))
+    core.leave(entry, sequence=4, consumed=(), now_ms=0)
+
+    assert entry.state is WorkerState.LEFT
+    assert core.take_effects() == []
+    assert core.register_worker(
+        process_id="q", worker_id="b", address="host:1", now_ms=0
+    ).worker == key("b/4")
 
 
 def test_incarnations_go_on_counting() -> None:
