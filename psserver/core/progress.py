@@ -111,9 +111,7 @@ class ClockProgress:
             clock.note_chunk(push.worker, chunk_index)
             self._release(clock, (chunk_index,))
 
-    def chunk_applied(
-        self, chunk_index: int, torn_worker_ids: Collection[str]
-    ) -> None:
+    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> None:
         """The owner has applied a chunk; its values and this change are one."""
         clock = self._open
         assert clock is not None

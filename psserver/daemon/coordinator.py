@@ -11,7 +11,8 @@ from psserver.config import CoordinatorConfig
 from psserver.core.job_settings import JobSettings
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
-from psserver.host.coordinator_host import CoordinatorHost, new_job_id
+from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.restored_job import new_job_id
 from psserver.rpc.coordinator_service import SERVICE, CoordinatorService
 from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.job_store import JobStore

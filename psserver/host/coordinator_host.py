@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
@@ -27,9 +25,9 @@ from psserver.core.roster import GONE, WorkerEntry
 from psserver.core.shard_map import ShardSlot
 from psserver.core.snapshots import SnapshotEntry
 from psserver.host.changes import Changes
+from psserver.host.restored_job import restored_core
 from psserver.storage.job_codec import StoredShard
 from psserver.storage.job_store import JobStore
-from psserver.storage.state_folder import StateFolderError
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
@@ -65,7 +63,7 @@ class CoordinatorHost:
 
     def __init__(self, settings: JobSettings, store: JobStore) -> None:
         self._store = store
-        self.core = _restored(settings, store, self.now_ms())
+        self.core = restored_core(settings, store, self.now_ms())
         self.changes = Changes()
         self._shard_watches: dict[int, asyncio.Queue[Event]] = {}
         self._worker_watches: dict[WorkerKey, asyncio.Queue[Event]] = {}
@@ -356,52 +354,3 @@ class CoordinatorHost:
         for ledger in self.core.ledger.epochs():
             if (ledger.loader, ledger.epoch) in keys:
                 self.keep_epoch(ledger)
-
-
-def new_job_id() -> str:
-    """A name that no other job has."""
-    return f"job-{secrets.token_hex(6)}"
-
-
-def _restored(settings: JobSettings, store: JobStore, now_ms: int) -> CoordinatorCore:
-    """The core as an earlier process left it, or a new one.
-
-    Raises:
-        StateFolderError: The folder holds a job of another shape.
-    """
-    stored = store.load()
-    if stored is None:
-        store.save_job(
-            job_id=settings.job_id,
-            job_seed=settings.job_seed,
-            shard_count=settings.shard_count,
-        )
-        return CoordinatorCore(settings)
-    if stored.shard_count != settings.shard_count:
-        raise StateFolderError(
-            f"the state folder holds a job with {stored.shard_count} shards, "
-            f"--shards says {settings.shard_count}; use another folder"
-        )
-    core = CoordinatorCore(
-        replace(settings, job_id=stored.job_id, job_seed=stored.job_seed),
-        start_count=store.count_start(),
-    )
-    for shard in stored.shards:
-        slot = core.shards.slots[shard.index]
-        slot.process_id = shard.process_id
-        slot.address = shard.address
-        slot.incarnation = shard.incarnation
-        # As if the connection broke when the lease is over.
-        slot.broken_ms = now_ms + settings.lease_ttl_ms
-    core.restore(
-        schema=stored.schema,
-        optimizers=stored.optimizers,
-        record=stored.record,
-        incarnations=stored.incarnations,
-        processes=stored.worker_processes,
-        now_ms=now_ms,
-    )
-    core.restore_ledger(store.load_epochs())
-    if stored.record is not None:
-        log.info("went on with generation %d", stored.record.generation)
-    return core

@@ -1,31 +1,26 @@
 """Data plane of a shard: messages to core calls and back, no arithmetic."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 
-from psserver.core.dedupe import PushEntry
-from psserver.core.push import Outcome, PushId, Reply, StagedChunk
-from psserver.host.push_session import Outgoing, PushSession
+from psserver.core.push import Outcome, Reply
+from psserver.host.push_session import Outgoing
 from psserver.host.shard_host import ShardHost
-from psserver.rpc.guard import Context, as_refusal, reader, streaming, unary
+from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import worker_key
+from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
-    PushMessage,
     check_frame,
     check_target,
-    push_id,
-    read_push_message,
-    read_trailer,
     reply_message,
     waiting_message,
 )
+from psserver.rpc.readiness import catch_up, model_known
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     SEED_CHUNK_FIELD,
-    bits_from_bytes,
     bits_to_bytes,
     decode_chunk,
     encode_chunk,
@@ -36,10 +31,6 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 
 SERVICE = "pswire.v1.ParameterService"
-
-FIRST_MESSAGE_TIMEOUT_S = 10.0
-"""Time for a call to say which push it carries. It says so with its first bytes; one
-that stays silent would hold a stream for ever."""
 
 
 class ParameterService:
@@ -88,7 +79,7 @@ class ParameterService:
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[bytes]:
         """Takes a push and answers with the updated chunks, then the reply."""
-        call = await self._open(requests, wants_values=True)
+        call = await PushCall.open(self._host, requests, wants_values=True)
         try:
             started_ms = self._host.now_ms()
             while True:
@@ -109,7 +100,7 @@ class ParameterService:
 
     async def push(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         """Takes a push and answers with the reply alone."""
-        call = await self._open(requests, wants_values=False)
+        call = await PushCall.open(self._host, requests, wants_values=False)
         try:
             while True:
                 item = await call.session.next(WAITING_INTERVAL_MS / 1000)
@@ -124,14 +115,9 @@ class ParameterService:
     ) -> AsyncIterator[bytes]:
         """Sends all values of this shard once they have reached a clock."""
         host = self._host
-        check_target(
-            host,
-            protocol=request.protocol_version,
-            job_id=request.job_id,
-            incarnation=request.shard_incarnation,
-        )
+        check_target(host, request)
         worker = worker_key(request.worker)
-        await _catch_up(host, request.generation)
+        await catch_up(host, request.generation)
         core = host.model.core
         started_ms = host.now_ms()
         while core.clocks.applied_clock < request.clock:
@@ -174,13 +160,8 @@ class ParameterService:
             for field, view in split_fields(message):
                 if field == 1:
                     header = messages.SeedHeader.FromString(bytes(view))
-                    check_target(
-                        host,
-                        protocol=header.protocol_version,
-                        job_id=header.job_id,
-                        incarnation=header.shard_incarnation,
-                    )
-                    await _model_known(host)
+                    check_target(host, header)
+                    await model_known(host)
                 elif field == SEED_CHUNK_FIELD and header is not None:
                     await self._stage_seed(header, view)
         if header is None:
@@ -193,12 +174,7 @@ class ParameterService:
     ) -> messages.GetSessionResponse:
         """Says what the shard holds of a worker's pushes."""
         host = self._host
-        check_target(
-            host,
-            protocol=request.protocol_version,
-            job_id=request.job_id,
-            incarnation=request.shard_incarnation,
-        )
+        check_target(host, request)
         window = host.model.core.dedupe.window_of(worker_key(request.worker))
         return messages.GetSessionResponse(
             shard_incarnation=host.incarnation,
@@ -225,13 +201,8 @@ class ParameterService:
     ) -> messages.AwaitContributionResponse:
         """Returns once a clock waits only for workers without data."""
         host = self._host
-        check_target(
-            host,
-            protocol=request.protocol_version,
-            job_id=request.job_id,
-            incarnation=request.shard_incarnation,
-        )
-        await _catch_up(host, request.generation)
+        check_target(host, request)
+        await catch_up(host, request.generation)
         awaited = await host.await_contribution(
             worker_key(request.worker), request.clock
         )
@@ -244,12 +215,7 @@ class ParameterService:
     ) -> AsyncIterator[bytes]:
         """Sends this shard's part of a snapshot."""
         host = self._host
-        check_target(
-            host,
-            protocol=request.protocol_version,
-            job_id=request.job_id,
-            incarnation=request.shard_incarnation,
-        )
+        check_target(host, request)
         image = host.image(request.snapshot_id)
         for chunk in host.model.chunks:
             presence = bits_to_bytes((True,) * len(chunk.slices))
@@ -269,43 +235,6 @@ class ParameterService:
             item.chunk_index, item.presence, RESPONSE_CHUNK_FIELD
         )
 
-    async def _open(
-        self, requests: AsyncIterator[bytes], *, wants_values: bool
-    ) -> "_PushCall":
-        """Admits a push by its first message and starts to read the others."""
-        host = self._host
-        try:
-            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-                first = await anext(aiter(requests), None)
-        except TimeoutError:
-            first = None
-        if first is None:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
-        message = read_push_message(first)
-        header = message.header
-        if header is None:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
-        check_target(
-            host,
-            protocol=header.protocol_version,
-            job_id=header.job_id,
-            incarnation=header.shard_incarnation,
-        )
-        push = push_id(header)
-        await _catch_up(host, header.generation)
-        core = host.model.core
-        entry = core.open_push(push, header.clock, host.now_ms())
-        core.acknowledge(push.worker, header.sequence_unacknowledged_min)
-        call = _PushCall(host, push, entry, header.optimizer, wants_values=wants_values)
-        try:
-            host.attach(push, call.session)
-            call.take(message)
-            call.start_reading(requests)
-        except BaseException:
-            await call.close()
-            raise
-        return call
-
     async def _stage_seed(self, header: messages.SeedHeader, view: memoryview) -> None:
         host = self._host
         worker = worker_key(header.worker)
@@ -320,101 +249,3 @@ class ParameterService:
         check_frame(frame)
         host.model.engine.write_seed(frame.index, frame.data)
         core.seed_chunk_staged(frame.index)
-
-
-class _PushCall:
-    """One call that carries a push."""
-
-    def __init__(
-        self,
-        host: ShardHost,
-        push: PushId,
-        entry: PushEntry | None,
-        optimizer: str,
-        *,
-        wants_values: bool,
-    ) -> None:
-        self.session = PushSession(wants_values=wants_values)
-        self._host = host
-        self._push = push
-        self._entry = entry
-        self._optimizer = optimizer
-        self._reader: asyncio.Task[None] | None = None
-
-    def take(self, message: PushMessage) -> None:
-        """Hands one message to the core.
-
-        Raises:
-            Refusal: With no state changed.
-        """
-        core, entry = self._host.model.core, self._entry
-        if entry is None:
-            return  # done and acknowledged: nothing of it can matter any more
-        if message.trailer is not None:
-            trailer = read_trailer(self._host, self._optimizer, message.trailer)
-            core.add_trailer(self._push, entry, trailer)
-        if message.chunk is not None:
-            frame = message.chunk
-            check_frame(frame)
-            presence = self._presence_of(frame.index, frame.presence)
-            self._host.model.engine.check_chunk(
-                frame.index, presence, len(frame.data), optimizer=self._optimizer
-            )
-            chunk = StagedChunk(
-                digest=frame.digest, presence=presence, payload=frame.data
-            )
-            core.add_chunk(self._push, entry, frame.index, chunk)
-        self._host.pump()
-
-    def start_reading(self, requests: AsyncIterator[bytes]) -> None:
-        """Reads the rest of the call while answers go out."""
-        self._reader = asyncio.create_task(self._read(requests))
-
-    async def close(self) -> None:
-        """Ends reading; what was staged stays."""
-        self._host.detach(self._push, self.session)
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-
-    async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        try:
-            async for message in requests:
-                self.take(read_push_message(message))
-        except Refusal as refusal:
-            self.session.fail(refusal)
-        except Exception as error:  # the call must end, whatever it was
-            self.session.fail(as_refusal(error, "push"))
-
-    def _presence_of(self, chunk_index: int, presence: bytes) -> tuple[bool, ...]:
-        chunks = self._host.model.placement.chunks
-        if chunk_index >= len(chunks):
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID, f"the placement has no chunk {chunk_index}"
-            )
-        return bits_from_bytes(presence, len(chunks[chunk_index].slices))
-
-
-async def _catch_up(host: ShardHost, generation: int) -> None:
-    """Holds a call from a newer generation until the shard has its record."""
-
-    def has_it() -> bool:
-        if host.end_reason:
-            return True
-        record = host.model.core.clocks.record if host.has_model else None
-        return record is not None and record.generation >= generation
-
-    await host.changes.wait_until(has_it, WAITING_INTERVAL_MS / 1000)
-    host.check_open()
-    if not has_it():
-        raise Refusal(
-            ErrorReason.RECOVERING,
-            f"the shard has not heard of generation {generation} yet",
-        )
-
-
-async def _model_known(host: ShardHost) -> None:
-    """Holds a call until the coordinator has told what the job trains."""
-    await host.changes.wait_until(
-        lambda: host.has_model or bool(host.end_reason), WAITING_INTERVAL_MS / 1000
-    )

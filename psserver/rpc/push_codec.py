@@ -6,6 +6,7 @@ code.
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -53,25 +54,31 @@ def read_push_message(message: bytes) -> PushMessage:
     return found
 
 
-def check_target(
-    host: ShardHost, *, protocol: int, job_id: str, incarnation: int
-) -> None:
+class Addressed(Protocol):
+    """A message that says for which start of which shard it is meant."""
+
+    protocol_version: int
+    job_id: str
+    shard_incarnation: int
+
+
+def check_target(host: ShardHost, call: Addressed) -> None:
     """Checks that a call is meant for this start of this shard of this job.
 
     Raises:
         Refusal: `PROTOCOL_VERSION`, `JOB_UNKNOWN` or `SHARD_INCARNATION_STALE`.
     """
-    check_protocol(protocol)
+    check_protocol(call.protocol_version)
     host.check_open()
-    if job_id != host.job_id:
+    if call.job_id != host.job_id:
         raise Refusal(
-            ErrorReason.JOB_UNKNOWN, f"job {job_id[:64]!r} is not served here"
+            ErrorReason.JOB_UNKNOWN, f"job {call.job_id[:64]!r} is not served here"
         )
-    if incarnation != host.incarnation:
+    if call.shard_incarnation != host.incarnation:
         raise Refusal(
             ErrorReason.SHARD_INCARNATION_STALE,
             f"shard {host.shard_index} is in incarnation {host.incarnation}, the call "
-            f"is for {incarnation}",
+            f"is for {call.shard_incarnation}",
         )
 
 

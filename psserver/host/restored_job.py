@@ -1,0 +1,63 @@
+"""A job as its coordinator finds it: new, or as an earlier process left it."""
+
+import logging
+import secrets
+from dataclasses import replace
+
+from psserver.core.coordinator import CoordinatorCore
+from psserver.core.job_settings import JobSettings
+from psserver.storage.job_store import JobStore
+from psserver.storage.state_folder import StateFolderError
+
+log = logging.getLogger("psserver.coordinator")
+
+
+def new_job_id() -> str:
+    """A name that no other job has."""
+    return f"job-{secrets.token_hex(6)}"
+
+
+def restored_core(
+    settings: JobSettings, store: JobStore, now_ms: int
+) -> CoordinatorCore:
+    """The core as an earlier process left it, or a new one.
+
+    Raises:
+        StateFolderError: The folder holds a job of another shape.
+    """
+    stored = store.load()
+    if stored is None:
+        store.save_job(
+            job_id=settings.job_id,
+            job_seed=settings.job_seed,
+            shard_count=settings.shard_count,
+        )
+        return CoordinatorCore(settings)
+    if stored.shard_count != settings.shard_count:
+        raise StateFolderError(
+            f"the state folder holds a job with {stored.shard_count} shards, "
+            f"--shards says {settings.shard_count}; use another folder"
+        )
+    core = CoordinatorCore(
+        replace(settings, job_id=stored.job_id, job_seed=stored.job_seed),
+        start_count=store.count_start(),
+    )
+    for shard in stored.shards:
+        slot = core.shards.slots[shard.index]
+        slot.process_id = shard.process_id
+        slot.address = shard.address
+        slot.incarnation = shard.incarnation
+        # As if the connection broke when the lease is over.
+        slot.broken_ms = now_ms + settings.lease_ttl_ms
+    core.restore(
+        schema=stored.schema,
+        optimizers=stored.optimizers,
+        record=stored.record,
+        incarnations=stored.incarnations,
+        processes=stored.worker_processes,
+        now_ms=now_ms,
+    )
+    core.restore_ledger(store.load_epochs())
+    if stored.record is not None:
+        log.info("went on with generation %d", stored.record.generation)
+    return core

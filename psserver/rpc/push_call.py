@@ -1,0 +1,145 @@
+"""One call that carries a push: its messages in, its answers out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.push import PushId, StagedChunk
+from psserver.host.push_session import PushSession
+from psserver.host.shard_host import ShardHost
+from psserver.rpc.guard import as_refusal
+from psserver.rpc.push_codec import (
+    PushMessage,
+    check_frame,
+    check_target,
+    push_id,
+    read_push_message,
+    read_trailer,
+)
+from psserver.rpc.readiness import catch_up
+from pswire.frames import bits_from_bytes
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import push_pb2
+
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+"""Time for a call to say which push it carries. It says so with its first bytes; one
+that stays silent would hold a stream for ever."""
+
+
+class PushCall:
+    """One call that carries a push."""
+
+    def __init__(
+        self,
+        host: ShardHost,
+        push: PushId,
+        entry: PushEntry | None,
+        optimizer: str,
+        *,
+        wants_values: bool,
+    ) -> None:
+        self.session = PushSession(wants_values=wants_values)
+        self._host = host
+        self.push = push
+        self._entry = entry
+        self._optimizer = optimizer
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls, host: ShardHost, requests: AsyncIterator[bytes], *, wants_values: bool
+    ) -> "PushCall":
+        """Admits a push by its first message and starts to read the others.
+
+        Raises:
+            Refusal: With no state changed.
+        """
+        message = await _first_message(requests)
+        header = message.header
+        if header is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
+        call = await cls._admit(host, header, wants_values=wants_values)
+        try:
+            host.attach(call.push, call.session)
+            call.take(message)
+            call.start_reading(requests)
+        except BaseException:
+            await call.close()
+            raise
+        return call
+
+    @classmethod
+    async def _admit(
+        cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
+    ) -> "PushCall":
+        check_target(host, header)
+        push = push_id(header)
+        await catch_up(host, header.generation)
+        core = host.model.core
+        entry = core.open_push(push, header.clock, host.now_ms())
+        core.acknowledge(push.worker, header.sequence_unacknowledged_min)
+        return cls(host, push, entry, header.optimizer, wants_values=wants_values)
+
+    def take(self, message: PushMessage) -> None:
+        """Hands one message to the core.
+
+        Raises:
+            Refusal: With no state changed.
+        """
+        core, entry = self._host.model.core, self._entry
+        if entry is None:
+            return  # done and acknowledged: nothing of it can matter any more
+        if message.trailer is not None:
+            trailer = read_trailer(self._host, self._optimizer, message.trailer)
+            core.add_trailer(self.push, entry, trailer)
+        if message.chunk is not None:
+            frame = message.chunk
+            check_frame(frame)
+            presence = self._presence_of(frame.index, frame.presence)
+            self._host.model.engine.check_chunk(
+                frame.index, presence, len(frame.data), optimizer=self._optimizer
+            )
+            chunk = StagedChunk(
+                digest=frame.digest, presence=presence, payload=frame.data
+            )
+            core.add_chunk(self.push, entry, frame.index, chunk)
+        self._host.pump()
+
+    def start_reading(self, requests: AsyncIterator[bytes]) -> None:
+        """Reads the rest of the call while answers go out."""
+        self._reader = asyncio.create_task(self._read(requests))
+
+    async def close(self) -> None:
+        """Ends reading; what was staged stays."""
+        self._host.detach(self.push, self.session)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for message in requests:
+                self.take(read_push_message(message))
+        except Refusal as refusal:
+            self.session.fail(refusal)
+        except Exception as error:  # the call must end, whatever it was
+            self.session.fail(as_refusal(error, "push"))
+
+    def _presence_of(self, chunk_index: int, presence: bytes) -> tuple[bool, ...]:
+        chunks = self._host.model.placement.chunks
+        if chunk_index >= len(chunks):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID, f"the placement has no chunk {chunk_index}"
+            )
+        return bits_from_bytes(presence, len(chunks[chunk_index].slices))
+
+
+async def _first_message(requests: AsyncIterator[bytes]) -> PushMessage:
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+            first = await anext(aiter(requests), None)
+    except TimeoutError:
+        first = None
+    if first is None:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
+    return read_push_message(first)
