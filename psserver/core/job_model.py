@@ -1,7 +1,6 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
 from pswire.optimizers import check_supported, check_values
-from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -48,10 +47,6 @@ class JobModel:
             )
         self._compare_optimizers(optimizers)
         return False
-
-    def placement(self, shard_count: int) -> Placement | None:
-        """Where everything lies; None before the first worker."""
-        return place(self.schema, shard_count) if self.schema is not None else None
 
     @property
     def byte_count(self) -> int:

@@ -23,7 +23,8 @@ class ShardSlot:
         broken_ms: When its stream broke, None while it is open.
         applied_clock: Highest clock it reported as complete.
         version: Version it reported.
-        state_bytes: Bytes it reported to hold.
+        parameter_bytes: Bytes of parameters it reported to hold.
+        optimizer_bytes: Bytes of optimizer state it reported to hold.
         waiting_for: Whom its next clock waits for: name, clock, silent time in ms.
         waited_ms: For how long it has waited.
     """
@@ -37,7 +38,8 @@ class ShardSlot:
     broken_ms: int | None = None
     applied_clock: int = 0
     version: int = 0
-    state_bytes: int = 0
+    parameter_bytes: int = 0
+    optimizer_bytes: int = 0
     waiting_for: tuple[tuple[str, int, int], ...] = ()
     waited_ms: int = 0
 

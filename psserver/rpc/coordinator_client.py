@@ -121,7 +121,8 @@ class CoordinatorClient:
                 incarnation=host.incarnation,
                 applied_clock=clock,
                 version=model.core.clocks.version,
-                state_bytes=model.engine.byte_count + model.engine.state_byte_count,
+                parameter_bytes=model.engine.byte_count,
+                optimizer_bytes=model.engine.state_byte_count,
             )
             waited_ms = host.now_ms() - since_ms
             if waited_ms >= WAITING_INTERVAL_MS:

@@ -175,7 +175,8 @@ class CoordinatorService:
         slot.heard_ms = self._host.now_ms()
         slot.applied_clock = request.applied_clock
         slot.version = request.version
-        slot.state_bytes = request.state_bytes
+        slot.parameter_bytes = request.parameter_bytes
+        slot.optimizer_bytes = request.optimizer_bytes
         slot.waiting_for = tuple(
             (item.name, item.clock, item.silent_ms) for item in request.waiting.awaited
         )

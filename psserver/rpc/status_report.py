@@ -74,7 +74,8 @@ def _shard_status(
         shard=address_message(slot),
         state=state,
         silent_ms=-1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms),
-        parameter_bytes=slot.state_bytes,
+        parameter_bytes=slot.parameter_bytes,
+        optimizer_bytes=slot.optimizer_bytes,
         applied_clock=slot.applied_clock,
         version=slot.version,
     )

@@ -90,6 +90,7 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
                 "address": shard.address or None,
                 "silent_ms": _known(shard.silent_ms),
                 "parameter_bytes": shard.parameter_bytes,
+                "optimizer_bytes": shard.optimizer_bytes,
                 "clock": shard.clock,
                 "version": shard.version,
             }

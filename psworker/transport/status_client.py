@@ -37,6 +37,7 @@ class ShardState:
     address: str
     silent_ms: int
     parameter_bytes: int
+    optimizer_bytes: int
     clock: int
     version: int
 
@@ -121,6 +122,7 @@ def _status_of(message: pb.GetStatusResponse) -> JobStatus:
                 address=each.shard.address,
                 silent_ms=each.silent_ms,
                 parameter_bytes=each.parameter_bytes,
+                optimizer_bytes=each.optimizer_bytes,
                 clock=each.applied_clock,
                 version=each.version,
             )

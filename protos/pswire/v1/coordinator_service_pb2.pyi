@@ -486,8 +486,9 @@ class ReportProgressRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     APPLIED_CLOCK_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    STATE_BYTES_FIELD_NUMBER: builtins.int
+    PARAMETER_BYTES_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    OPTIMIZER_BYTES_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -496,8 +497,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Highest clock that is complete."""
     version: builtins.int
     """Version of its values."""
-    state_bytes: builtins.int
-    """Bytes of parameters and optimizer state it holds."""
+    parameter_bytes: builtins.int
+    """Bytes of parameters it holds."""
+    optimizer_bytes: builtins.int
+    """Bytes of optimizer state it holds."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -509,11 +512,12 @@ class ReportProgressRequest(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         applied_clock: builtins.int = ...,
         version: builtins.int = ...,
-        state_bytes: builtins.int = ...,
+        parameter_bytes: builtins.int = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        optimizer_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "shard_index", b"shard_index", "state_bytes", b"state_bytes", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard_index", b"shard_index", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -1122,6 +1126,7 @@ class ShardStatus(google.protobuf.message.Message):
     PARAMETER_BYTES_FIELD_NUMBER: builtins.int
     APPLIED_CLOCK_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    OPTIMIZER_BYTES_FIELD_NUMBER: builtins.int
     state: builtins.str
     """`missing`, `ready`, `suspect` or `lost`."""
     silent_ms: builtins.int
@@ -1132,6 +1137,8 @@ class ShardStatus(google.protobuf.message.Message):
     """Highest clock that is complete."""
     version: builtins.int
     """Version of its values."""
+    optimizer_bytes: builtins.int
+    """Bytes of optimizer state it holds."""
     @property
     def shard(self) -> pswire.v1.membership_pb2.ShardAddress:
         """Where it is."""
@@ -1145,9 +1152,10 @@ class ShardStatus(google.protobuf.message.Message):
         parameter_bytes: builtins.int = ...,
         applied_clock: builtins.int = ...,
         version: builtins.int = ...,
+        optimizer_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["shard", b"shard"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "parameter_bytes", b"parameter_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "state", b"state", "version", b"version"]) -> None: ...
 
 global___ShardStatus = ShardStatus
 

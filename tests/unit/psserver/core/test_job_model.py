@@ -38,15 +38,11 @@ def refusal_of(theirs: ModelSchema, *optimizers: OptimizerSpec) -> Refusal:
 def test_the_first_word_counts_and_the_same_word_agrees() -> None:
     model = JobModel()
     assert model.byte_count == 0
-    assert model.placement(2) is None
 
     assert model.agree(schema("a"), OPTIMIZERS)
     assert not model.agree(schema("a"), (with_rate(0.7),))
 
     assert model.byte_count == 12
-    placement = model.placement(2)
-    assert placement is not None
-    assert len(placement.chunks) == 1
 
 
 def test_a_schema_that_is_none_is_refused_and_fixes_nothing() -> None:
