@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -110,13 +111,11 @@ def test_what_can_not_be_sent_is_refused_with_a_cure(
 
 def test_an_optimizer_is_described_by_identity_of_its_parameters() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(
-        [
-            {"params": model[1].parameters()},
-            {"params": [model[0].bias], "lr": 0.5, "momentum": 0.9},
-        ],
-        lr=0.1,
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": model[1].parameters()},
+        {"params": [model[0].bias], "lr": 0.5, "momentum": 0.9},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
 
     spec = describe_optimizer("optimizer", optimizer, bind_models({"model": model}))
 
