@@ -166,8 +166,10 @@ class SimulatedShard:
 
     # From the coordinator
 
-    def install(self, record: Record, closed_number: int = 0) -> None:
-        self.core.install_record(record)
+    def view(self, record: Record | None, closed_number: int) -> None:
+        """The whole current state, or a record alone."""
+        if record is not None:
+            self.core.install_record(record)
         self.core.abort_fence(closed_number)
         self.pump()
 

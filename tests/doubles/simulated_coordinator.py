@@ -1,0 +1,354 @@
+"""The coordinator of the simulated world: the real core, its file, its streams.
+
+Its file is the newest record and what is kept beside it. A restart makes a new core
+from that, and loses every message from the old one.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from psserver.core.coordinator import CoordinatorCore
+from psserver.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Persist,
+    Prepare,
+    ReleaseImage,
+)
+from psserver.core.effects import FenceReport
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import Record, WorkerKey
+from psserver.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.core.snapshots import SnapshotEntry
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+from tests.doubles.links import Links
+from tests.doubles.simulated_shard import Image, SimulatedShard
+from tests.doubles.simulated_worker import SimulatedWorker, Stage
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a reader got: one image of each shard."""
+
+    version: int
+    clock: int
+    images: tuple[Image, ...]
+
+
+class SimulatedCoordinator:
+    """One job's coordinator, over all its starts.
+
+    Attributes:
+        core: The core of the present start.
+        now_ms: The time.
+        records: All records that were made durable.
+        snapshots: What readers got.
+        wanted_count: What the reader waits for, None when nobody does.
+    """
+
+    def __init__(
+        self, settings: JobSettings, links: Links, shards: Sequence[SimulatedShard]
+    ) -> None:
+        self.core = CoordinatorCore(settings)
+        self.now_ms = 0
+        self.records: list[Record] = []
+        self.snapshots: list[Snapshot] = []
+        self.wanted_count: int | None = None
+        self._links = links
+        self._shards = shards
+        self._workers: dict[WorkerKey, SimulatedWorker] = {}
+        self._start_count = 0
+        for shard in shards:
+            self.connect_shard(shard)
+
+    def tick(self, duration_ms: int) -> None:
+        self.now_ms += duration_ms
+        self.core.tick(self.now_ms)
+        self.pump()
+
+    def restart(self) -> list[SimulatedWorker]:
+        """A new process goes on; returns the workers that must connect anew."""
+        old = self.core
+        self._start_count += 1
+        core = CoordinatorCore(old.settings, self._start_count)
+        core.restore(
+            schema=old.model.schema,
+            optimizers=old.model.optimizers,
+            record=self.records[-1] if self.records else None,
+            incarnations=old.roster.incarnations,
+            processes=old.roster.processes,
+            now_ms=self.now_ms,
+        )
+        self.core = core
+        self.wanted_count = None
+        for shard in self._shards:
+            self._links.cut(COORDINATOR, shard.name)
+            slot = core.shards.slots[shard.index]
+            slot.process_id, slot.address = shard.name, shard.name
+            slot.incarnation = 1
+            slot.broken_ms = self.now_ms + core.settings.lease_ttl_ms
+            self.reconnect_shard(shard)
+        strangers = []
+        for worker in self._workers.values():
+            self._links.cut(COORDINATOR, worker.name)
+            if worker.is_gone:
+                continue
+            if core.roster.find(worker.key) is None:
+                worker.stage = Stage.GONE
+                strangers.append(worker)
+            else:
+                self._reconnect_worker(worker)
+        return strangers
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the newest record names anybody."""
+        return not self.records or bool(self.records[-1].members)
+
+    # Shards
+
+    def reconnect_shard(self, shard: SimulatedShard) -> None:
+        self._links.send(
+            f"{shard.name} again", COORDINATOR, lambda: self.connect_shard(shard)
+        )
+
+    def break_shard(self, shard: SimulatedShard) -> None:
+        """Its stream breaks, with events under way, and comes back."""
+        slot = self.core.shards.slots[shard.index]
+        if slot.is_watching:
+            self._links.cut(COORDINATOR, shard.name)
+            self.core.shard_broken(slot, self.now_ms)
+            self.pump()
+            self.reconnect_shard(shard)
+
+    def connect_shard(self, shard: SimulatedShard) -> None:
+        """A shard's watch begins, with the whole current state."""
+        slot = self.core.register_shard(
+            process_id=shard.name, address=shard.name, now_ms=self.now_ms
+        )
+        if slot.is_watching:
+            return
+        fence = self.core.fence
+        is_asked = fence is not None and slot.index not in fence.reports
+        self.core.shard_watching(slot, self.now_ms)
+        newest = self.records[-1] if self.records else None
+        closed = self.core.fence_closed_number
+        self._tell(shard, lambda: shard.view(newest, closed))
+        if fence is not None and is_asked:
+            prepare = Prepare(
+                fence_number=fence.number, kind=fence.kind, seeder=fence.seeder
+            )
+            self._tell_effect(shard, prepare)
+        for snapshot_id in self.core.snapshots.released:
+            self._tell_effect(shard, ReleaseImage(snapshot_id=snapshot_id))
+        self.pump()
+
+    def report(self, shard_index: int, report: FenceReport) -> None:
+        """A shard's report has arrived."""
+        slot = self.core.shards.slots[shard_index]
+        self.core.report_fence(slot, report, self.now_ms)
+        self.pump()
+
+    def report_image(self, shard_index: int, snapshot_id: int) -> None:
+        """Word of a shard's image has arrived."""
+        slot = self.core.shards.slots[shard_index]
+        self.core.report_cut(slot, snapshot_id, "", self.now_ms)
+        self.pump()
+
+    # Workers
+
+    def register(self, worker_id: str, number: int) -> WorkerKey:
+        entry = self.core.register_worker(
+            process_id=f"process {number}",
+            worker_id=worker_id,
+            address="",
+            now_ms=self.now_ms,
+        )
+        return entry.worker
+
+    def admit(self, worker: SimulatedWorker) -> None:
+        """A worker opens its watch and asks to join, unless nobody knows it now."""
+        self._workers[worker.key] = worker
+
+        def joined() -> None:
+            entry = self._present(worker)
+            if entry is None:
+                return
+            self.core.worker_watching(entry, self.now_ms)
+            self.core.join(
+                entry,
+                schema=SCHEMA,
+                optimizers=OPTIMIZERS,
+                loaders=(),
+                now_ms=self.now_ms,
+            )
+            self.pump()
+
+        self._links.send(worker.name, COORDINATOR, joined)
+
+    def leave(self, worker: SimulatedWorker) -> None:
+        """A worker asks to leave; it is gone when the record is written."""
+
+        def left() -> None:
+            entry = self._present(worker)
+            if entry is not None:
+                self.core.leave(
+                    entry, sequence=worker.sequence, consumed=(), now_ms=self.now_ms
+                )
+                self.pump()
+
+        self._links.send(worker.name, COORDINATOR, left)
+
+    def lose(self, worker: SimulatedWorker) -> None:
+        """A worker's stream broke, and it is gone."""
+        entry = self._present(worker)
+        if entry is not None:
+            self.core.worker_broken(entry, self.now_ms)
+        self.tick(self.core.settings.reconnect_grace_ms)
+
+    # Readers
+
+    def want_cut(self) -> None:
+        if self.records and self.wanted_count is None:
+            self.wanted_count = self.core.want_cut(self.now_ms)
+            self.pump()
+
+    # Inside
+
+    def _present(self, worker: SimulatedWorker) -> WorkerEntry | None:
+        entry = self.core.roster.find(worker.key)
+        return None if entry is None or entry.state in GONE else entry
+
+    def _reconnect_worker(self, worker: SimulatedWorker) -> None:
+        def watching() -> None:
+            entry = self._present(worker)
+            if entry is None:
+                worker.stage = Stage.GONE
+                return
+            self.core.worker_watching(entry, self.now_ms)
+            newest = self.records[-1]
+            self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
+            if worker.stage is Stage.LEAVING:
+                self.leave(worker)
+            self.pump()
+
+        self._links.send(worker.name, COORDINATOR, watching)
+
+    def pump(self) -> None:
+        for effect in self.core.take_effects():
+            self._carry_out(effect)
+        self._read_if_ready()
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case Persist():
+                self.records.append(effect.record)
+            case Announce():
+                self._announce(effect.record)
+            case Prepare() | Abort() | DecideCut() | ReleaseImage():
+                for shard in self._shards:
+                    self._tell_effect(shard, effect)
+            case OrderSeed():
+                self._seed(effect)
+            case EndJob():
+                raise AssertionError(effect.reason)
+
+    def _announce(self, record: Record) -> None:
+        assert record is self.records[-1]
+        for shard in self._shards:
+            self._tell(shard, lambda shard=shard: shard.view(record, 0))  # type: ignore[misc]
+        for worker in self._workers.values():
+            self._links.send(
+                COORDINATOR,
+                worker.name,
+                lambda worker=worker: worker.heard(record),  # type: ignore[misc]
+            )
+        for end in record.departures:
+            self._workers[end.member.worker].stage = Stage.GONE
+
+    def _tell(self, shard: SimulatedShard, what: Callable[[], None]) -> None:
+        if self.core.shards.slots[shard.index].is_watching:
+            self._links.send(COORDINATOR, shard.name, what)
+
+    def _tell_effect(self, shard: SimulatedShard, effect: CoordinatorEffect) -> None:
+        def told() -> None:
+            match effect:
+                case Prepare():
+                    shard.core.prepare_fence(
+                        effect.fence_number, effect.kind, effect.seeder
+                    )
+                case Abort():
+                    shard.core.abort_fence(effect.fence_number)
+                case DecideCut():
+                    shard.core.decide_cut(
+                        effect.fence_number, effect.snapshot_id, effect.clock
+                    )
+                case ReleaseImage():
+                    shard.release(effect.snapshot_id)
+            shard.pump()
+
+        self._tell(shard, told)
+
+    def _seed(self, order: OrderSeed) -> None:
+        """The seeder writes its values to every shard, unless another is to."""
+
+        def staged(shard: SimulatedShard, index: int) -> bool:
+            if not shard.core.is_seeding(order.fence_number):
+                return self.core.fence_closed_number >= order.fence_number
+            if shard.core.is_seeding(order.fence_number + 1):
+                return True
+            shard.core.check_seeder(order.worker, order.fence_number)
+            shard.core.seed_chunk_staged(index)
+            shard.pump()
+            return True
+
+        for shard in self._shards:
+            for index in shard.chunk_indexes:
+                self._links.send(
+                    str(order.worker),
+                    shard.name,
+                    lambda shard=shard, index=index: staged(shard, index),  # type: ignore[misc]
+                )
+
+    def _read_if_ready(self) -> None:
+        """A reader that waits takes its images a while later, and lets them go."""
+        snapshots = self.core.snapshots
+        if self.wanted_count is None:
+            return
+        if snapshots.finished_cut_count < self.wanted_count:
+            return
+        self.wanted_count = None
+        newest = snapshots.newest
+        if snapshots.failure or newest is None:
+            return
+        pin_id = snapshots.pin(newest, self.now_ms)
+        core = self.core
+        self._links.send(
+            "reader", COORDINATOR, lambda: self._read(core, newest, pin_id)
+        )
+
+    def _read(self, core: CoordinatorCore, entry: SnapshotEntry, pin_id: int) -> None:
+        if core is not self.core or entry.pins.get(pin_id, 0) <= self.now_ms:
+            return  # the pin's time is over, or its process is
+        images = tuple(shard.images[entry.snapshot_id] for shard in self._shards)
+        self.snapshots.append(Snapshot(entry.version, entry.clock, images))
+        self.core.release_snapshot(entry.snapshot_id, pin_id, self.now_ms)
+        self.pump()
+
+    def draw_id(self, rng: random.Random) -> str:
+        """A new worker id, or that of a worker that is gone."""
+        present = {
+            entry.worker.worker_id
+            for entry in self.core.roster.in_state(*set(WorkerState).difference(GONE))
+        }
+        gone = sorted({key.worker_id for key in self._workers} - present)
+        if gone and rng.random() < 0.5:
+            return rng.choice(gone)
+        return f"w{len(self._workers)}"
