@@ -216,7 +216,7 @@ class CoordinatorCore:
             Refusal: `WORKER_INCARNATION_STALE` when it was lost before it joined, or
                 has left; no state changed.
         """
-        self._check_present(entry)
+        self.check_present(entry)
         entry.is_watching = True
         entry.broken_ms = None
         entry.heard_ms = now_ms
@@ -236,6 +236,20 @@ class CoordinatorCore:
         if entry.state is WorkerState.MEMBER:
             entry.state = WorkerState.SUSPECT
 
+    @staticmethod
+    def check_present(entry: WorkerEntry) -> None:
+        """Refuses a start of a worker that is over.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`; no state changed.
+        """
+        if entry.state in GONE:
+            raise Refusal(
+                ErrorReason.WORKER_INCARNATION_STALE,
+                f"{entry.worker} has left, or was lost",
+                worker_id=entry.worker.worker_id,
+            )
+
     def join(
         self,
         entry: WorkerEntry,
@@ -252,7 +266,7 @@ class CoordinatorCore:
                 `WORKER_INCARNATION_STALE`; no state changed.
         """
         self._check_alive()
-        self._check_present(entry)
+        self.check_present(entry)
         if entry.state is not WorkerState.REGISTERED:
             return
         if self.model.agree(schema, optimizers):
@@ -358,15 +372,6 @@ class CoordinatorCore:
     def _check_alive(self) -> None:
         if self.failure:
             raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {self.failure}")
-
-    @staticmethod
-    def _check_present(entry: WorkerEntry) -> None:
-        if entry.state in GONE:
-            raise Refusal(
-                ErrorReason.WORKER_INCARNATION_STALE,
-                f"{entry.worker} has left, or was lost before it joined",
-                worker_id=entry.worker.worker_id,
-            )
 
     def _end_overdue(self, now_ms: int) -> None:
         """Ends a fence or a cut that has taken too long."""

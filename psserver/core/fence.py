@@ -121,9 +121,11 @@ def _departures(
     for worker, sequence in change.leaves:
         member = previous.member_of(worker)
         if member is not None:
-            # What was acknowledged is complete everywhere. More than that would make
-            # the others wait for pushes that nobody is going to send.
-            last = min(member.base_clock + sequence, _held_clock(reports, member))
+            # What was acknowledged is complete everywhere, and so may be a last push
+            # whose answer was lost: once any shard has applied of it, it counts. More
+            # than that would make the others wait for pushes that nobody will send.
+            own = max(member.base_clock + sequence, cut_clock(reports))
+            last = min(own, _held_clock(reports, member))
             found.append(Departure(member=member, last_clock=last, evicted=False))
     for worker in change.evictions:
         member = previous.member_of(worker)

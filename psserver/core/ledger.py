@@ -14,6 +14,10 @@ from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
+HELD_COUNT_MAX = 4_096
+"""Batches that a worker may hold of one epoch. Each answer repeats them all, and the
+epoch is written down with them: one that took ever more would slow down everybody."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochShape:
@@ -96,6 +100,8 @@ class EpochLedger:
         What the worker has and did not report as consumed comes first, again: the
         answer that brought it may have been lost, and nobody else will ever get it.
 
+        One that holds `HELD_COUNT_MAX` gets no more before it reports some of them.
+
         Args:
             worker: Who asks.
             participants: In BSP, among whom rounds are dealt, in the order of ranks;
@@ -109,8 +115,9 @@ class EpochLedger:
                     self._deal(other)
             else:
                 self._deal(worker)
-        leased = [queue.popleft() for _ in range(min(count_max, len(queue)))]
         held = self.held.setdefault(worker, set())
+        count = min(count_max, len(queue), max(0, HELD_COUNT_MAX - len(held)))
+        leased = [queue.popleft() for _ in range(count)]
         before = sorted(held)
         held.update(leased)
         return before + leased
@@ -122,6 +129,10 @@ class EpochLedger:
             if piece in held:
                 held.discard(piece)
                 self.consumed_count += piece.position_count
+
+    def has_of(self, worker: WorkerKey) -> bool:
+        """Whether the worker has anything that was not reported as consumed."""
+        return bool(self.held.get(worker) or self.queues.get(worker))
 
     def give_back(self, worker: WorkerKey) -> None:
         """What the worker has and did not report is dealt again."""

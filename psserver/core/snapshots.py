@@ -160,3 +160,14 @@ class SnapshotList:
     def has_room(self) -> bool:
         """Whether another image may be made."""
         return self.pending is None and len(self._kept) < IMAGE_COUNT_MAX
+
+    def held_by(self, now_ms: int) -> str:
+        """Who keeps another image from being made, in words; empty when nobody."""
+        if self.pending is not None or self.has_room():
+            return ""
+        ends = [end for entry in self._kept for end in entry.pins.values()]
+        left_s = max([0, *(end - now_ms for end in ends)]) / 1000
+        return (
+            f"an older one is kept for {len(ends)} reader(s) that have not said that "
+            f"they are done with it, for {left_s:.0f} s more"
+        )

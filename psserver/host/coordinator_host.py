@@ -233,10 +233,18 @@ class CoordinatorHost:
         consumed: tuple[DataRange, ...],
     ) -> int:
         """Opens an epoch for a worker and returns its seed."""
+        # Only what changes is written: each write is a wait for the disk.
+        changed = {
+            (loader, epoch),
+            *((piece.loader, piece.epoch) for piece in consumed),
+        }
+        changed.update(
+            (ledger.loader, ledger.epoch)
+            for ledger in self.core.ledger.epochs()
+            if ledger.loader == loader and ledger.has_of(entry.worker)
+        )
         seed = self.core.ledger.open_epoch(entry.worker, loader, epoch, shape, consumed)
-        for ledger in self.core.ledger.epochs():
-            if ledger.loader == loader:
-                self.keep_epoch(ledger)
+        self._keep_epochs(changed)
         self.changes.notify()
         return seed
 
@@ -258,10 +266,16 @@ class CoordinatorHost:
         count_max: int,
         wait: bool,
     ) -> list[DataRange]:
-        """Leases batches, waiting until there are some or the epoch is closed."""
+        """Leases batches, waiting until there are some or the epoch is closed.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` when the worker is gone meanwhile:
+                what it took then would never come back.
+        """
         leased: list[DataRange] = []
 
         def served() -> bool:
+            self.core.check_present(entry)
             if self.core.failure or ledger.is_closed:
                 return True
             participants = self.core.participants(ledger.loader)
@@ -319,13 +333,21 @@ class CoordinatorHost:
         self, newer_than: int, timeout_s: float, *, finished: bool
     ) -> Refusal:
         snapshots = self.core.snapshots
-        if finished and snapshots.newest is not None and not snapshots.failure:
+        held_by = snapshots.held_by(self.now_ms())
+        if (
+            finished
+            and not held_by
+            and snapshots.newest is not None
+            and not snapshots.failure
+        ):
             return Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"no version above {newer_than} within {timeout_s:.1f} s: the newest "
                 f"is {snapshots.newest.version}; training stands still or has ended",
             )
-        why = snapshots.failure or self.core.waiting_for() or "a shard is slow"
+        why = (
+            snapshots.failure or held_by or self.core.waiting_for() or "a shard is slow"
+        )
         return Refusal(
             ErrorReason.CUT_FAILED, f"no snapshot within {timeout_s:.1f} s: {why}"
         )

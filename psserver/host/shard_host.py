@@ -183,6 +183,14 @@ class ShardHost:
     def install_record(self, record: Record) -> None:
         """Goes on under a record."""
         self._call(lambda core: core.install_record(record))
+        for worker, waiter in self._awaiting.items():
+            if record.member_of(worker) is None and not waiter.done():
+                waiter.set_exception(
+                    Refusal(
+                        ErrorReason.WORKER_INCARNATION_STALE,
+                        f"{worker} is no member of generation {record.generation}",
+                    )
+                )
 
     def abort_fence(self, fence_number: int) -> None:
         """Goes on as before a fence."""
@@ -255,6 +263,11 @@ class ShardHost:
         """
         core = self.model.core
         waiter: asyncio.Future[ContributionAwaited] = self._loop.create_future()
+        older = self._awaiting.get(worker)
+        if older is not None and not older.done():
+            older.set_exception(
+                Refusal(ErrorReason.DRAINING, "a newer call asks for the same worker")
+            )
         self._awaiting[worker] = waiter
         try:
             core.await_contribution(worker, clock, self.now_ms())

@@ -120,17 +120,17 @@ class ParameterService:
         await catch_up(host, request.generation)
         core = host.model.core
         started_ms = host.now_ms()
-        while core.clocks.applied_clock < request.clock:
-            host.check_open()
-            reached = await host.changes.wait_until(
-                lambda: (
-                    core.clocks.applied_clock >= request.clock or bool(host.end_reason)
-                ),
-                WAITING_INTERVAL_MS / 1000,
-            )
-            if not reached:
-                waiting = waiting_message(host, host.now_ms() - started_ms)
-                yield messages.PullResponse(waiting=waiting).SerializeToString()
+
+        def is_over() -> bool:
+            """Whether there is nothing to wait for, be it that it will never come."""
+            is_there = core.clocks.applied_clock >= request.clock
+            is_member = core.clocks.member_of(worker) is not None
+            return is_there or not is_member or bool(host.end_reason)
+
+        while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
+            waiting = waiting_message(host, host.now_ms() - started_ms)
+            yield messages.PullResponse(waiting=waiting).SerializeToString()
+        host.check_open()
         if core.clocks.member_of(worker) is None:
             raise Refusal(
                 ErrorReason.WORKER_INCARNATION_STALE,

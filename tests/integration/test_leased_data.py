@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 import psworker
+from psserver.core.ledger import EpochLedger
 from psserver.core.roster import WorkerState
+from psserver.storage.job_store import JobStore
 from tests.integration.job import Crew, Job, connect, run_workers
 
 SAMPLE_COUNT = 60
@@ -161,6 +163,29 @@ def test_leaving_an_epoch_early_strands_nobody(tmp_path: Path) -> None:
     assert left.is_set()
     # All but the one batch of the quitter, each once.
     assert len(results["w1"]) == len(set(results["w1"])) == SAMPLE_COUNT - 4
+
+
+def test_opening_an_epoch_writes_down_no_more_after_many_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write waits for the disk, and the coordinator with it."""
+    written: list[int] = []
+    save = JobStore.save_epoch
+
+    def counted(store: JobStore, ledger: EpochLedger) -> None:
+        written.append(ledger.epoch)
+        save(store, ledger)
+
+    monkeypatch.setattr(JobStore, "save_epoch", counted)
+    counts = []
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model, optimizer, loader = _prepared(ps, _loader(batch_size=SAMPLE_COUNT))
+        for _ in range(6):
+            written.clear()
+            for inputs, _ in loader:
+                _step(model, optimizer, inputs)
+            counts.append(len(written))
+    assert counts[-1] == counts[1]
 
 
 class Reversed(Sampler[int]):

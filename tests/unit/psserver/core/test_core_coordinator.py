@@ -244,6 +244,17 @@ def test_one_that_leaves_can_not_promise_pushes_that_nobody_has() -> None:
     assert [gone.last_clock for gone in job.record.departures] == [4]
 
 
+def test_a_last_push_whose_answer_was_lost_counts_once_it_is_applied() -> None:
+    """A version that went back would be below snapshots that are out already."""
+    job = DrivenCoordinator.running("a", "b")
+    job.leave(job.core.roster.entry(key("b")), 4)
+    job.report(0, applied=5, complete={"b": 5})
+    job.report(1, applied=4, complete={"b": 5})
+
+    assert [gone.last_clock for gone in job.record.departures] == [5]
+    assert job.record.departed_step_count == 5
+
+
 def test_of_an_evicted_worker_counts_what_every_shard_has_complete() -> None:
     job = DrivenCoordinator.running("a", "b")
     job.lose(job.core.roster.entry(key("b")))

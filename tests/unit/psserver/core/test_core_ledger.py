@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from psserver.core.ledger import DataLedger, EpochLedger, EpochShape
+from psserver.core.ledger import HELD_COUNT_MAX, DataLedger, EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -96,6 +96,15 @@ def test_the_last_batch_is_small_or_left_out(
     ledger = EpochLedger("loader", 0, shape(position_count, drop_last=drop_last))
     assert use_up(ledger, (A,), (A,)) == {A: expected}
     assert ledger.is_closed
+
+
+def test_one_that_reports_nothing_gets_no_more() -> None:
+    ledger = epoch(4 * HELD_COUNT_MAX)
+    ledger.lease(A, (), HELD_COUNT_MAX)
+    held = ledger.lease(A, (), 1)
+    assert len(held) == HELD_COUNT_MAX
+    ledger.consume(A, tuple(held[:2]))
+    assert len(ledger.lease(A, (), 9)) == HELD_COUNT_MAX
 
 
 # Consuming and closing

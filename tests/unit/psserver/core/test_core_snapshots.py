@@ -233,10 +233,14 @@ def test_a_third_image_waits_until_one_is_freed() -> None:
     cut(job, applied=2)
     want(job)
     assert job.fence_kinds() == [FenceKind.CUT] * IMAGE_COUNT_MAX
+    held_by = job.core.snapshots.held_by(job.now_ms + 10_000)
+    assert "1 reader" in held_by
+    assert "20 s" in held_by
 
     job.core.release_snapshot(first.snapshot_id, pin, job.now_ms)
 
     assert job.fence_kinds() == [FenceKind.CUT] * 3
+    assert not job.core.snapshots.held_by(job.now_ms)
 
 
 def test_the_newest_snapshot_stays_without_a_pin() -> None:
