@@ -51,17 +51,24 @@ class SimulatedCoordinator:
         records: All records that were made durable.
         snapshots: What readers got.
         wanted_count: What the reader waits for, None when nobody does.
+        slow_read_share: How often a reader is not ready yet: others cut meanwhile.
     """
 
     def __init__(
-        self, settings: JobSettings, links: Links, shards: Sequence[SimulatedShard]
+        self,
+        settings: JobSettings,
+        links: Links,
+        shards: Sequence[SimulatedShard],
+        rng: random.Random,
     ) -> None:
         self.core = CoordinatorCore(settings)
         self.now_ms = 0
         self.records: list[Record] = []
         self.snapshots: list[Snapshot] = []
         self.wanted_count: int | None = None
+        self.slow_read_share = 0.95
         self._links = links
+        self._rng = rng
         self._shards = shards
         self._workers: dict[WorkerKey, SimulatedWorker] = {}
         self._start_count = 0
@@ -334,21 +341,24 @@ class SimulatedCoordinator:
             "reader", COORDINATOR, lambda: self._read(core, newest, pin_id)
         )
 
-    def _read(self, core: CoordinatorCore, entry: SnapshotEntry, pin_id: int) -> None:
+    def _read(self, core: CoordinatorCore, entry: SnapshotEntry, pin_id: int) -> bool:
         if core is not self.core or entry.pins.get(pin_id, 0) <= self.now_ms:
-            return  # the pin's time is over, or its process is
+            return True  # the pin's time is over, or its process is
+        if self._rng.random() < self.slow_read_share:
+            return False
         images = tuple(shard.images[entry.snapshot_id] for shard in self._shards)
         self.snapshots.append(Snapshot(entry.version, entry.clock, images))
         self.core.release_snapshot(entry.snapshot_id, pin_id, self.now_ms)
         self.pump()
+        return True
 
-    def draw_id(self, rng: random.Random) -> str:
+    def draw_id(self) -> str:
         """A new worker id, or that of a worker that is gone."""
         present = {
             entry.worker.worker_id
             for entry in self.core.roster.in_state(*set(WorkerState).difference(GONE))
         }
         gone = sorted({key.worker_id for key in self._workers} - present)
-        if gone and rng.random() < 0.5:
-            return rng.choice(gone)
+        if gone and self._rng.random() < 0.5:
+            return self._rng.choice(gone)
         return f"w{len(self._workers)}"

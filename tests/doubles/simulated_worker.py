@@ -177,7 +177,7 @@ class SimulatedWorker:
 
     def _push(self, *, weight: float, is_empty: bool = False) -> None:
         rng = self.network.rng
-        is_finite = is_empty or rng.random() < 0.95
+        is_finite = is_empty or rng.random() < 0.85
         push = PushId(self.key, self.sequence + 1)
         trailers = {
             shard_index: Trailer(

@@ -65,7 +65,9 @@ class World:
         settings = JobSettings(
             job_id="job", shard_count=shard_count, workers_min=starter_count
         )
-        self.coordinator = SimulatedCoordinator(settings, self.links, self.shards)
+        self.coordinator = SimulatedCoordinator(
+            settings, self.links, self.shards, self.rng
+        )
         self._loses_workers = loses_workers
         self._restarts_left = self.rng.randint(0, 3) if restarts_coordinator else 0
         self._joiners_left = self.rng.randint(0, 3)
@@ -78,6 +80,7 @@ class World:
         while not self._is_over:
             self._happen(self.rng.random())
         self._restarts_left = 0
+        self.coordinator.slow_read_share = 0.0
         self._settle()
         known = len(self.coordinator.snapshots)
         while len(self.coordinator.snapshots) == known:
@@ -185,7 +188,7 @@ class World:
 
     def _kill_worker(self) -> None:
         """SIGKILL: what is under way from it may or may not have arrived."""
-        alive = [w for w in self.workers.values() if w.member and not w.is_gone]
+        alive = [worker for worker in self.workers.values() if not worker.is_gone]
         if not alive:
             return
         worker = self.rng.choice(alive)
@@ -209,7 +212,7 @@ class World:
     # Workers, as `Network`
 
     def _start_worker(self) -> None:
-        worker_id = self.coordinator.draw_id(self.rng)
+        worker_id = self.coordinator.draw_id()
         worker_key = self.coordinator.register(worker_id, len(self.workers))
         worker = SimulatedWorker(worker_key, self, self.rng.randint(1, 6))
         self.workers[worker_key] = worker
