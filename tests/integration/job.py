@@ -30,6 +30,7 @@ from psserver.core.record import Record, WorkerKey
 from psserver.core.roster import WorkerState
 from psserver.daemon import coordinator as coordinator_daemon
 from psserver.daemon import shard as shard_daemon
+from psserver.daemon.job_failed import JobFailedError
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.shard_host import ShardHost
 from psserver.storage.job_store import JobStore
@@ -65,11 +66,13 @@ class Daemon:
             self.task.result()
         return await self.listening
 
-    async def stop(self) -> None:
-        """As SIGTERM would."""
+    async def stop(self) -> BaseException | None:
+        """As SIGTERM would; what has ended it before, but for a failed job."""
         self.told.set()
-        if self.task is not None:
-            await asyncio.gather(self.task, return_exceptions=True)
+        if self.task is None:
+            return None
+        (ended,) = await asyncio.gather(self.task, return_exceptions=True)
+        return None if isinstance(ended, JobFailedError) else ended
 
 
 _current: ContextVar[Daemon] = ContextVar("daemon")
@@ -205,7 +208,12 @@ class Job:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end()
+        ended = self._end()
+        if error is None and ended:
+            raise AssertionError("a daemon ended by itself") from ended[0]
+        for each in ended:
+            assert error is not None
+            error.add_note(f"a daemon ended by itself: {each!r}")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the daemons' event loop."""
@@ -343,19 +351,21 @@ class Job:
             WAIT_TIMEOUT_S / 2,
         )
 
-    def _end(self) -> None:
+    def _end(self) -> list[BaseException]:
+        """Ends all; why those ended that nobody had told to, but for a failed job."""
         try:
-            self.run(self._stop())
+            return self.run(self._stop())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._patches.__exit__(None, None, None)
 
-    async def _stop(self) -> None:
-        await asyncio.gather(*(daemon.stop() for daemon in self._shards))
+    async def _stop(self) -> list[BaseException]:
+        ended = await asyncio.gather(*(daemon.stop() for daemon in self._shards))
         if self._coordinator is not None:
-            await self._coordinator.stop()
+            ended.append(await self._coordinator.stop())
+        return [each for each in ended if each is not None]
 
 
 def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:

@@ -18,6 +18,7 @@ from psserver.core.roster import WorkerState
 from tests.integration.job import Job, connect, deviation, run_workers
 
 STEP_COUNT: Final = 50
+SHUFFLED_STEP_COUNT: Final = 25
 SEED: Final = 20261127
 BATCHES: Final = {2: (11, 5), 3: (3, 9, 4)}
 """Samples of each worker in every step: 16 together."""
@@ -73,14 +74,16 @@ in another order is then 3.5e-6 away, and float32 is 1.7e-5 from float64."""
 OTHER_MACHINES: Final = 3.0
 """Room for vectors of another width, which add in another order."""
 
+COUNTS: Final = ((1, 2), (2, 3), (3, 2), (1, 3), (2, 2), (3, 3))
+"""Shards and workers."""
+
 CASES: Final = [
-    (name, VARIANTS[name][number % len(VARIANTS[name])], shard_count, worker_count)
-    for name in VARIANTS
-    for number, (shard_count, worker_count) in enumerate(
-        [(1, 2), (2, 3), (3, 2), (1, 3), (2, 2), (3, 3)]
-    )
+    (name, variants[number % len(variants)], *COUNTS[(number + 3 * place) % 6])
+    for place, (name, variants) in enumerate(VARIANTS.items())
+    for number in range(max(3, len(variants)))
 ]
-"""Every class with every count; its variants take turns."""
+"""Every variant of every class, and every class on 1, 2 and 3 shards by 2 and 3
+workers; half of the classes see one half of the pairs of counts."""
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +150,7 @@ class Training:
         job: Job,
         worker_id: str,
         *,
+        step_count: int = STEP_COUNT,
         before_step: Callable[[str, int], None] = lambda worker_id, clock: None,
     ) -> list[torch.Tensor]:
         """Trains on this worker's rows of every batch."""
@@ -156,7 +160,7 @@ class Training:
             model, optimizer, schedule = ps.prepare(model, optimizer, schedule)
             rows = BATCHES[job.workers_min]
             start = sum(rows[:rank])
-            for step in range(STEP_COUNT):
+            for step in range(step_count):
                 inputs, targets = (
                     each[start : start + rows[rank]] for each in self.batch(step)
                 )
@@ -165,7 +169,7 @@ class Training:
                 before_step(worker_id, step + 1)
                 optimizer.step(weight=rows[rank])
                 schedule.step()
-            assert ps.clock == STEP_COUNT
+            assert ps.clock == step_count
         return values_of(model)
 
 
@@ -229,6 +233,8 @@ def train_in_order(
         def work(worker_id: str) -> list[torch.Tensor]:
             ahead = joining.index(worker_id)
             job.wait_workers(ahead, WorkerState.JOINING, WorkerState.MEMBER)
-            return training.on_worker(job, worker_id, before_step=before_step)
+            return training.on_worker(
+                job, worker_id, step_count=SHUFFLED_STEP_COUNT, before_step=before_step
+            )
 
         return run_workers(dict.fromkeys(joining, work))["w0"]
