@@ -1,0 +1,210 @@
+"""A job between its fences: what is opened next, and what follows from it.
+
+`CoordinatorCore` feeds it with what shards, workers and readers say.
+"""
+
+from psserver.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Persist,
+    Prepare,
+    ReleaseImage,
+)
+from psserver.core.fence import (
+    ActiveFence,
+    cut_clock,
+    first_record,
+    membership_record,
+)
+from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
+from psserver.core.job_settings import JobSettings
+from psserver.core.ledger import DataLedger
+from psserver.core.record import FenceKind, Record
+from psserver.core.roster import Roster, WorkerEntry, WorkerState
+from psserver.core.shard_map import ShardMap
+from psserver.core.snapshots import SnapshotList
+
+
+class JobProgress:
+    """Where a job stands.
+
+    Attributes:
+        settings: The job's settings.
+        shards: The shard map.
+        roster: All workers.
+        ledger: Data of all epochs.
+        snapshots: Cuts and their images.
+        fences: The open fence, and the numbers of all.
+        record: Newest record, None before the start.
+        failure: Why the job can't go on, empty while it can.
+        effects: What the owner is to do, in order.
+    """
+
+    def __init__(self, settings: JobSettings, start_count: int) -> None:
+        self.settings = settings
+        self.shards = ShardMap(settings.shard_count)
+        self.roster = Roster()
+        self.ledger = DataLedger(settings.job_seed)
+        self.snapshots = SnapshotList(
+            shard_count=settings.shard_count,
+            pin_ttl_ms=settings.pin_ttl_ms,
+            first_id=start_count * NUMBERS_PER_START + 1,
+        )
+        self.fences = FenceSeries(start_count)
+        self.record: Record | None = None
+        self.failure = ""
+        self.effects: list[CoordinatorEffect] = []
+
+    def take_effects(self) -> list[CoordinatorEffect]:
+        """Effects since the last call, in order."""
+        taken, self.effects = self.effects, []
+        return taken
+
+    def pump(self, now_ms: int) -> None:
+        """Opens the next fence when there is need and none is open."""
+        if self.fences.open is not None or self.failure:
+            return
+        if self.record is None:
+            self._start_if_complete(now_ms)
+            return
+        change = self.roster.pending_change(self.record)
+        if change:
+            if self.snapshots.pending is not None:
+                self.fail_cut("it gave way to a change of membership")
+                self.snapshots.is_wanted = True
+            fence = self.fences.begin(FenceKind.MEMBERSHIP, now_ms, change=change)
+            self._prepare(fence)
+        elif self.snapshots.is_wanted and self.snapshots.has_room():
+            self.snapshots.begin()
+            self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
+
+    def decide(self, now_ms: int) -> None:
+        """All shards have reported: ends the fence by a record or a cut."""
+        fence = self.fences.end()
+        if fence.kind is FenceKind.CUT:
+            self._decide_cut(fence, now_ms)
+            self.pump(now_ms)
+            return
+        if self.record is None:
+            template = Record(
+                fence_number=0,
+                generation=0,
+                kind=FenceKind.START,
+                members=(),
+                mode=self.settings.mode,
+                staleness_bound=self.settings.staleness_bound,
+            )
+            record = first_record(fence, template)
+        else:
+            record = membership_record(fence, self.record)
+        self.record = record
+        self.effects.append(Persist(record=record))
+        self.effects.append(Announce(record=record))
+        self._follow(record)
+        self.pump(now_ms)
+
+    def abort(self, reason: str, now_ms: int) -> None:
+        """Ends the open fence on every shard without a record."""
+        fence = self.fences.end()
+        self.effects.append(Abort(fence_number=fence.number, reason=reason))
+        if fence.kind is FenceKind.CUT:
+            self.fail_cut(reason)
+        self.pump(now_ms)
+
+    def end_overdue(self, now_ms: int) -> None:
+        """Ends a fence or a cut that has taken too long."""
+        fence = self.fences.open
+        if (
+            fence is not None
+            and fence.kind is not FenceKind.START
+            and now_ms - fence.opened_ms >= self.settings.fence_timeout_ms
+        ):
+            silent = fence.silent_shards(self.settings.shard_count)
+            names = ", ".join(f"shard {index}" for index in silent)
+            self.abort(f"no report from {names}", now_ms)
+        pending = self.snapshots.pending
+        if (
+            pending is not None
+            and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
+        ):
+            self.fail_cut("the clock of the cut was not complete in time")
+
+    def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
+        """Takes out a worker that is no member."""
+        entry.state = WorkerState.LEFT
+        entry.broken_ms = None
+        self.ledger.retire(entry.worker)
+        fence = self.fences.open
+        if fence is not None and fence.brings_in(entry.worker):
+            self.abort(f"{entry.worker} was lost before it was a member", now_ms)
+
+    def fail_cut(self, reason: str) -> None:
+        """Gives a cut up, and its images back."""
+        snapshot_id = self.snapshots.fail(reason)
+        if snapshot_id is not None:
+            self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def free_images(self, now_ms: int) -> None:
+        """Frees images that nobody reads any more."""
+        for snapshot_id in self.snapshots.take_released(now_ms):
+            self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def fail(self, reason: str) -> None:
+        """Ends the job, for everybody."""
+        if not self.failure:
+            self.failure = reason
+            self.effects.append(EndJob(reason=reason))
+
+    # Inside
+
+    def _start_if_complete(self, now_ms: int) -> None:
+        joining = self.roster.in_state(WorkerState.JOINING)
+        if self.shards.missing or len(joining) < self.settings.workers_min:
+            return
+        # By id and not by arrival: data is dealt by rank, and a run shall repeat.
+        starters = tuple(entry.worker for entry in joining)
+        fence = self.fences.begin(FenceKind.START, now_ms, starters=starters)
+        self._prepare(fence)
+        self.effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
+
+    def _prepare(self, fence: ActiveFence) -> None:
+        self.effects.append(
+            Prepare(fence_number=fence.number, kind=fence.kind, seeder=fence.seeder)
+        )
+
+    def _follow(self, record: Record) -> None:
+        """Brings the roster and the ledger in line with a record."""
+        for end in record.departures:
+            entry = self.roster.find(end.member.worker)
+            if entry is not None and entry.state is not WorkerState.EVICTED:
+                entry.state = WorkerState.LEFT
+            self.ledger.retire(end.member.worker)
+        for member in record.members:
+            entry = self.roster.find(member.worker)
+            if entry is not None and entry.state is WorkerState.JOINING:
+                entry.state = WorkerState.MEMBER
+                self.ledger.enroll(member.worker, entry.loaders)
+
+    def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
+        assert self.record is not None
+        clock = cut_clock(fence.reports.values())
+        version = self.record.version_at(clock)
+        generation = self.record.generation
+        if self.snapshots.is_newest(version=version, clock=clock):
+            self.snapshots.still_newest(generation)
+            self.effects.append(
+                Abort(fence_number=fence.number, reason="nothing changed")
+            )
+            return
+        entry = self.snapshots.decide(
+            version=version, clock=clock, generation=generation, now_ms=now_ms
+        )
+        self.effects.append(
+            DecideCut(
+                fence_number=fence.number, snapshot_id=entry.snapshot_id, clock=clock
+            )
+        )
