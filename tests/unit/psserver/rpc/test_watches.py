@@ -1,0 +1,140 @@
+"""A watch tells everything, from its first message on."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from psserver.core.effects import FenceReport
+from psserver.core.job_settings import JobSettings
+from psserver.host.coordinator_host import CoordinatorHost
+from psserver.rpc.coordinator_service import CoordinatorService
+from psserver.storage.job_store import JobStore
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+
+if TYPE_CHECKING:
+    from psserver.rpc.guard import Context
+
+# No handler of a watch looks at it.
+NO_CONTEXT = cast("Context", None)
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[CoordinatorHost]:
+    with JobStore(tmp_path) as store:
+        host = CoordinatorHost(JobSettings(job_id="job", shard_count=1), store)
+        host.register_shard(process_id="shard", address="host:1")
+        yield host
+
+
+def watch_worker(
+    host: CoordinatorHost, incarnation: int = 1
+) -> AsyncIterator[messages.WatchWorkerResponse]:
+    identity = membership_pb2.WorkerIdentity(worker_id="a", incarnation=incarnation)
+    request = messages.WatchWorkerRequest(worker=identity)
+    return CoordinatorService(host).watch_worker(request, NO_CONTEXT)
+
+
+def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardResponse]:
+    request = messages.WatchShardRequest(shard_index=0, incarnation=1)
+    return CoordinatorService(host).watch_shard(request, NO_CONTEXT)
+
+
+def join(host: CoordinatorHost) -> None:
+    entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
+    host.core.join(
+        entry, schema=SCHEMA, optimizers=OPTIMIZERS, loaders=(), now_ms=host.now_ms()
+    )
+    host.pump()
+
+
+def report(host: CoordinatorHost) -> None:
+    fence = host.core.fence
+    assert fence is not None
+    found = FenceReport(
+        fence_number=fence.number,
+        holdings=(),
+        trailer_clock_max=0,
+        touched_clock_max=0,
+        applied_clock=0,
+    )
+    host.core.report_fence(host.core.shards.slots[0], found, host.now_ms())
+    host.pump()
+
+
+async def test_a_record_is_told_that_was_written_while_the_view_was_on_its_way(
+    host: CoordinatorHost,
+) -> None:
+    host.register_worker(process_id="p", worker_id="a", address="host:9")
+    watch = watch_worker(host)
+    assert not (await anext(watch)).view.HasField("record")
+
+    await anext(watch_shard(host))
+    join(host)
+    report(host)
+
+    assert (await anext(watch)).WhichOneof("event") == "seed"
+    assert (await anext(watch)).view.record.generation == 1
+
+
+async def test_a_fence_is_told_that_opens_while_the_view_is_on_its_way(
+    host: CoordinatorHost,
+) -> None:
+    watch = watch_shard(host)
+    assert not (await anext(watch)).view.HasField("schema")
+
+    join(host)
+
+    assert (await anext(watch)).view.HasField("schema")
+    assert (await anext(watch)).prepare.fence_number == 1
+
+
+async def test_a_shard_that_comes_back_is_told_of_the_fence_it_owes_a_report(
+    host: CoordinatorHost,
+) -> None:
+    first = watch_shard(host)
+    await anext(first)
+    join(host)
+    report(host)
+    host.core.want_cut(host.now_ms())
+    host.pump()
+
+    again = watch_shard(host)
+
+    view = (await anext(again)).view
+    assert (view.record.generation, view.fence_closed_number) == (1, 1)
+    assert (await anext(again)).prepare.fence_number == 2
+
+
+async def test_who_comes_after_the_jobs_failure_is_told_of_it(
+    host: CoordinatorHost,
+) -> None:
+    await anext(watch_shard(host))
+    join(host)
+    report(host)
+    slot = host.core.shards.slots[0]
+    host.core.shard_broken(slot, 0)
+    host.core.tick(1_000_000)
+    host.pump()
+
+    watch = watch_shard(host)
+    events = [await anext(watch), await anext(watch)]
+
+    assert events[1].end.failed
+    assert events[1].end.reason == "shard 0 at host:1 was lost"
+
+
+async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> None:
+    entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
+    await host.leave(entry, sequence=0, consumed=())
+
+    with pytest.raises(Refusal) as caught:
+        await anext(watch_worker(host))
+    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
+    with pytest.raises(Refusal) as caught:
+        await anext(watch_worker(host, incarnation=2))
+    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
