@@ -8,6 +8,8 @@ import time
 from typing import Final
 
 from pswire.frames import SEED_CHUNK_FIELD
+from pswire.reasons import ErrorReason
+from psworker.errors import StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
 from psworker.prepare import Prepared
@@ -15,6 +17,7 @@ from psworker.session import Session
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.values import Member, SeedOrder
+from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 
@@ -49,7 +52,12 @@ class Joining:
         return member
 
     def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
-        """Waits for the start, seeding when told to; the order that was carried out."""
+        """Waits for the start, seeding when told to; the order that was carried out.
+
+        Raises:
+            StartTimeoutError: It did not come in time.
+        """
+        log = WaitingLog()
         done: SeedOrder | None = None
         seeded: SeedOrder | None = None
         while True:
@@ -61,11 +69,19 @@ class Joining:
                 self._seed(step, deadline)
                 done = seeded = step
             except CallError as error:
-                logger.warning("could not write the first values: %s", error)
                 if error.is_decided:
+                    logger.warning("could not write the first values: %s", error)
                     done = step  # that order is over; a new one will come
-                else:
-                    time.sleep(_SEED_RETRY_S)
+                    continue
+                # The order stands, so that `wait_start` returns it at once.
+                if time.monotonic() >= deadline:
+                    raise StartTimeoutError(
+                        f"the job did not start in time: could not write the first "
+                        f"values: {error}",
+                        reason=ErrorReason.NOT_STARTED,
+                    ) from error
+                log.remind(f"a shard to take the first values ({error})")
+                time.sleep(min(_SEED_RETRY_S, _left_s(deadline)))
 
     def _seed(self, order: SeedOrder, deadline: float) -> None:
         """Writes this worker's values to all shards.

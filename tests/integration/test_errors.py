@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import psworker
-from tests.integration.job import Crew, Job, connect, run_workers
+from pswire.addresses import Address
+from tests.integration.job import Crew, Job, connect, free_address, run_workers
 
 
 class Layer(nn.Module):
@@ -187,3 +188,23 @@ def test_a_lost_shard_is_named_to_every_worker_that_waits(tmp_path: Path) -> Non
     for text in texts.values():
         assert "shard 2 at 127.0.0.1:" in text
         assert "was lost" in text
+
+
+def test_a_shard_that_workers_cant_reach_ends_the_wait_for_the_start(
+    tmp_path: Path,
+) -> None:
+    """Such as one that advertises an address of another network."""
+
+    def nowhere(address: Address) -> Address:
+        return free_address()
+
+    with Job(tmp_path, advertise={0: nowhere}) as job:
+        model = good_model()
+        with (
+            connect(job, "w0", start_timeout_s=1.5) as ps,
+            pytest.raises(psworker.StartTimeoutError) as caught,
+        ):
+            ps.prepare(model, sgd(model))
+    text = str(caught.value)
+    assert "shard 0 at 127.0.0.1:" in text
+    assert "could not write the first values" in text
