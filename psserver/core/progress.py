@@ -202,15 +202,19 @@ class ClockProgress:
     def _tell_idle(
         self, clock: int, lacking: list[WorkerKey], trailers: dict[WorkerKey, Trailer]
     ) -> None:
-        """Asks workers without data for their part of a clock that needs only them."""
-        weighty = [trailer for trailer in trailers.values() if trailer.weight > 0]
-        if not weighty or not self.attendance.are_idle(lacking, clock):
+        """Asks workers without data for their part of a clock that needs only them.
+
+        Somebody must have pushed: workers that are all idle do not spin, since an idle
+        one pushes only when it is asked.
+        """
+        if not trailers or not self.attendance.are_idle(lacking, clock):
             return
+        first = max(trailers.values(), key=lambda trailer: trailer.weight > 0)
         for worker in lacking:
             self.attendance.withdraw(worker)
             self.effects.append(
                 ContributionAwaited(
-                    worker=worker, clock=clock, optimizer=weighty[0].optimizer
+                    worker=worker, clock=clock, optimizer=first.optimizer
                 )
             )
 

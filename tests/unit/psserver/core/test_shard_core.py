@@ -490,8 +490,13 @@ def test_idle_workers_do_not_spin() -> None:
     shard.core.await_contribution(key("a"), 1, 0)
     shard.core.await_contribution(key("b"), 1, 0)
     assert shard.of(ContributionAwaited) == []
+
+
+def test_a_push_of_weight_0_waits_for_no_idle_worker() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.core.await_contribution(key("b"), 1, 0)
     shard.push("a", weight=0.0)
-    assert shard.of(ContributionAwaited) == []
+    assert [each.worker for each in shard.of(ContributionAwaited)] == [key("b")]
 
 
 def test_a_worker_that_pushes_or_hangs_up_is_not_idle() -> None:
