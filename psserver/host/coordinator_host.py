@@ -37,7 +37,8 @@ NEWER_POLL_S = 0.05
 """How soon a reader that wants a newer version tries again."""
 
 FAREWELL_S = 3.0
-"""How long a coordinator stays after its job has failed, for those who follow it."""
+"""How long a coordinator stays after its job has failed, so that also those who come
+or come back at that moment hear why."""
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -81,14 +82,9 @@ class CoordinatorHost:
             self.pump()
 
     async def until_failed(self) -> str:
-        """Returns why the job can't go on, once it can't and all have heard of it.
-
-        Those who keep their watch open have heard after `FAREWELL_S` at the latest.
-        """
+        """Returns why the job can't go on, a farewell after it can't."""
         await self.changes.wait_until(lambda: bool(self.core.failure))
-        await self.changes.wait_until(
-            lambda: not (self._shard_watches or self._worker_watches), FAREWELL_S
-        )
+        await asyncio.sleep(FAREWELL_S)
         return self.core.failure
 
     def pump(self) -> None:

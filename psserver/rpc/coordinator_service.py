@@ -129,6 +129,8 @@ class CoordinatorService:
                 response = self._shard_event(event)
                 if response is not None:
                     yield response
+                if isinstance(event, EndJob):
+                    return  # nothing follows, and a shard ends when its watch does
         finally:
             host.close_shard_watch(slot, queue)
 
@@ -215,9 +217,12 @@ class CoordinatorService:
                 waited_s = WAITING_INTERVAL_MS / 1000
                 has_event = await host.next_event(queue, waited_s)
                 if has_event:
-                    response = self._worker_event(queue.get_nowait())
+                    event = queue.get_nowait()
+                    response = self._worker_event(event)
                     if response is not None:
                         yield response
+                    if isinstance(event, EndJob):
+                        return
                 elif entry.state is WorkerState.JOINING:
                     waiting = push_pb2.Waiting(
                         waited_ms=host.now_ms() - began_ms,
