@@ -33,6 +33,16 @@ def configure_logs(*, role: str, verbose: bool = False) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """Leaves out the traceback that gRPC writes for each call whose client is gone.
+
+    It comes when an answer can't be sent any more, which is what a dead worker is
+    like; that it is gone is told elsewhere, by name.
+    """
+    return "ExecuteBatchError" not in record.getMessage()
 
 
 def _add_role(role: str) -> structlog.typing.Processor:

@@ -46,6 +46,7 @@ class CoordinatorCore:
         self.ledger = self._progress.ledger
         self.snapshots = self._progress.snapshots
         self.model = JobModel()
+        self._patient_until_ms = 0
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -330,21 +331,18 @@ class CoordinatorCore:
     def tick(self, now_ms: int) -> None:
         """Does what has become due."""
         self._progress.end_overdue(now_ms)
-        for entry in self.roster.lost(
-            now_ms,
-            grace_ms=self.settings.reconnect_grace_ms,
-            lease_ttl_ms=self.settings.lease_ttl_ms,
-        ):
-            if entry.state is WorkerState.SUSPECT:
-                entry.state = WorkerState.EVICTED
-            else:
-                self._progress.withdraw(entry, now_ms)
+        if now_ms >= self._patient_until_ms:
+            self._take_out_lost(now_ms)
         if self.record is not None:
             # Losing a shard ends the job, so it gets half a lease to come back.
             for slot in self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2):
                 self._progress.fail(f"shard {slot.index} at {slot.address} was lost")
         self._progress.free_images(now_ms)
         self._progress.pump(now_ms)
+
+    def have_patience(self, now_ms: int) -> None:
+        """Loses no worker for a lease: that streams broke is this side's own doing."""
+        self._patient_until_ms = now_ms + self.settings.lease_ttl_ms
 
     def waiting_for(self) -> str:
         """Whom the job waits for, in words; empty when for nobody."""
@@ -360,6 +358,17 @@ class CoordinatorCore:
         return ", ".join(parts)
 
     # Inside
+
+    def _take_out_lost(self, now_ms: int) -> None:
+        for entry in self.roster.lost(
+            now_ms,
+            grace_ms=self.settings.reconnect_grace_ms,
+            lease_ttl_ms=self.settings.lease_ttl_ms,
+        ):
+            if entry.state is WorkerState.SUSPECT:
+                entry.state = WorkerState.EVICTED
+            else:
+                self._progress.withdraw(entry, now_ms)
 
     def _check_alive(self) -> None:
         if self.failure:

@@ -48,6 +48,8 @@ class SnapshotList:
             newer snapshot than any before its call waits for one that began after.
         failure: Why the last cut failed, empty when it did not.
         released: Ids that were released lately, oldest first.
+        closed_id: Newest id of earlier processes of the coordinator, whose snapshots
+            nobody knows any more.
     """
 
     def __init__(self, *, shard_count: int, pin_ttl_ms: int, first_id: int = 1) -> None:
@@ -60,6 +62,7 @@ class SnapshotList:
         self._shard_count = shard_count
         self._pin_ttl_ms = pin_ttl_ms
         self._kept: list[SnapshotEntry] = []
+        self.closed_id = first_id - 1
         self._next_id = first_id
         self._next_pin_id = 1
 

@@ -63,4 +63,5 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 
 async def _fail_with(host: CoordinatorHost) -> None:
-    raise JobFailedError(await host.until_failed())
+    reason = await host.until_failed()
+    raise JobFailedError(f"{reason}; start a new job, with another --state-dir")

@@ -33,6 +33,11 @@ from pswire.reasons import ErrorReason, Refusal
 TICK_S = 0.05
 """How often time is looked at: the coarsest error of any time-out."""
 
+PAUSE_MS = 2_000
+"""Between two looks at the time: the machine or this process stood still. Peers then
+close connections that were not answered for 2.5 s, and are back within a second or
+two, which is longer than the grace for a worker whose own connection broke."""
+
 NEWER_POLL_S = 0.05
 """How soon a reader that wants a newer version tries again."""
 
@@ -76,9 +81,15 @@ class CoordinatorHost:
 
     async def run_clock(self) -> None:
         """Tells the core the time until cancelled."""
+        told_ms = self.now_ms()
         while True:
             await asyncio.sleep(TICK_S)
-            self.core.tick(self.now_ms())
+            now_ms = self.now_ms()
+            if now_ms - told_ms >= PAUSE_MS:
+                log.warning("this process stood still for %d ms", now_ms - told_ms)
+                self.core.have_patience(now_ms)
+            told_ms = now_ms
+            self.core.tick(now_ms)
             self.pump()
 
     async def until_failed(self) -> str:

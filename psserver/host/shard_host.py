@@ -207,6 +207,12 @@ class ShardHost:
             if self._model is not None:
                 self._call(lambda core: core.withdraw_cut(snapshot_id))
 
+    def release_images_up_to(self, snapshot_id: int) -> None:
+        """Frees images that the coordinator, a new process of it, knows nothing of."""
+        self._unwanted_max = max(self._unwanted_max, snapshot_id)
+        for known in [known for known in self._images if known <= snapshot_id]:
+            del self._images[known]
+
     def fail(self, reason: str) -> None:
         """The job is over."""
         self.end_reason = reason

@@ -6,6 +6,7 @@ taken, so that a coordinator's restart costs a shard nothing but time.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -73,14 +74,18 @@ class CoordinatorClient:
         Raises:
             Refusal: This start of the shard is not wanted any more.
         """
-        async with asyncio.TaskGroup() as duties:
-            reports = duties.create_task(self.send_reports(host))
-            progress = duties.create_task(self.send_progress(host))
-            try:
-                await self.follow(host)
-            finally:
-                reports.cancel()
-                progress.cancel()
+        try:
+            async with asyncio.TaskGroup() as duties:
+                reports = duties.create_task(self.send_reports(host))
+                progress = duties.create_task(self.send_progress(host))
+                try:
+                    await self.follow(host)
+                finally:
+                    reports.cancel()
+                    progress.cancel()
+        except ExceptionGroup as group:
+            # Whichever came first: the others are its company.
+            raise group.exceptions[0] from None
 
     async def follow(self, host: ShardHost) -> None:
         """Follows the job until it ends.
@@ -89,16 +94,22 @@ class CoordinatorClient:
             Refusal: This start of the shard is not wanted any more.
         """
         request = messages.WatchShardRequest(
-            shard_index=host.shard_index, incarnation=host.incarnation
+            job_id=host.job_id,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
         )
+        outage = _Outage(self._address)
         while not host.end_reason:
+            why = "it ended the watch"
             try:
                 async for event in self._stub.WatchShard(request):
+                    outage.end()
                     _take_event(host, event)
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error)
+                why = error.details() or error.code().name
             if not host.end_reason:
-                log.warning("the connection to the coordinator broke; trying again")
+                outage.note(why)
                 await asyncio.sleep(RETRY_S)
 
     async def send_reports(self, host: ShardHost) -> None:
@@ -117,6 +128,7 @@ class CoordinatorClient:
             if model.core.clocks.applied_clock != clock:
                 clock, since_ms = model.core.clocks.applied_clock, host.now_ms()
             request = messages.ReportProgressRequest(
+                job_id=host.job_id,
                 shard_index=host.shard_index,
                 incarnation=host.incarnation,
                 applied_clock=clock,
@@ -149,23 +161,42 @@ class CoordinatorClient:
     async def _until_answered(
         self, call: Callable[[], Awaitable[Response]]
     ) -> Response:
-        loop = asyncio.get_running_loop()
-        started, said = loop.time(), -1.0
+        outage = _Outage(self._address)
         while True:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error)
-                waited = loop.time() - started
-                if said < 0 or waited - said >= WAITING_INTERVAL_MS / 1000:
-                    said = waited
-                    log.warning(
-                        "waiting for the coordinator at %s for %.0f s: %s",
-                        self._address,
-                        waited,
-                        error.details(),
-                    )
+                outage.note(error.details() or error.code().name)
                 await asyncio.sleep(RETRY_S)
+
+
+class _Outage:
+    """Says that the coordinator does not answer: at first, then every few seconds."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._began_s: float | None = None
+        self._said_s = 0.0
+
+    def note(self, why: str) -> None:
+        """An attempt has failed."""
+        now_s = time.monotonic()
+        is_first = self._began_s is None
+        if self._began_s is None:
+            self._began_s = now_s
+        if is_first or now_s - self._said_s >= WAITING_INTERVAL_MS / 1000:
+            self._said_s = now_s
+            log.warning(
+                "waiting for the coordinator at %s for %.0f s: %s",
+                self._address,
+                now_s - self._began_s,
+                why,
+            )
+
+    def end(self) -> None:
+        """It answers."""
+        self._began_s = None
 
 
 def _raise_if_decided(error: grpc.aio.AioRpcError) -> None:
@@ -214,10 +245,12 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     if view.HasField("record"):
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)
+    host.release_images_up_to(view.snapshot_closed_id)
 
 
 def _fence_request(host: ShardHost, report: FenceReport) -> messages.ReportFenceRequest:
     return messages.ReportFenceRequest(
+        job_id=host.job_id,
         fence_number=report.fence_number,
         shard_index=host.shard_index,
         incarnation=host.incarnation,
@@ -237,6 +270,7 @@ def _fence_request(host: ShardHost, report: FenceReport) -> messages.ReportFence
 
 def _cut_request(host: ShardHost, report: CutReport) -> messages.ReportCutRequest:
     return messages.ReportCutRequest(
+        job_id=host.job_id,
         snapshot_id=report.snapshot_id,
         shard_index=host.shard_index,
         incarnation=host.incarnation,

@@ -8,45 +8,61 @@ import grpc
 from google.protobuf.message import Message
 
 from psserver.core.coordinator_effects import (
-    Abort,
-    Announce,
-    DecideCut,
     EndJob,
-    OrderSeed,
-    Prepare,
-    ReleaseImage,
-    SchemaFixed,
 )
 from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.ledger import EpochShape
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
-from psserver.host.coordinator_host import CoordinatorHost, Event
+from psserver.core.shard_map import ShardSlot
+from psserver.host.coordinator_host import CoordinatorHost
 from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from psserver.rpc.record_codec import (
     address_message,
     identity_message,
     read_identity,
-    record_message,
     settings_message,
 )
 from psserver.rpc.status_report import status_message
+from psserver.rpc.watch_codec import (
+    shard_event,
+    shard_view,
+    worker_event,
+    worker_view,
+)
 from pswire.limits import NAME_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import (
     optimizer_from_message,
-    optimizer_to_message,
     schema_from_message,
     schema_to_message,
 )
 from pswire.v1 import coordinator_service_pb2 as messages
-from pswire.v1 import membership_pb2, push_pb2
+from pswire.v1 import push_pb2
 
 SERVICE = "pswire.v1.CoordinatorService"
 
 BATCH_COUNT_MAX = 1024
 """Most batches that one call leases."""
 
+LOADER_COUNT_MAX = 256
+"""Most loaders that one worker names."""
+
+
+ShardRequest = (
+    messages.WatchShardRequest
+    | messages.ReportFenceRequest
+    | messages.ReportCutRequest
+    | messages.ReportProgressRequest
+)
+
+WorkerRequest = (
+    messages.WatchWorkerRequest
+    | messages.JoinRequest
+    | messages.LeaveRequest
+    | messages.OpenEpochRequest
+    | messages.LeaseDataRequest
+)
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -119,14 +135,14 @@ class CoordinatorService:
     ) -> AsyncIterator[messages.WatchShardResponse]:
         """Follows the job as a shard, from the whole current state on."""
         host = self._host
-        slot = host.core.shards.slot(request.shard_index, request.incarnation)
+        slot = self._slot(request)
         # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_shard_watch(slot)
         try:
-            yield messages.WatchShardResponse(view=self._shard_view())
+            yield messages.WatchShardResponse(view=shard_view(host.core))
             while True:
                 event = await queue.get()
-                response = self._shard_event(event)
+                response = shard_event(host.core, event)
                 if response is not None:
                     yield response
                 if isinstance(event, EndJob):
@@ -139,7 +155,7 @@ class CoordinatorService:
     ) -> messages.ReportFenceResponse:
         """Takes a shard's answer to a fence."""
         core = self._host.core
-        slot = core.shards.slot(request.shard_index, request.incarnation)
+        slot = self._slot(request)
         report = FenceReport(
             fence_number=request.fence_number,
             holdings=tuple(
@@ -163,7 +179,7 @@ class CoordinatorService:
     ) -> messages.ReportCutResponse:
         """Takes word that a shard's part of a snapshot is ready, or failed."""
         core = self._host.core
-        slot = core.shards.slot(request.shard_index, request.incarnation)
+        slot = self._slot(request)
         core.report_cut(slot, request.snapshot_id, request.failure, self._host.now_ms())
         self._host.pump()
         return messages.ReportCutResponse()
@@ -172,8 +188,7 @@ class CoordinatorService:
         self, request: messages.ReportProgressRequest, context: Context
     ) -> messages.ReportProgressResponse:
         """Takes word where a shard stands."""
-        core = self._host.core
-        slot = core.shards.slot(request.shard_index, request.incarnation)
+        slot = self._slot(request)
         slot.heard_ms = self._host.now_ms()
         slot.applied_clock = request.applied_clock
         slot.version = request.version
@@ -207,18 +222,18 @@ class CoordinatorService:
     ) -> AsyncIterator[messages.WatchWorkerResponse]:
         """Follows the job as a worker; the stream is its sign of life."""
         host = self._host
-        entry = host.core.roster.entry(worker_key(request.worker))
+        entry = self._entry(request)
         # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_worker_watch(entry)
         try:
-            yield messages.WatchWorkerResponse(view=self._worker_view())
+            yield messages.WatchWorkerResponse(view=worker_view(host.core))
             began_ms = host.now_ms()
             while True:
                 waited_s = WAITING_INTERVAL_MS / 1000
                 has_event = await host.next_event(queue, waited_s)
                 if has_event:
                     event = queue.get_nowait()
-                    response = self._worker_event(event)
+                    response = worker_event(host.core, event)
                     if response is not None:
                         yield response
                     if isinstance(event, EndJob):
@@ -236,12 +251,17 @@ class CoordinatorService:
         self, request: messages.JoinRequest, context: Context
     ) -> messages.JoinResponse:
         """Queues a worker for membership."""
-        entry = self._entry(request.worker)
+        entry = self._entry(request)
         schema = schema_from_message(request.schema)
         optimizers = tuple(
             optimizer_from_message(optimizer, schema)
             for optimizer in request.optimizers
         )
+        if len(request.loaders) > LOADER_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"{len(request.loaders)} loaders, the limit is {LOADER_COUNT_MAX}",
+            )
         for loader in request.loaders:
             _check_name(loader)
         self._host.core.join(
@@ -258,7 +278,7 @@ class CoordinatorService:
         self, request: messages.LeaveRequest, context: Context
     ) -> messages.LeaveResponse:
         """Ends a membership."""
-        entry = self._entry(request.worker)
+        entry = self._entry(request)
         if request.sequence < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
         await self._host.leave(
@@ -272,7 +292,7 @@ class CoordinatorService:
         self, request: messages.OpenEpochRequest, context: Context
     ) -> messages.OpenEpochResponse:
         """Opens an epoch of a loader."""
-        entry = self._member(request.worker)
+        entry = self._member(request)
         _check_name(request.loader)
         if request.epoch < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
@@ -293,7 +313,7 @@ class CoordinatorService:
         self, request: messages.LeaseDataRequest, context: Context
     ) -> messages.LeaseDataResponse:
         """Leases ranges of an epoch."""
-        entry = self._member(request.worker)
+        entry = self._member(request)
         if not 1 <= request.batch_count_max <= BATCH_COUNT_MAX:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
@@ -360,11 +380,17 @@ class CoordinatorService:
 
     # Inside
 
-    def _entry(self, identity: membership_pb2.WorkerIdentity) -> WorkerEntry:
-        return self._host.core.roster.entry(worker_key(identity))
+    def _slot(self, request: ShardRequest) -> ShardSlot:
+        self._check_job(request.job_id)
+        slots = self._host.core.shards
+        return slots.slot(request.shard_index, request.incarnation)
 
-    def _member(self, identity: membership_pb2.WorkerIdentity) -> WorkerEntry:
-        entry = self._entry(identity)
+    def _entry(self, request: WorkerRequest) -> WorkerEntry:
+        self._check_job(request.job_id)
+        return self._host.core.roster.entry(worker_key(request.worker))
+
+    def _member(self, request: WorkerRequest) -> WorkerEntry:
+        entry = self._entry(request)
         if entry.state in (*GONE, WorkerState.REGISTERED, WorkerState.JOINING):
             raise Refusal(
                 ErrorReason.NOT_STARTED,
@@ -372,78 +398,20 @@ class CoordinatorService:
             )
         return entry
 
-    def _shard_view(self) -> messages.ShardView:
-        core = self._host.core
-        view = messages.ShardView(fence_closed_number=core.fence_closed_number)
-        if core.model.schema is not None:
-            view.schema.CopyFrom(schema_to_message(core.model.schema))
-            view.optimizers.extend(
-                optimizer_to_message(optimizer) for optimizer in core.model.optimizers
+    def _check_job(self, job_id: str) -> None:
+        """Refuses who has outlived an earlier job at this address.
+
+        Worker ids, shard indexes and incarnations begin anew in every job.
+
+        Raises:
+            Refusal: `JOB_UNKNOWN`.
+        """
+        own = self._host.core.settings.job_id
+        if job_id != own:
+            raise Refusal(
+                ErrorReason.JOB_UNKNOWN,
+                f"the caller belongs to job {job_id[:64]!r}, this is job {own!r}",
             )
-        if core.record is not None:
-            view.record.CopyFrom(record_message(core.record))
-        return view
-
-    def _worker_view(self) -> messages.WorkerView:
-        core = self._host.core
-        view = messages.WorkerView(
-            shards=[address_message(slot) for slot in core.shards.slots]
-        )
-        if core.record is not None:
-            view.record.CopyFrom(record_message(core.record))
-        return view
-
-    def _shard_event(self, event: Event) -> messages.WatchShardResponse | None:
-        match event:
-            case SchemaFixed():
-                return messages.WatchShardResponse(view=self._shard_view())
-            case Prepare():
-                prepare = messages.FencePrepare(
-                    fence_number=event.fence_number,
-                    kind=membership_pb2.FenceKind.ValueType(event.kind),
-                )
-                if event.seeder is not None:
-                    prepare.seeder.CopyFrom(identity_message(event.seeder))
-                return messages.WatchShardResponse(prepare=prepare)
-            case Announce():
-                return messages.WatchShardResponse(record=record_message(event.record))
-            case Abort():
-                abort = messages.FenceAbort(
-                    fence_number=event.fence_number, reason=event.reason
-                )
-                return messages.WatchShardResponse(abort=abort)
-            case DecideCut():
-                cut = messages.CutDecision(
-                    fence_number=event.fence_number,
-                    snapshot_id=event.snapshot_id,
-                    clock=event.clock,
-                )
-                return messages.WatchShardResponse(cut=cut)
-            case ReleaseImage():
-                release = messages.SnapshotRelease(snapshot_id=event.snapshot_id)
-                return messages.WatchShardResponse(release=release)
-            case EndJob():
-                end = messages.JobEnd(failed=True, reason=event.reason)
-                return messages.WatchShardResponse(end=end)
-        return None
-
-    def _worker_event(self, event: Event) -> messages.WatchWorkerResponse | None:
-        match event:
-            case OrderSeed():
-                seed = messages.SeedOrder(
-                    fence_number=event.fence_number,
-                    shards=[
-                        address_message(slot) for slot in self._host.core.shards.slots
-                    ],
-                )
-                return messages.WatchWorkerResponse(seed=seed)
-            case Announce():
-                # A member needs the shards' addresses too: the whole view.
-                return messages.WatchWorkerResponse(view=self._worker_view())
-            case EndJob():
-                end = messages.JobEnd(failed=True, reason=event.reason)
-                return messages.WatchWorkerResponse(end=end)
-        return None
 
 
 def _check_name(name: str) -> None:

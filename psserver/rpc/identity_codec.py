@@ -1,12 +1,15 @@
 """Parts of messages that both services read: identities, versions, data ranges."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
+
+RANGE_COUNT_MAX = 65_536
+"""Data ranges of one call: 4 MiB of empty ones would take 200 MiB here."""
 
 
 def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:
@@ -40,13 +43,18 @@ def check_protocol(version: int) -> None:
 
 
 def read_ranges(
-    ranges: Iterable[push_pb2.DataRange],
+    ranges: Collection[push_pb2.DataRange],
 ) -> tuple[DataRange, ...]:
     """Reads data ranges.
 
     Raises:
-        Refusal: `MALFORMED_MESSAGE`.
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
     """
+    if len(ranges) > RANGE_COUNT_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"{len(ranges)} data ranges in one call, the limit is {RANGE_COUNT_MAX}",
+        )
     found = tuple(
         DataRange(piece.loader, piece.epoch, piece.start, piece.stop)
         for piece in ranges

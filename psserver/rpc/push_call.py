@@ -12,6 +12,7 @@ from psserver.rpc.push_codec import (
     PushMessage,
     check_frame,
     check_target,
+    check_window,
     push_id,
     read_push_message,
     read_trailer,
@@ -77,6 +78,7 @@ class PushCall:
         await catch_up(host, header.generation)
         core = host.model.core
         entry = core.open_push(push, header.clock, host.now_ms())
+        check_window(header)
         core.acknowledge(push.worker, header.sequence_unacknowledged_min)
         return cls(host, push, entry, header.optimizer, wants_values=wants_values)
 

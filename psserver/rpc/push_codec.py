@@ -20,6 +20,10 @@ from pswire.v1 import push_pb2
 SEQUENCE_MAX = 1 << 62
 """No worker pushes that often; a larger number is garbage."""
 
+UNACKNOWLEDGED_COUNT_MAX = 64
+"""Pushes of a worker that a shard remembers after they are done. A worker has one on
+its way at a time."""
+
 HEADER_FIELD, TRAILER_FIELD, CHUNK_FIELD = 1, 2, 3
 
 
@@ -94,6 +98,23 @@ def push_id(header: push_pb2.PushHeader) -> PushId:
             f"sequence {header.sequence} is not in 1 to 2^62",
         )
     return PushId(worker_key(header.worker), header.sequence)
+
+
+def check_window(header: push_pb2.PushHeader) -> None:
+    """Refuses a sender that never says which answers it has got.
+
+    What a shard remembers of a push stays until then.
+
+    Raises:
+        Refusal: `LIMIT_EXCEEDED`.
+    """
+    count = header.sequence - header.sequence_unacknowledged_min
+    if count > UNACKNOWLEDGED_COUNT_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"push {header.sequence} leaves {count} earlier ones unacknowledged, the "
+            f"limit is {UNACKNOWLEDGED_COUNT_MAX}",
+        )
 
 
 def read_trailer(

@@ -34,6 +34,7 @@ class ControlClient:
         self._stub = cast(
             "CoordinatorServiceAsyncStub", CoordinatorServiceStub(self._channel)
         )
+        self._job_id = ""  # until registered
 
     async def close(self) -> None:
         """Ends the channel and the calls on it."""
@@ -52,6 +53,7 @@ class ControlClient:
             ),
             timeout_s,
         )
+        self._job_id = response.settings.job_id
         return (
             messages.identity_of(response.worker),
             messages.settings_of(response.settings),
@@ -64,7 +66,9 @@ class ControlClient:
 
         It has no deadline: keepalive on the channel bounds its silence.
         """
-        request = pb.WatchWorkerRequest(worker=messages.identity_to_message(worker))
+        request = pb.WatchWorkerRequest(
+            job_id=self._job_id, worker=messages.identity_to_message(worker)
+        )
         call = self._stub.WatchWorker(request)
         async with cancelled_at_exit(call):
             with translated(self._peer):
@@ -86,6 +90,7 @@ class ControlClient:
         await self._call(
             self._stub.Join,
             pb.JoinRequest(
+                job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 schema=schema_to_message(schema),
                 optimizers=[optimizer_to_message(spec) for spec in optimizers],
@@ -106,6 +111,7 @@ class ControlClient:
         await self._call(
             self._stub.Leave,
             pb.LeaveRequest(
+                job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 sequence=sequence,
                 consumed=[messages.range_to_message(each) for each in consumed],
@@ -129,6 +135,7 @@ class ControlClient:
         response = await self._call(
             self._stub.OpenEpoch,
             pb.OpenEpochRequest(
+                job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 loader=loader,
                 epoch=epoch,
@@ -157,6 +164,7 @@ class ControlClient:
         response = await self._call(
             self._stub.LeaseData,
             pb.LeaseDataRequest(
+                job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 loader=loader,
                 epoch=epoch,

@@ -77,6 +77,7 @@ def pull_request(job: Job, worker_id: str) -> PullRequest:
 def test_a_lease_that_waits_ends_when_its_worker_leaves(job: Job) -> None:
     def open_epoch(epoch: int) -> OpenEpochRequest:
         return OpenEpochRequest(
+            job_id=job.shards[0].job_id,
             worker=identity("w0"),
             loader="l",
             epoch=epoch,
@@ -86,6 +87,7 @@ def test_a_lease_that_waits_ends_when_its_worker_leaves(job: Job) -> None:
 
     def lease(worker_id: str, *, wait: bool) -> LeaseDataRequest:
         return LeaseDataRequest(
+            job_id=job.shards[0].job_id,
             worker=identity(worker_id),
             loader="l",
             order_digest=1,

@@ -259,6 +259,16 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
         "",
         lambda t: [t.header(sequence=1 << 62, clock=1 << 62)],
     ),
+    "answers that are never acknowledged": (
+        ErrorReason.LIMIT_EXCEEDED,
+        "unacknowledged",
+        lambda t: [t.header(sequence_unacknowledged_min=-64)],
+    ),
+    "more data ranges than a push can have": (
+        ErrorReason.LIMIT_EXCEEDED,
+        "65537 data ranges",
+        lambda t: [t.header() + t.trailer(ranges=[push_pb2.DataRange()] * 65_537)],
+    ),
     "a gap in sequences": (ErrorReason.SEQUENCE_GAP, "", lambda t: [t.later(3)]),
     "another clock": (
         ErrorReason.MALFORMED_MESSAGE,
@@ -551,10 +561,11 @@ def forged_join(
         protocol_version=PROTOCOL_VERSION, process_id=f"forger-{id(entries)}"
     )
     (answer,) = register(request.SerializeToString(), timeout=TIMEOUT_S)
-    worker = coordinator_service_pb2.RegisterWorkerResponse.FromString(answer).worker
+    registered = coordinator_service_pb2.RegisterWorkerResponse.FromString(answer)
     join = asked(channel, "Join")
     forged = coordinator_service_pb2.JoinRequest(
-        worker=worker,
+        job_id=registered.settings.job_id,
+        worker=registered.worker,
         schema=schema_pb2.ModelSchema(entries=entries),
         optimizers=optimizers,
     )
@@ -574,3 +585,15 @@ def test_garbage_to_the_coordinator_is_refused(target: Target, method: str) -> N
     assert_readable(text)
     assert target.state() == before
     target.step()
+
+
+def test_a_worker_names_no_more_loaders_than_it_can_use(target: Target) -> None:
+    forged = coordinator_service_pb2.JoinRequest(
+        job_id=target.job.shards[0].job_id,
+        worker=membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1),
+        loaders=[f"loader {number}" for number in range(257)],
+    )
+    join = asked(target.coordinator, "Join")
+    _, text, reason = refusal_of(join(forged.SerializeToString(), timeout=TIMEOUT_S))
+    assert reason == ErrorReason.LIMIT_EXCEEDED
+    assert "257 loaders" in text

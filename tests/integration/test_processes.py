@@ -96,6 +96,28 @@ def test_a_killed_shard_ends_the_job_and_is_named(tmp_path: Path) -> None:
         assert "Traceback" not in processes.logs()
 
 
+@pytest.mark.timeout(120)
+def test_a_shard_that_has_outlived_its_job_ends(tmp_path: Path) -> None:
+    """Another job, that a new coordinator serves at the same address, has its own."""
+    coordinator = free_address()
+    with Processes(tmp_path) as processes:
+        serve = ("coordinator", f"--listen={coordinator}", "--shards=1")
+        processes.start_daemon("first", *serve)
+        processes.address("first")
+        processes.start_daemon("shard", "shard", f"--coordinator={coordinator}")
+        processes.address("shard")
+        while "shard 0 at" not in processes.log("first"):
+            time.sleep(0.05)
+        processes.send("first", signal.SIGKILL)
+        processes.code("first")
+        processes.start_daemon("second", *serve)
+        processes.address("second")
+        assert processes.code("shard") == ExitCode.PEER_UNAVAILABLE
+        text = processes.log("shard")
+        assert "psserver: the caller belongs to job" in text
+        assert "Traceback" not in text
+
+
 def train_and_kill(ps: psworker.Connection, processes: Processes) -> None:
     """Steps for ever, and kills a shard after the third step."""
     model = nn.Linear(3, 2)

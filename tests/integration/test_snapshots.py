@@ -109,3 +109,18 @@ def test_waiting_for_a_version_that_never_comes_ends_in_time(tmp_path: Path) -> 
         ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         with pytest.raises(psworker.WaitTimeoutError, match="newest is 0"):
             reader.wait_newer(0, timeout=0.5)
+
+
+def test_images_that_a_new_coordinator_does_not_know_are_freed(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path, shard_count=1) as job,
+        connect(job, "w0") as ps,
+        psworker.SnapshotReader(job.address) as reader,
+    ):
+        model = nn.Linear(2, 2)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        reader.latest(timeout=20)
+        shard = job.shards[0]
+        assert job.ask(lambda: list(shard._images)) == [1]
+        job.ask(lambda: shard.release_images_up_to(1_000))
+        assert job.ask(lambda: list(shard._images)) == []

@@ -121,17 +121,21 @@ class WatchShardRequest(google.protobuf.message.Message):
 
     SHARD_INDEX_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Position in the shard map."""
     incarnation: builtins.int
     """Count of starts of this shard."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     def __init__(
         self,
         *,
         shard_index: builtins.int = ...,
         incarnation: builtins.int = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "shard_index", b"shard_index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index"]) -> None: ...
 
 global___WatchShardRequest = WatchShardRequest
 
@@ -145,8 +149,13 @@ class ShardView(google.protobuf.message.Message):
     OPTIMIZERS_FIELD_NUMBER: builtins.int
     RECORD_FIELD_NUMBER: builtins.int
     FENCE_CLOSED_NUMBER_FIELD_NUMBER: builtins.int
+    SNAPSHOT_CLOSED_ID_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
     """Newest fence that is over: a shard that holds it open goes on."""
+    snapshot_closed_id: builtins.int
+    """Snapshots up to this one are nobody's: an earlier process of the coordinator
+    named them.
+    """
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
         """Tensors of the job. Unset until the first worker has joined."""
@@ -166,9 +175,10 @@ class ShardView(google.protobuf.message.Message):
         optimizers: collections.abc.Iterable[pswire.v1.schema_pb2.OptimizerSpec] | None = ...,
         record: pswire.v1.membership_pb2.Record | None = ...,
         fence_closed_number: builtins.int = ...,
+        snapshot_closed_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -361,6 +371,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
     TOUCHED_CLOCK_MAX_FIELD_NUMBER: builtins.int
     APPLIED_CLOCK_FIELD_NUMBER: builtins.int
     SKIP_CLOCKS_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -373,6 +384,8 @@ class ReportFenceRequest(google.protobuf.message.Message):
     """Highest clock of which a chunk was applied."""
     applied_clock: builtins.int
     """Highest clock that is complete."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerReport]:
         """What the shard holds of each member."""
@@ -392,8 +405,9 @@ class ReportFenceRequest(google.protobuf.message.Message):
         touched_clock_max: builtins.int = ...,
         applied_clock: builtins.int = ...,
         skip_clocks: collections.abc.Iterable[builtins.int] | None = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "fence_number", b"fence_number", "incarnation", b"incarnation", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "fence_number", b"fence_number", "incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 
@@ -444,6 +458,7 @@ class ReportCutRequest(google.protobuf.message.Message):
     SHARD_INDEX_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     snapshot_id: builtins.int
     """Name of the snapshot."""
     shard_index: builtins.int
@@ -452,6 +467,8 @@ class ReportCutRequest(google.protobuf.message.Message):
     """Count of starts of this shard."""
     failure: builtins.str
     """Empty when the copy is made, else why it is not."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     def __init__(
         self,
         *,
@@ -459,8 +476,9 @@ class ReportCutRequest(google.protobuf.message.Message):
         shard_index: builtins.int = ...,
         incarnation: builtins.int = ...,
         failure: builtins.str = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
 
 global___ReportCutRequest = ReportCutRequest
 
@@ -489,6 +507,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     PARAMETER_BYTES_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     OPTIMIZER_BYTES_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -501,6 +520,8 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Bytes of parameters it holds."""
     optimizer_bytes: builtins.int
     """Bytes of optimizer state it holds."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -515,9 +536,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         parameter_bytes: builtins.int = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
         optimizer_bytes: builtins.int = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard_index", b"shard_index", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard_index", b"shard_index", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -593,6 +615,9 @@ class WatchWorkerRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -601,9 +626,10 @@ class WatchWorkerRequest(google.protobuf.message.Message):
         self,
         *,
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "worker", b"worker"]) -> None: ...
 
 global___WatchWorkerRequest = WatchWorkerRequest
 
@@ -714,6 +740,9 @@ class JoinRequest(google.protobuf.message.Message):
     SCHEMA_FIELD_NUMBER: builtins.int
     OPTIMIZERS_FIELD_NUMBER: builtins.int
     LOADERS_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -739,9 +768,10 @@ class JoinRequest(google.protobuf.message.Message):
         schema: pswire.v1.schema_pb2.ModelSchema | None = ...,
         optimizers: collections.abc.Iterable[pswire.v1.schema_pb2.OptimizerSpec] | None = ...,
         loaders: collections.abc.Iterable[builtins.str] | None = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -766,8 +796,11 @@ class LeaveRequest(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     CONSUMED_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Its last acknowledged push. 0 if it never pushed."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -782,9 +815,10 @@ class LeaveRequest(google.protobuf.message.Message):
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
         sequence: builtins.int = ...,
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "sequence", b"sequence", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "job_id", b"job_id", "sequence", b"sequence", "worker", b"worker"]) -> None: ...
 
 global___LeaveRequest = LeaveRequest
 
@@ -813,6 +847,7 @@ class OpenEpochRequest(google.protobuf.message.Message):
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     DROP_LAST_FIELD_NUMBER: builtins.int
     CONSUMED_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -823,6 +858,8 @@ class OpenEpochRequest(google.protobuf.message.Message):
     """Positions in a batch."""
     drop_last: builtins.bool
     """Whether a last, smaller batch is left out."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -843,9 +880,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
         batch_size: builtins.int = ...,
         drop_last: builtins.bool = ...,
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "epoch", b"epoch", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
 
 global___OpenEpochRequest = OpenEpochRequest
 
@@ -880,6 +918,7 @@ class LeaseDataRequest(google.protobuf.message.Message):
     CONSUMED_FIELD_NUMBER: builtins.int
     BATCH_COUNT_MAX_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -890,6 +929,8 @@ class LeaseDataRequest(google.protobuf.message.Message):
     """Most batches to lease."""
     wait: builtins.bool
     """Whether to wait when there is nothing to lease yet."""
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -908,9 +949,10 @@ class LeaseDataRequest(google.protobuf.message.Message):
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         batch_count_max: builtins.int = ...,
         wait: builtins.bool = ...,
+        job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "epoch", b"epoch", "loader", b"loader", "order_digest", b"order_digest", "wait", b"wait", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "order_digest", b"order_digest", "wait", b"wait", "worker", b"worker"]) -> None: ...
 
 global___LeaseDataRequest = LeaseDataRequest
 

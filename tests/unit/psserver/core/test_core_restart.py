@@ -51,6 +51,22 @@ def test_no_number_comes_twice_though_cuts_leave_no_record() -> None:
         assert decided.snapshot_id == start_count * NUMBERS_PER_START + 1
 
 
+def test_one_that_stood_still_itself_loses_nobody_for_a_lease() -> None:
+    job = DrivenCoordinator.running("a")
+    entry = job.core.roster.entry(key("a"))
+    job.core.have_patience(job.now_ms)
+    job.core.worker_broken(entry, job.now_ms)
+    job.pass_time(9_999)
+    assert entry.state is WorkerState.SUSPECT
+    job.core.worker_watching(entry, job.now_ms)
+    job.pass_time(1)
+    assert entry.state is WorkerState.MEMBER
+
+    job.core.worker_broken(entry, job.now_ms)
+    job.pass_time(500)
+    assert entry.state is WorkerState.EVICTED
+
+
 def test_nobody_is_lost_before_a_lease_has_passed() -> None:
     core = restarted(record({"a": 0}, generation=7))
     entry = core.roster.entry(key("a"))

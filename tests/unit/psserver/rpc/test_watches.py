@@ -1,13 +1,17 @@
 """A watch tells everything, from its first message on."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from psserver.core.effects import FenceReport
+from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
+from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.rpc.coordinator_service import CoordinatorService
 from psserver.storage.job_store import JobStore
@@ -35,12 +39,12 @@ def watch_worker(
     host: CoordinatorHost, incarnation: int = 1
 ) -> AsyncIterator[messages.WatchWorkerResponse]:
     identity = membership_pb2.WorkerIdentity(worker_id="a", incarnation=incarnation)
-    request = messages.WatchWorkerRequest(worker=identity)
+    request = messages.WatchWorkerRequest(job_id="job", worker=identity)
     return CoordinatorService(host).watch_worker(request, NO_CONTEXT)
 
 
 def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardResponse]:
-    request = messages.WatchShardRequest(shard_index=0, incarnation=1)
+    request = messages.WatchShardRequest(job_id="job", shard_index=0, incarnation=1)
     return CoordinatorService(host).watch_shard(request, NO_CONTEXT)
 
 
@@ -138,3 +142,75 @@ async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> Non
     with pytest.raises(Refusal) as caught:
         await anext(watch_worker(host, incarnation=2))
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
+
+
+async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
+    host: CoordinatorHost,
+) -> None:
+    """Worker ids, shard indexes and incarnations begin anew in every job."""
+    host.register_worker(process_id="p", worker_id="a", address="host:9")
+    worker = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
+    shard: Any = {"job_id": "older", "shard_index": 0, "incarnation": 1}
+    service = CoordinatorService(host)
+    own: Any = {"job_id": "older", "worker": worker}
+    calls: list[Any] = [
+        service.report_fence(messages.ReportFenceRequest(**shard), NO_CONTEXT),
+        service.report_cut(messages.ReportCutRequest(**shard), NO_CONTEXT),
+        service.report_progress(messages.ReportProgressRequest(**shard), NO_CONTEXT),
+        anext(service.watch_shard(messages.WatchShardRequest(**shard), NO_CONTEXT)),
+        service.join(messages.JoinRequest(**own), NO_CONTEXT),
+        service.leave(messages.LeaveRequest(**own), NO_CONTEXT),
+        service.open_epoch(messages.OpenEpochRequest(**own), NO_CONTEXT),
+        service.lease_data(
+            messages.LeaseDataRequest(**own, batch_count_max=1), NO_CONTEXT
+        ),
+        anext(service.watch_worker(messages.WatchWorkerRequest(**own), NO_CONTEXT)),
+    ]
+    for call in calls:
+        with pytest.raises(Refusal, match="'older', this is job 'job'") as caught:
+            await call
+        assert caught.value.reason is ErrorReason.JOB_UNKNOWN
+
+
+async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """Nobody else would ever free them."""
+    settings = JobSettings(job_id="job", shard_count=1)
+    for closed_id in (0, NUMBERS_PER_START):
+        with JobStore(tmp_path) as store:
+            host = CoordinatorHost(settings, store)
+            host.register_shard(process_id="shard", address="host:1")
+            view = (await anext(watch_shard(host))).view
+        assert view.snapshot_closed_id == closed_id
+
+
+async def test_after_standing_still_the_coordinator_has_patience(
+    host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.host.coordinator_host.PAUSE_MS", 100)
+    join(host)
+    (entry,) = host.core.roster.in_state(WorkerState.JOINING)
+    running = asyncio.create_task(host.run_clock())
+    await asyncio.sleep(0)
+    time.sleep(0.11)  # noqa: ASYNC251, as when the machine is suspended
+    await host.changes.wait_until(ticked())
+    running.cancel()
+    now_ms = host.now_ms()
+    host.core.worker_broken(entry, now_ms)
+    host.core.tick(now_ms + 600)
+    assert entry.state is WorkerState.JOINING
+    host.core.tick(now_ms + 20_000)
+    assert entry.state is WorkerState.LEFT
+
+
+def ticked() -> Callable[[], bool]:
+    """Whether anything was notified of since this was asked first."""
+    asked = 0
+
+    def has_been() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 1
+
+    return has_been

@@ -1,0 +1,106 @@
+"""What the coordinator's watches tell, as messages."""
+
+from psserver.core.coordinator import CoordinatorCore
+from psserver.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Prepare,
+    ReleaseImage,
+    SchemaFixed,
+)
+from psserver.rpc.record_codec import (
+    address_message,
+    identity_message,
+    record_message,
+)
+from pswire.schema_codec import optimizer_to_message, schema_to_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2
+
+
+def shard_view(core: CoordinatorCore) -> messages.ShardView:
+    """The job as a shard sees it."""
+    view = messages.ShardView(
+        fence_closed_number=core.fence_closed_number,
+        snapshot_closed_id=core.snapshots.closed_id,
+    )
+    if core.model.schema is not None:
+        view.schema.CopyFrom(schema_to_message(core.model.schema))
+        view.optimizers.extend(
+            optimizer_to_message(optimizer) for optimizer in core.model.optimizers
+        )
+    if core.record is not None:
+        view.record.CopyFrom(record_message(core.record))
+    return view
+
+
+def worker_view(core: CoordinatorCore) -> messages.WorkerView:
+    """The job as a worker sees it."""
+    view = messages.WorkerView(
+        shards=[address_message(slot) for slot in core.shards.slots]
+    )
+    if core.record is not None:
+        view.record.CopyFrom(record_message(core.record))
+    return view
+
+
+def shard_event(
+    core: CoordinatorCore, event: CoordinatorEffect
+) -> messages.WatchShardResponse | None:
+    """What a shard is told of an effect; None when nothing."""
+    match event:
+        case SchemaFixed():
+            return messages.WatchShardResponse(view=shard_view(core))
+        case Prepare():
+            prepare = messages.FencePrepare(
+                fence_number=event.fence_number,
+                kind=membership_pb2.FenceKind.ValueType(event.kind),
+            )
+            if event.seeder is not None:
+                prepare.seeder.CopyFrom(identity_message(event.seeder))
+            return messages.WatchShardResponse(prepare=prepare)
+        case Announce():
+            return messages.WatchShardResponse(record=record_message(event.record))
+        case Abort():
+            abort = messages.FenceAbort(
+                fence_number=event.fence_number, reason=event.reason
+            )
+            return messages.WatchShardResponse(abort=abort)
+        case DecideCut():
+            cut = messages.CutDecision(
+                fence_number=event.fence_number,
+                snapshot_id=event.snapshot_id,
+                clock=event.clock,
+            )
+            return messages.WatchShardResponse(cut=cut)
+        case ReleaseImage():
+            release = messages.SnapshotRelease(snapshot_id=event.snapshot_id)
+            return messages.WatchShardResponse(release=release)
+        case EndJob():
+            end = messages.JobEnd(failed=True, reason=event.reason)
+            return messages.WatchShardResponse(end=end)
+    return None
+
+
+def worker_event(
+    core: CoordinatorCore, event: CoordinatorEffect
+) -> messages.WatchWorkerResponse | None:
+    """What a worker is told of an effect; None when nothing."""
+    match event:
+        case OrderSeed():
+            seed = messages.SeedOrder(
+                fence_number=event.fence_number,
+                shards=[address_message(slot) for slot in core.shards.slots],
+            )
+            return messages.WatchWorkerResponse(seed=seed)
+        case Announce():
+            # A member needs the shards' addresses too: the whole view.
+            return messages.WatchWorkerResponse(view=worker_view(core))
+        case EndJob():
+            end = messages.JobEnd(failed=True, reason=event.reason)
+            return messages.WatchWorkerResponse(end=end)
+    return None
