@@ -200,6 +200,16 @@ class JobProgress:
                 Abort(fence_number=fence.number, reason="nothing changed")
             )
             return
+        if not self.snapshots.has_room():
+            # Somebody has begun to read the one that was to make room.
+            self.snapshots.is_wanted = True
+            self.effects.append(
+                Abort(fence_number=fence.number, reason="both images are being read")
+            )
+            return
+        spare = self.snapshots.make_room()
+        if spare is not None:
+            self.effects.append(ReleaseImage(snapshot_id=spare))
         entry = self.snapshots.decide(
             version=version, clock=clock, generation=generation, now_ms=now_ms
         )

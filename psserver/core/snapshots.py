@@ -43,7 +43,8 @@ class SnapshotList:
     Attributes:
         is_wanted: Whether a reader waits for a cut that has not begun.
         pending: Decided, and not yet copied by all shards.
-        newest: The newest one that is ready.
+        newest: The newest one that is ready; None also while it makes room for a
+            newer one.
         finished_cut_count: Cuts that were finished or failed: a reader that wants a
             newer snapshot than any before its call waits for one that began after.
         failure: Why the last cut failed, empty when it did not.
@@ -161,8 +162,31 @@ class SnapshotList:
         return freed
 
     def has_room(self) -> bool:
-        """Whether another image may be made."""
-        return self.pending is None and len(self._kept) < IMAGE_COUNT_MAX
+        """Whether another image may be made, be it in the place of the newest."""
+        if self.pending is not None:
+            return False
+        return len(self._kept) < IMAGE_COUNT_MAX or self._spare is not None
+
+    def make_room(self) -> int | None:
+        """Gives up the newest snapshot if it stands in the way of a newer one.
+
+        So one reader that is slow, or died, costs the others nothing.
+
+        Returns:
+            The snapshot to free, if there is one.
+        """
+        spare = self._spare
+        if len(self._kept) < IMAGE_COUNT_MAX or spare is None:
+            return None
+        self._kept.remove(spare)
+        self.newest = None
+        self.released.append(spare.snapshot_id)
+        return spare.snapshot_id
+
+    @property
+    def _spare(self) -> SnapshotEntry | None:
+        """The newest one, when nobody reads it."""
+        return None if self.newest is None or self.newest.pins else self.newest
 
     def held_by(self, now_ms: int) -> str:
         """Who keeps another image from being made, in words; empty when nobody."""
@@ -171,6 +195,6 @@ class SnapshotList:
         ends = [end for entry in self._kept for end in entry.pins.values()]
         left_s = max([0, *(end - now_ms for end in ends)]) / 1000
         return (
-            f"an older one is kept for {len(ends)} reader(s) that have not said that "
-            f"they are done with it, for {left_s:.0f} s more"
+            f"{IMAGE_COUNT_MAX} older ones are kept for {len(ends)} readers that have "
+            f"not said that they are done, for {left_s:.0f} s more"
         )

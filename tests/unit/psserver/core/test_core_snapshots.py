@@ -230,17 +230,46 @@ def test_a_third_image_waits_until_one_is_freed() -> None:
     job = DrivenCoordinator.running("a")
     first = cut(job, applied=1)
     pin = job.core.snapshots.pin(first, job.now_ms)
-    cut(job, applied=2)
+    second = cut(job, applied=2)
+    job.core.snapshots.pin(second, job.now_ms)
     want(job)
     assert job.fence_kinds() == [FenceKind.CUT] * IMAGE_COUNT_MAX
     held_by = job.core.snapshots.held_by(job.now_ms + 10_000)
-    assert "1 reader" in held_by
+    assert "2 readers" in held_by
     assert "20 s" in held_by
 
     job.core.release_snapshot(first.snapshot_id, pin, job.now_ms)
 
     assert job.fence_kinds() == [FenceKind.CUT] * 3
     assert not job.core.snapshots.held_by(job.now_ms)
+
+
+def test_a_slow_reader_of_an_older_snapshot_holds_up_nobody() -> None:
+    job = DrivenCoordinator.running("a")
+    first = cut(job, applied=1)
+    job.core.snapshots.pin(first, job.now_ms)
+    for applied in (2, 3, 4):
+        newest = cut(job, applied=applied)
+        assert newest.clock == applied
+    assert released(job) == [2, 3]
+
+
+def test_one_that_is_read_since_the_cut_began_does_not_make_room() -> None:
+    job = DrivenCoordinator.running("a")
+    first = cut(job, applied=1)
+    job.core.snapshots.pin(first, job.now_ms)
+    second = cut(job, applied=2)
+    job.forget()
+    wanted = want(job)
+    pin = job.core.snapshots.pin(second, job.now_ms)
+    job.report_all(applied=3)
+    assert [abort.reason for abort in job.of(Abort)] == ["both images are being read"]
+    assert job.core.snapshots.finished_cut_count < wanted
+
+    job.core.release_snapshot(second.snapshot_id, pin, job.now_ms)
+    job.report_all(applied=3)
+    job.copy_all(job.of(DecideCut)[-1].snapshot_id)
+    assert job.core.snapshots.finished_cut_count == wanted
 
 
 def test_the_newest_snapshot_stays_without_a_pin() -> None:
