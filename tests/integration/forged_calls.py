@@ -1,0 +1,152 @@
+"""What a forger needs to speak for a member of a running job."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, cast
+
+import grpc
+import pytest
+
+from psserver.host.shard_host import ShardHost
+from pswire.error_details import refusal_from_rpc_error
+from pswire.frames import (
+    REQUEST_CHUNK_FIELD,
+    REQUEST_HEADER_FIELD,
+    REQUEST_TRAILER_FIELD,
+    encode_chunk,
+    join_fields,
+)
+from pswire.limits import PROTOCOL_VERSION
+from pswire.placement import Chunk
+from pswire.v1 import (
+    membership_pb2,
+    push_pb2,
+    schema_pb2,
+)
+from tests.integration.job import Job, key
+
+DATA: Final = "/pswire.v1.ParameterService/"
+CONTROL: Final = "/pswire.v1.CoordinatorService/"
+TIMEOUT_S: Final = 10.0
+Messages = list[bytes]
+RawCall = Callable[..., Iterable[bytes]]
+
+
+@dataclass
+class Target:
+    """A running job with one member, and what a forger needs to speak for it."""
+
+    job: Job
+    channel: grpc.Channel
+    coordinator: grpc.Channel
+    step: Callable[[], None]
+    own: Chunk = field(init=False)
+    other: Chunk = field(init=False)
+
+    def __post_init__(self) -> None:
+        host = self.job.shards[0]
+        self.own = host.model.chunks[0]
+        self.other = self.job.shards[1].model.chunks[0]
+
+    def header(self, **changes: Any) -> bytes:  # noqa: ANN401, fields of a message
+        """A header that is right but for the changes."""
+        host = self.job.shards[0]
+        done = self.job.ask(lambda: host.model.core.clocks.applied_clock)
+        values: dict[str, Any] = {
+            "protocol_version": PROTOCOL_VERSION,
+            "job_id": host.job_id,
+            "optimizer": "optimizer",
+            "worker": membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1),
+            "shard_incarnation": host.incarnation,
+            "generation": 1,
+            "sequence": done + 1,
+            "sequence_unacknowledged_min": done + 1,
+            "clock": done + 1,
+        }
+        values.update(changes)
+        header = push_pb2.PushHeader(**values).SerializeToString()
+        return join_fields((REQUEST_HEADER_FIELD, header))
+
+    def later(self, count: int) -> bytes:
+        """The header of a push that is `count` pushes too far on."""
+        done = self.job.ask(lambda: self.job.shards[0].model.core.clocks.applied_clock)
+        return self.header(sequence=done + count, clock=done + count)
+
+    def trailer(self, **changes: Any) -> bytes:  # noqa: ANN401, fields of a message
+        """A trailer of a push without chunks, right but for the changes."""
+        values: dict[str, Any] = {
+            "weight": 1.0,
+            "groups": [schema_pb2.GroupHyperparameters(values=self.hyperparameters())],
+            "finite": True,
+            "chunk_bitmap": b"\0",
+        }
+        values.update(changes)
+        trailer = push_pb2.PushTrailer(**values).SerializeToString()
+        return join_fields((REQUEST_TRAILER_FIELD, trailer))
+
+    def hyperparameters(self, **changes: float) -> list[float]:
+        """Those of the job's one group, but for the changes."""
+        spec = self.job.coordinator.core.model.optimizers[0]
+        pairs = zip(
+            spec.hyperparameter_names, spec.groups[0].hyperparameters, strict=True
+        )
+        return list({**dict(pairs), **changes}.values())
+
+    def group(self, **changes: float) -> list[schema_pb2.GroupHyperparameters]:
+        values = self.hyperparameters(**changes)
+        return [schema_pb2.GroupHyperparameters(values=values)]
+
+    def chunk(self, chunk: Chunk, **changes: Any) -> bytes:  # noqa: ANN401
+        """A whole chunk of zeros, right but for the changes."""
+        values: dict[str, Any] = {
+            "index": chunk.index,
+            "presence": b"\x01",
+            "data": bytes(chunk.byte_count),
+        }
+        values.update(changes)
+        return encode_chunk(REQUEST_CHUNK_FIELD, **values)
+
+    def state(self) -> tuple[object, ...]:
+        """All that must not change: values, clocks, and what is kept of pushes."""
+        kept = [self.job.ask(partial(_kept, host)) for host in self.job.shards]
+        return (self.job.values_digest(), *kept)
+
+
+def _kept(host: ShardHost) -> tuple[object, ...]:
+    core = host.model.core
+    window = core.dedupe.window_of(key("w0"))
+    # What the next push acknowledges is forgotten, by an honest one and a forged one.
+    open_pushes = [
+        (sequence, entry.trailer, dict(entry.digests))
+        for sequence, entry in window.entries.items()
+        if sequence > window.done_sequence and (entry.trailer or entry.digests)
+    ]
+    return core.clocks.applied_clock, core.clocks.record, open_pushes
+
+
+def streamed(channel: grpc.Channel, method: str) -> RawCall:
+    """A method with a stream of raw bytes each way, whatever the method's own kind."""
+    return cast("RawCall", channel.stream_stream(DATA + method, None, None))
+
+
+def asked(channel: grpc.Channel, method: str) -> RawCall:
+    """A method that takes raw bytes."""
+    return cast("RawCall", channel.unary_stream(CONTROL + method, None, None))
+
+
+def refusal_of(call: Iterable[object]) -> tuple[grpc.StatusCode, str, object]:
+    """How a call ends: status, text and our reason."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    error: Any = caught.value
+    refusal = refusal_from_rpc_error(error)
+    return error.code(), error.details(), refusal and refusal.reason
+
+
+def assert_readable(text: str) -> None:
+    assert "Traceback" not in text
+    assert 'File "' not in text
+    assert "object at 0x" not in text
+    assert 0 < len(text) < 2000
