@@ -186,7 +186,10 @@ class JobProgress:
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:
-                entry.state = WorkerState.MEMBER
+                # Its stream may have broken while the fence was open.
+                entry.state = (
+                    WorkerState.MEMBER if entry.is_watching else WorkerState.SUSPECT
+                )
                 self.ledger.enroll(member.worker, entry.loaders)
 
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:

@@ -197,6 +197,27 @@ def test_a_joiner_that_is_lost_before_the_record_does_not_become_a_member() -> N
     assert job.bases == {"a/1": 0}
 
 
+@pytest.mark.parametrize("has_watched", [False, True])
+def test_a_joiner_whose_stream_is_away_as_it_becomes_a_member_is_lost_in_time(
+    has_watched: bool,
+) -> None:
+    """Everybody would wait for it for ever."""
+    job = DrivenCoordinator.running("a")
+    entry = job.register("b")
+    if has_watched:
+        job.watch(entry)
+    job.join(entry)
+    if has_watched:
+        job.core.worker_broken(entry, job.now_ms)
+    job.report_all()
+    assert job.bases == {"a/1": 0, "b/1": 0}
+
+    job.pass_time(500 if has_watched else 10_000)
+    job.report_all()
+
+    assert job.bases == {"a/1": 0}
+
+
 def test_a_joiner_that_gives_up_before_the_record_does_not_become_a_member() -> None:
     job = DrivenCoordinator.running("a")
     entry = job.add_worker("b")
