@@ -16,6 +16,7 @@ from psworker.pending import PendingData
 from psworker.retries import now, told_to_users, until_decided
 from psworker.session import CALL_TIMEOUT_S, Session
 from psworker.stepper import Stepper
+from psworker.waiting_log import saying_whom
 
 T = TypeVar("T")
 
@@ -84,7 +85,8 @@ class DataLink:
             )
             return Lease(ranges, is_closed)
 
-        return self._submit(attempt)
+        # One that waits for other workers is spoken of by who asks.
+        return self._submit(attempt, is_answered_at_once=not request.wait)
 
     def await_contribution(self) -> Future[None]:
         """Done once the next clock waits for nobody but workers without data."""
@@ -109,13 +111,22 @@ class DataLink:
         self._stepper.refuse_closed()
         return self._stepper
 
-    def _submit(self, attempt: Callable[[float], Coroutine[Any, Any, T]]) -> Future[T]:
+    def _submit(
+        self,
+        attempt: Callable[[float], Coroutine[Any, Any, T]],
+        *,
+        is_answered_at_once: bool = True,
+    ) -> Future[T]:
         self._member()
 
         async def call() -> T:
+            def decided() -> Coroutine[Any, Any, T]:
+                return until_decided(attempt, now() + self._wait_timeout_s)
+
+            peer = self._session.control.peer
             with told_to_users():
                 return await self._session.membership.unless_failed(
-                    until_decided(attempt, now() + self._wait_timeout_s)
+                    saying_whom(decided, peer) if is_answered_at_once else decided()
                 )
 
         return self._loop.submit(call())

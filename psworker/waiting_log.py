@@ -1,12 +1,15 @@
 """Says in the log whom this worker waits for, and not too often."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from pswire.limits import WAITING_INTERVAL_MS
 from psworker.transport.values import Waiting
+
+T = TypeVar("T")
 
 logger: Final = logging.getLogger("psworker")
 
@@ -45,3 +48,17 @@ class WaitingLog:
         now = self._now()
         logger.warning("waiting for %s, %.0f s so far", what, now - self._began)
         self._said = now
+
+
+async def saying_whom(work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
+    """The result of `work()`, which waits for `what`: said when it takes long."""
+    log = WaitingLog()
+    task = asyncio.ensure_future(work())
+    try:
+        while not task.done():
+            log.remind(what)
+            await asyncio.wait({task}, timeout=log.quiet_s)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -206,7 +206,7 @@ class EpochLeases:
         return bool(self._ready) or self._is_closed
 
     def _report_idle(self, idle_s: float) -> None:
-        _log.info(
+        _log.warning(
             "waiting for data for %.0f s: all that is left of epoch %d of %r is leased "
             "to other workers",
             idle_s,

@@ -26,10 +26,13 @@ class ControlClient:
     """One coordinator. Made and used on the event loop.
 
     Every call raises `CallError` when it fails.
+
+    Attributes:
+        peer: What it is and where, for people.
     """
 
     def __init__(self, address: str) -> None:
-        self._peer = f"the coordinator at {address}"
+        self.peer = f"the coordinator at {address}"
         self._channel = aio_channel(address, ChannelKind.CONTROL)
         self._stub = cast(
             "CoordinatorServiceAsyncStub", CoordinatorServiceStub(self._channel)
@@ -71,7 +74,7 @@ class ControlClient:
         )
         call = self._stub.WatchWorker(request)
         async with cancelled_at_exit(call):
-            with translated(self._peer):
+            with translated(self.peer):
                 async for message in call:
                     event = messages.watch_event_of(message)
                     if event is not None:
@@ -208,6 +211,6 @@ class ControlClient:
         request: Request,
         timeout_s: float,
     ) -> Response:
-        with translated(self._peer):
+        with translated(self.peer):
             response: Response = await method(request, timeout=timeout_s)
             return response

@@ -1,9 +1,10 @@
+import asyncio
 import logging
 
 import pytest
 
 from psworker.transport.values import Awaited, Waiting
-from psworker.waiting_log import WaitingLog
+from psworker.waiting_log import WaitingLog, saying_whom
 
 WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("shard 1", 0, -1)))
 
@@ -56,3 +57,32 @@ def test_a_reminder_says_nothing_early(caplog: pytest.LogCaptureFixture) -> None
         "waiting for w1 to join, 5 s so far",
         "waiting for w1 to join, 10 s so far",
     ]
+
+
+async def test_a_call_that_takes_long_says_for_whom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("psworker.waiting_log.WAITING_INTERVAL_MS", 10)
+
+    said: list[str] = []
+    twice = asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            if len(said) == 2:
+                twice.set()
+
+    async def work() -> int:
+        await twice.wait()
+        return 7
+
+    listener = Listener()
+    logging.getLogger("psworker").addHandler(listener)
+    try:
+        assert await saying_whom(work, "the coordinator at host:1") == 7
+    finally:
+        logging.getLogger("psworker").removeHandler(listener)
+    assert all(
+        line.startswith("waiting for the coordinator at host:1, ") for line in said
+    )
