@@ -1,6 +1,7 @@
 """How a daemon ends: an exit code for its supervisor and one line for a person."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -11,11 +12,14 @@ from psserver.storage.state_folder import StateFolderError
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason, Refusal
 
+log = logging.getLogger("psserver")
+
 _CODE_OF_REASON = {
     ErrorReason.PROTOCOL_VERSION: ExitCode.INCOMPATIBLE_VERSION,
     ErrorReason.SHARD_UNKNOWN: ExitCode.BAD_CONFIGURATION,
     ErrorReason.SHARD_LOST: ExitCode.PEER_UNAVAILABLE,
     ErrorReason.JOB_UNKNOWN: ExitCode.PEER_UNAVAILABLE,
+    ErrorReason.LIMIT_EXCEEDED: ExitCode.BAD_CONFIGURATION,
 }
 
 
@@ -30,6 +34,9 @@ def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
     except Refusal as refusal:
         code = _CODE_OF_REASON.get(refusal.reason, ExitCode.ERROR)
         return _said(refusal.text, code)
+    except Exception:
+        log.exception("this is a bug of paramserver")
+        return _said("ended by a bug; please report the lines above", ExitCode.INTERNAL)
     return ExitCode.DONE
 
 

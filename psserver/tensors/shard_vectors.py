@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class ShardVectors:
     """Flat tensors of all chunks of a shard, zero until written.
 
+    Raises:
+        Refusal: `LIMIT_EXCEEDED` when there is no memory for them.
+
     Attributes:
         placement: Placement of the job.
         shard_index: Which of its shards.
@@ -37,10 +40,19 @@ class ShardVectors:
             sizes[chunk.element_type] = (
                 sizes.get(chunk.element_type, 0) + chunk.element_count
             )
-        self._vectors = {
-            element_type: torch.zeros(size, dtype=TORCH_DTYPES[element_type])
-            for element_type, size in sizes.items()
-        }
+        try:
+            self._vectors = {
+                element_type: torch.zeros(size, dtype=TORCH_DTYPES[element_type])
+                for element_type, size in sizes.items()
+            }
+        except (MemoryError, RuntimeError) as error:
+            # torch has no class of its own for it, and says it at length.
+            size = placement.byte_count_of_shard(shard_index)
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"shard {shard_index} has no memory for its {size / 2**20:,.0f} MiB of "
+                "the model; start the job with more shards, or on a larger machine",
+            ) from error
 
     @property
     def byte_count(self) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
-from pswire.placement import Placement, place
+from pswire.placement import Chunk, Placement, Slice, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.torch_types import buffer_of
@@ -33,6 +33,20 @@ def test_shards_hold_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk in placement.chunks:
         read = held[chunk.shard_index].read(chunk.index)
         assert bytes(read) == bytes((chunk.index + 1,)) * chunk.byte_count
+
+
+def test_a_model_that_does_not_fit_is_told_in_words() -> None:
+    element_count = 1 << 46  # beyond any address space, whatever the kernel promises
+    chunk = Chunk(
+        index=0,
+        shard_index=0,
+        element_type=F32,
+        slices=(Slice(0, 0, element_count),),
+        vector_start=0,
+    )
+    with pytest.raises(Refusal, match="shard 0 has no memory for its 268,") as caught:
+        ShardVectors(Placement(shard_count=1, chunks=(chunk,)), 0)
+    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
 
 
 def test_a_view_shares_memory_and_a_copy_does_not() -> None:
