@@ -262,7 +262,13 @@ class CoordinatorCore:
         self.check_present(entry)
         if entry.state is not WorkerState.REGISTERED:
             return
-        if self.model.agree(schema, optimizers):
+        model = self.model
+        if self.record is None and not self.roster.in_state(WorkerState.JOINING):
+            # Nobody stands for an earlier one any more, and nothing was trained: a
+            # script that is corrected and started again must not differ from itself.
+            model = JobModel()
+        if model.agree(schema, optimizers):
+            self.model = model
             self._progress.effects.append(SchemaFixed())
         entry.loaders = loaders
         entry.state = WorkerState.JOINING

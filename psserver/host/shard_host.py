@@ -58,6 +58,8 @@ class CutReport:
 class ShardModel:
     """What a shard holds once the job's schema is known."""
 
+    schema: ModelSchema
+    optimizers: tuple[OptimizerSpec, ...]
     placement: Placement
     engine: ApplyEngine
     core: ShardCore
@@ -161,12 +163,18 @@ class ShardHost:
         placement: Placement,
         optimizers: tuple[OptimizerSpec, ...],
     ) -> None:
-        """Learns what the job trains; the first time counts."""
-        if self._model is not None:
+        """Learns what the job trains, which may change until the job starts."""
+        known = self._model
+        if known is not None and (
+            known.core.clocks.record is not None
+            or (known.schema, known.optimizers) == (schema, optimizers)
+        ):
             return
         chunks = placement.chunks_by_shard[self.shard_index]
         engine = ApplyEngine(schema, placement, self.shard_index, optimizers)
         self._model = ShardModel(
+            schema=schema,
+            optimizers=optimizers,
             placement=placement,
             engine=engine,
             core=ShardCore([chunk.index for chunk in chunks]),

@@ -72,6 +72,26 @@ def test_another_model_is_told_as_a_difference_by_name(tmp_path: Path) -> None:
     ]
 
 
+def test_a_wrong_model_that_never_trained_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """A script that was corrected and started again."""
+    wrong = nn.Linear(2, 2)
+    with Job(tmp_path, workers_min=2) as job:
+        with (
+            connect(job, "w0", start_timeout_s=0.5) as ps,
+            pytest.raises(psworker.StartTimeoutError),
+        ):
+            ps.prepare(wrong, sgd(wrong))
+
+        def work(worker_id: str) -> int:
+            model = good_model()
+            with connect(job, worker_id) as ps:
+                model, optimizer = ps.prepare(model, sgd(model))
+                step(model, optimizer, 1.0)
+                return ps.clock
+
+        assert run_workers({"w0": work, "w1": work}) == {"w0": 1, "w1": 1}
+
+
 def test_another_order_of_registration_is_told(tmp_path: Path) -> None:
     other = Layer(bias=torch.ones(4), weight=torch.ones(4, 3), last=torch.ones(2))
     error = refusal_at_prepare(tmp_path, other, sgd(other))

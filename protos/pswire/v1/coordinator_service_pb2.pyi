@@ -749,11 +749,11 @@ class JoinRequest(google.protobuf.message.Message):
 
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
-        """Its model. The first one becomes the job's."""
+        """Its model. That of the first worker that is there becomes the job's."""
 
     @property
     def optimizers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.OptimizerSpec]:
-        """Its optimizers. The first ones become the job's."""
+        """Its optimizers, likewise."""
 
     @property
     def loaders(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

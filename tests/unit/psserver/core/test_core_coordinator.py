@@ -7,14 +7,12 @@ from psserver.core.coordinator_effects import (
     EndJob,
     OrderSeed,
     Prepare,
-    SchemaFixed,
 )
 from psserver.core.job_settings import JobPhase
 from psserver.core.record import FenceKind
 from psserver.core.roster import WorkerEntry, WorkerState
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from tests.doubles.core_values import OPTIMIZERS, key
+from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
@@ -132,22 +130,6 @@ def test_a_start_never_times_out() -> None:
     job.add_worker("a")
     job.pass_time(1_000_000)
     assert job.of(Abort) == []
-
-
-def test_the_first_worker_fixes_what_is_trained() -> None:
-    job = DrivenCoordinator(workers_min=3)
-    job.add_worker("a")
-    job.add_worker("b")
-    assert len(job.of(SchemaFixed)) == 1
-
-    other = job.register("c")
-    wide = ModelSchema(
-        (SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32),)
-    )
-    with pytest.raises(Refusal) as caught:
-        job.core.join(other, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
-    assert caught.value.reason is ErrorReason.SCHEMA_MISMATCH
-    assert other.state is WorkerState.REGISTERED
 
 
 # Joining

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from psserver.core.coordinator_effects import SchemaFixed
 from psserver.core.job_model import DIFFERENCE_LINES_MAX, JobModel
+from psserver.core.roster import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, OptimizerSpec, SchemaEntry
-from tests.doubles.core_values import OPTIMIZERS, sgd
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA, sgd
+from tests.doubles.driven_coordinator import DrivenCoordinator
 
 
 def schema(*names: str, shape: tuple[int, ...] = (3,)) -> ModelSchema:
@@ -87,3 +90,36 @@ def test_a_difference_of_optimizers_is_named(
     assert refusal.reason is ErrorReason.OPTIMIZER_MISMATCH
     with pytest.raises(Refusal, match=text):
         raise refusal
+
+
+def test_the_first_worker_fixes_what_is_trained() -> None:
+    job = DrivenCoordinator(workers_min=3)
+    job.add_worker("a")
+    job.add_worker("b")
+    assert len(job.of(SchemaFixed)) == 1
+
+    other = job.register("c")
+    wide = ModelSchema(
+        (SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32),)
+    )
+    with pytest.raises(Refusal) as caught:
+        job.core.join(other, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+    assert caught.value.reason is ErrorReason.SCHEMA_MISMATCH
+    assert other.state is WorkerState.REGISTERED
+
+
+def test_before_the_start_a_model_goes_with_the_last_who_stood_for_it() -> None:
+    """Else a script that is corrected and started again would be refused for ever."""
+    job = DrivenCoordinator(workers_min=2)
+    wide = ModelSchema(
+        (SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32),)
+    )
+    wrong = job.register("a")
+    job.watch(wrong)
+    job.core.join(wrong, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+    job.lose(wrong)
+
+    job.add_worker("a", process_id="again")
+
+    assert len(job.of(SchemaFixed)) == 2
+    assert job.core.model.schema == SCHEMA
