@@ -90,10 +90,16 @@ class ShardMap:
             if slot.is_free(now_ms) and (can_replace or not slot.process_id)
         ]
         if not free:
+            places = ", ".join(f"shard {s.index} at {s.address}" for s in self.slots)
+            away = ", ".join(str(slot.index) for slot in self.missing)
+            lost = (
+                f"; shard {away} does not answer, and a new process has not its values: "
+                "if it has ended, start a new job, with another --state-dir"
+            )
             raise Refusal(
                 ErrorReason.SHARD_UNKNOWN,
-                f"the job has {len(self.slots)} shards and all are taken: "
-                + ", ".join(f"shard {s.index} at {s.address}" for s in self.slots),
+                f"the job has {len(self.slots)} shards and all are taken: {places}"
+                + (lost if away and not can_replace else ""),
             )
         slot = min(free, key=lambda s: (bool(s.process_id), s.index))
         slot.process_id = process_id
