@@ -91,9 +91,9 @@ class ShardMap:
         ]
         if not free:
             places = ", ".join(f"shard {s.index} at {s.address}" for s in self.slots)
-            away = ", ".join(str(slot.index) for slot in self.missing)
+            away = " and ".join(f"shard {slot.index}" for slot in self.missing)
             lost = (
-                f"; shard {away} does not answer, and a new process has not its values: "
+                f"; no answer from {away}, whose values a new process does not have: "
                 "if it has ended, start a new job, with another --state-dir"
             )
             raise Refusal(
