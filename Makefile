@@ -105,4 +105,5 @@ clean: ## remove what these commands made
 $(BUF):
 	@echo 'Installing buf $(BUF_VERSION), which lints the protos' >&2
 	@npm install --silent --no-save --no-fund --no-audit --prefix .venv-buf \
+		--fetch-timeout=30000 --fetch-retries=2 \
 		@bufbuild/buf@$(BUF_VERSION)
