@@ -91,7 +91,15 @@ class CuttableProxy:
             writer.transport.abort()
             return
         self.connection_count += 1
-        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        self._writers.add(writer)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(
+                self._host, self._port
+            )
+        except OSError:  # nobody is there any more
+            self._writers.discard(writer)
+            writer.transport.abort()
+            return
         pairs = ((reader, far_writer), (far_reader, writer))
         for source, sink in pairs:
             passing = self._pass(source, sink, is_upwards=sink is far_writer)
