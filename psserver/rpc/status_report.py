@@ -73,9 +73,16 @@ def _shard_status(
     return messages.ShardStatus(
         shard=address_message(slot),
         state=state,
-        silent_ms=-1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms),
+        silent_ms=_silent_ms(slot, now_ms),
         parameter_bytes=slot.parameter_bytes,
         optimizer_bytes=slot.optimizer_bytes,
         applied_clock=slot.applied_clock,
         version=slot.version,
     )
+
+
+def _silent_ms(slot: ShardSlot, now_ms: int) -> int:
+    """Time since a shard's last sign of life: an open stream is one."""
+    if slot.is_ready:
+        return 0
+    return -1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms)
