@@ -1,5 +1,6 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from psworker.data.source import DataSource
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
+
+_log = logging.getLogger(__name__)
 
 
 class LeasedLoader:
@@ -78,8 +81,19 @@ class LeasedLoader:
             batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
         )
         self._feed.begin(order, leases)
+        batch_count = 0
         try:
-            yield from self._fetched(leases)
+            for batch in self._fetched(leases):
+                batch_count += 1
+                yield batch
+            if not batch_count and len(order):
+                _log.warning(
+                    "this worker got no batch of epoch %d of %r: the job's workers "
+                    "have trained all of it; for a new run start a new coordinator "
+                    "and shards, with other --state-dir folders",
+                    epoch,
+                    self._name,
+                )
         finally:
             leases.close()
             if not self._loader.persistent_workers:
