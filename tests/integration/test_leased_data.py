@@ -233,3 +233,17 @@ def test_a_stream_is_refused_before_the_worker_joins(tmp_path: Path) -> None:
         pytest.raises(psworker.ConfigurationError, match="IterableDataset"),
     ):
         _prepared(ps, DataLoader(Stream(), batch_size=2))
+
+
+def test_a_run_on_a_finished_job_is_told_that_its_epochs_are_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path, shard_count=1) as job:
+        first, _ = run_workers({"w0": _training(job, 1)})["w0"]
+        assert sum(map(len, first)) == SAMPLE_COUNT // 4
+        assert "got no batch" not in caplog.text
+
+        second, _ = run_workers({"w0": _training(job, 1)})["w0"]
+
+    assert second == [[]]
+    assert "got no batch of epoch 0 of 'loader'" in caplog.text
