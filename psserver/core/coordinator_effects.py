@@ -14,11 +14,12 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Open a fence on every shard."""
+    """Open a fence on every shard; shards list the data of those `evicting`."""
 
     fence_number: int
     kind: FenceKind
     seeder: WorkerKey | None
+    evicting: tuple[WorkerKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,19 @@ class OrderSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideCut:
-    """Tell every shard where the cut lies."""
+    """Tell every shard where the cut lies.
+
+    Attributes:
+        fence_number: Number of the fence.
+        snapshot_id: Name of the snapshot.
+        clock: In BSP, the clock; otherwise the smallest one, for people.
+        sequences: Of each member, its last push that is in.
+    """
 
     fence_number: int
     snapshot_id: int
     clock: int
+    sequences: tuple[tuple[WorkerKey, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ The owner takes effects in order and carries them out. Only `ApplyChunk` and
 
 from dataclasses import dataclass
 
-from psserver.core.push import PushId, Reply
-from psserver.core.record import WorkerKey
+from psserver.core.push import DataRange, PushId, Reply
+from psserver.core.record import ClockChoice, WorkerKey
 from pswire.reasons import Refusal
 
 
@@ -33,6 +33,8 @@ class ApplyChunk:
         contributions: In the order of worker ids.
         total_weight: Weight of all contributors, also those absent here.
         hyperparameters: For each group, those of the longest contributor.
+        pusher: In SSP and ASP, whose push it is; None for a clock of BSP.
+        staleness: In SSP and ASP, updates since the values it came from.
     """
 
     clock: int
@@ -41,14 +43,24 @@ class ApplyChunk:
     contributions: tuple[StagedContribution, ...]
     total_weight: float
     hyperparameters: tuple[tuple[float, ...], ...]
+    pusher: WorkerKey | None = None
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """A push is done: answer it."""
+    """A push is done: answer it.
+
+    Attributes:
+        push: The push.
+        reply: The answer.
+        needs_all: Whether chunks that this push did not change go with it, since
+            others may have changed them.
+    """
 
     push: PushId
     reply: Reply
+    needs_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +87,36 @@ class ContributionAwaited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """With two-phase steps: everything of a clock is here.
+
+    Attributes:
+        push: The push whose call is to be told.
+        choice: The clock with its contributors; without any when only this push is
+            meant, as with backup workers.
+    """
+
+    push: PushId
+    choice: ClockChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHolding:
-    """What the shard holds of one member, for a report."""
+    """What the shard holds of one member, for a report.
+
+    Attributes:
+        worker: The member.
+        complete_sequence: Highest push of which everything is there, done or not.
+        trailer_sequence: Highest push of which the trailer is there, done or not.
+        touched_sequence: Highest push of which something was applied.
+        ranges: For one that may be taken out, data of its pushes, oldest first.
+    """
 
     worker: WorkerKey
-    complete_clock: int
+    complete_sequence: int
+    trailer_sequence: int = 0
+    touched_sequence: int = 0
+    ranges: tuple[tuple[int, DataRange], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +130,10 @@ class FenceReport:
         touched_clock_max: Highest clock of which a chunk was applied.
         applied_clock: Highest clock that is complete.
         skip_clocks: Clocks with a verdict that is not finite, open or just skipped.
+        frontier: Smallest clock over the members.
+        committed: With two-phase steps, the newest clock that was committed.
+        chosen: With backup workers, on shard 0, the newest choice.
+        is_settled: Whether everything of the mode before is applied.
     """
 
     fence_number: int
@@ -101,6 +142,10 @@ class FenceReport:
     touched_clock_max: int
     applied_clock: int
     skip_clocks: tuple[int, ...] = ()
+    frontier: int = 0
+    committed: ClockChoice | None = None
+    chosen: ClockChoice | None = None
+    is_settled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +190,7 @@ ShardEffect = (
     ApplyChunk
     | Finish
     | RefusePush
+    | Staged
     | ContributionAwaited
     | FenceReport
     | CommitSeed

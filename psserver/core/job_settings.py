@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from psserver.core.record import Mode
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,12 @@ class JobSettings:
         cut_timeout_ms: Time in which a decided cut must be copied.
         pin_ttl_ms: Time for which a reader may read a snapshot.
         job_seed: From which the seeds of all epochs follow.
+        worker_loss_policy: What to do when a worker is lost.
+        step_atomicity: When a push is applied.
+        backup_worker_count: In BSP, workers that a clock need not wait for.
+        is_staleness_scaled: Whether the learning rate of a push is divided by its
+            staleness, in SSP and ASP.
+        delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
     """
 
     job_id: str
@@ -35,6 +41,11 @@ class JobSettings:
     cut_timeout_ms: int = 30_000
     pin_ttl_ms: int = 30_000
     job_seed: int = 0
+    worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
+    step_atomicity: StepAtomicity = StepAtomicity.CHUNK
+    backup_worker_count: int = 0
+    is_staleness_scaled: bool = False
+    delay_compensation: float = 0.0
 
 
 class JobPhase(Enum):

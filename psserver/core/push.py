@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from psserver.core.record import WorkerKey
+from psserver.core.record import Mode, WorkerKey
 
 
 class Outcome(IntEnum):
@@ -78,11 +78,26 @@ class StagedChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer to a push or pull."""
+    """Answer to a push or pull.
+
+    Attributes:
+        outcome: What became of it.
+        generation: Newest generation this shard knows.
+        version: Steps of all workers ever that are in the values.
+        frontier: Smallest clock over the members.
+        clock: The worker's clock after it; when dropped, the newest clock.
+        staleness: Updates applied between the values its gradient came from and it.
+        mode: Mode under which the values are given.
+        staleness_bound: Bound under which the values are given, in clocks.
+        nonfinite_worker_ids: For whose gradient it was skipped.
+    """
 
     outcome: Outcome
     generation: int
     version: int
     frontier: int
     clock: int
+    staleness: int = 0
+    mode: Mode = Mode.BSP
+    staleness_bound: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()

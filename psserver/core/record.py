@@ -3,6 +3,7 @@
 A record holds the whole membership, so that the newest one is all a process needs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -32,6 +33,20 @@ class Mode(IntEnum):
     ASP = 3
 
 
+class LossPolicy(IntEnum):
+    """What to do when a worker is lost; mirrors `pswire.v1.WorkerLossPolicy`."""
+
+    CONTINUE = 1
+    WAIT = 2
+
+
+class StepAtomicity(IntEnum):
+    """When a push is applied; mirrors `pswire.v1.StepAtomicity`."""
+
+    CHUNK = 1
+    CLOCK = 2
+
+
 class FenceKind(IntEnum):
     """What a fence is for; mirrors `pswire.v1.FenceKind`."""
 
@@ -48,12 +63,22 @@ class Member:
     Attributes:
         worker: Which start of which worker.
         rank: Dense index, as of joining.
-        base_clock: Clock it joined at; its push `s` is of clock `base_clock + s`.
+        base_clock: Its push `base_sequence + n` is of clock `base_clock + n`.
+        base_sequence: 0 at joining; set anew when the mode changes.
     """
 
     worker: WorkerKey
     rank: int
     base_clock: int
+    base_sequence: int = 0
+
+    def clock_of(self, sequence: int) -> int:
+        """Clock that a push completes."""
+        return self.base_clock + sequence - self.base_sequence
+
+    def sequence_of(self, clock: int) -> int:
+        """The push that completes a clock."""
+        return self.base_sequence + clock - self.base_clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +96,16 @@ class Departure:
     evicted: bool
 
     @property
-    def step_count(self) -> int:
-        """Steps it adds to the version for ever."""
-        return max(0, self.last_clock - self.member.base_clock)
+    def last_sequence(self) -> int:
+        """Its last push that counts: so many steps it adds to the version for ever."""
+        return max(0, self.member.sequence_of(self.last_clock))
+
+
+class ClockChoice(NamedTuple):
+    """A clock with those whose pushes it consists of, in the order of worker ids."""
+
+    clock: int
+    workers: tuple[WorkerKey, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +123,9 @@ class Record:
         skipped_clocks: Open clocks that every shard skips.
         mode: Mode from now on.
         staleness_bound: Staleness bound from now on, in clocks.
+        mode_clock: Clock after which `mode` rules; up to it the mode before did.
+        workers_floor: Members below which no lost one is taken out.
+        commit: With two-phase steps, a clock that every shard commits.
     """
 
     fence_number: int
@@ -102,6 +137,9 @@ class Record:
     skipped_clocks: tuple[int, ...] = ()
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
+    mode_clock: int = 0
+    workers_floor: int = 0
+    commit: ClockChoice | None = None
 
     def member_of(self, worker: WorkerKey) -> Member | None:
         """The member that is this start of this worker, if there is one."""
@@ -117,5 +155,12 @@ class Record:
             max(0, end.last_clock - max(clock, end.member.base_clock))
             for end in self.departures
         )
-        present = sum(max(0, clock - m.base_clock) for m in self.members)
+        present = sum(
+            m.base_sequence + max(0, clock - m.base_clock) for m in self.members
+        )
         return self.departed_step_count - ahead + present
+
+    def version_of(self, sequences: Mapping[WorkerKey, int]) -> int:
+        """Steps of all workers ever, with of each member its pushes up to one."""
+        present = sum(sequences.get(m.worker, 0) for m in self.members)
+        return self.departed_step_count + present

@@ -249,6 +249,7 @@ class FencePrepare(google.protobuf.message.Message):
     FENCE_NUMBER_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     SEEDER_FIELD_NUMBER: builtins.int
+    EVICTING_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     kind: pswire.v1.membership_pb2.FenceKind.ValueType
@@ -257,15 +258,20 @@ class FencePrepare(google.protobuf.message.Message):
     def seeder(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """Worker that seeds, for a start."""
 
+    @property
+    def evicting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
+        """Workers that may be taken out: their reports list their data."""
+
     def __init__(
         self,
         *,
         fence_number: builtins.int = ...,
         kind: pswire.v1.membership_pb2.FenceKind.ValueType = ...,
         seeder: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        evicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["seeder", b"seeder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fence_number", b"fence_number", "kind", b"kind", "seeder", b"seeder"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicting", b"evicting", "fence_number", b"fence_number", "kind", b"kind", "seeder", b"seeder"]) -> None: ...
 
 global___FencePrepare = FencePrepare
 
@@ -300,20 +306,28 @@ class CutDecision(google.protobuf.message.Message):
     FENCE_NUMBER_FIELD_NUMBER: builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    SEQUENCES_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     snapshot_id: builtins.int
     """Name of the snapshot."""
     clock: builtins.int
-    """In BSP, the clock: contributions up to it are in, later ones are not."""
+    """In BSP, the clock: contributions up to it are in, later ones are not.
+    Otherwise the smallest clock of a member in the cut, for people.
+    """
+    @property
+    def sequences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerSequence]:
+        """Of each member, its last push that is in."""
+
     def __init__(
         self,
         *,
         fence_number: builtins.int = ...,
         snapshot_id: builtins.int = ...,
         clock: builtins.int = ...,
+        sequences: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fence_number", b"fence_number", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "fence_number", b"fence_number", "sequences", b"sequences", "snapshot_id", b"snapshot_id"]) -> None: ...
 
 global___CutDecision = CutDecision
 
@@ -372,6 +386,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
     APPLIED_CLOCK_FIELD_NUMBER: builtins.int
     SKIP_CLOCKS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    FRONTIER_FIELD_NUMBER: builtins.int
+    COMMITTED_FIELD_NUMBER: builtins.int
+    CHOSEN_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -386,6 +404,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
     """Highest clock that is complete."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    frontier: builtins.int
+    """Smallest clock over the members."""
+    settled: builtins.bool
+    """Whether everything of the mode before is applied."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerReport]:
         """What the shard holds of each member."""
@@ -393,6 +415,14 @@ class ReportFenceRequest(google.protobuf.message.Message):
     @property
     def skip_clocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Open clocks with a verdict that is not finite."""
+
+    @property
+    def committed(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """Newest clock that was committed, with its contributors."""
+
+    @property
+    def chosen(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """On shard 0 with backup workers, the newest choice."""
 
     def __init__(
         self,
@@ -406,8 +436,13 @@ class ReportFenceRequest(google.protobuf.message.Message):
         applied_clock: builtins.int = ...,
         skip_clocks: collections.abc.Iterable[builtins.int] | None = ...,
         job_id: builtins.str = ...,
+        frontier: builtins.int = ...,
+        committed: pswire.v1.membership_pb2.ClockChoice | None = ...,
+        chosen: pswire.v1.membership_pb2.ClockChoice | None = ...,
+        settled: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "fence_number", b"fence_number", "incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 
@@ -418,23 +453,62 @@ class WorkerReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: builtins.int
-    COMPLETE_CLOCK_FIELD_NUMBER: builtins.int
-    complete_clock: builtins.int
-    """Highest clock of which all of its push is there."""
+    COMPLETE_SEQUENCE_FIELD_NUMBER: builtins.int
+    TRAILER_SEQUENCE_FIELD_NUMBER: builtins.int
+    TOUCHED_SEQUENCE_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
+    complete_sequence: builtins.int
+    """Highest push of which everything is there, done ones included."""
+    trailer_sequence: builtins.int
+    """Highest push of which the trailer is there, done ones included."""
+    touched_sequence: builtins.int
+    """Highest push of which something was applied."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The member."""
+
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PushedRange]:
+        """For a worker that may be taken out: data of its pushes, oldest first."""
 
     def __init__(
         self,
         *,
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
-        complete_clock: builtins.int = ...,
+        complete_sequence: builtins.int = ...,
+        trailer_sequence: builtins.int = ...,
+        touched_sequence: builtins.int = ...,
+        ranges: collections.abc.Iterable[global___PushedRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["complete_clock", b"complete_clock", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete_sequence", b"complete_sequence", "ranges", b"ranges", "touched_sequence", b"touched_sequence", "trailer_sequence", b"trailer_sequence", "worker", b"worker"]) -> None: ...
 
 global___WorkerReport = WorkerReport
+
+@typing.final
+class PushedRange(google.protobuf.message.Message):
+    """Data behind a push."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RANGE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """Number of the push."""
+    @property
+    def range(self) -> pswire.v1.push_pb2.DataRange:
+        """The data."""
+
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        range: pswire.v1.push_pb2.DataRange | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["range", b"range"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["range", b"range", "sequence", b"sequence"]) -> None: ...
+
+global___PushedRange = PushedRange
 
 @typing.final
 class ReportFenceResponse(google.protobuf.message.Message):
@@ -508,6 +582,11 @@ class ReportProgressRequest(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     OPTIMIZER_BYTES_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    FRONTIER_FIELD_NUMBER: builtins.int
+    QUEUED_PUSH_COUNT_FIELD_NUMBER: builtins.int
+    TORN_STEP_COUNT_FIELD_NUMBER: builtins.int
+    STALENESS_COUNTS_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -522,9 +601,25 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Bytes of optimizer state it holds."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    frontier: builtins.int
+    """Smallest clock over the members."""
+    queued_push_count: builtins.int
+    """Pushes that have begun to arrive and are not done."""
+    torn_step_count: builtins.int
+    """Steps of evicted workers of which a part was applied."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
+
+    @property
+    def staleness_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Pushes by staleness: position is the staleness, the last one is for that
+        and more.
+        """
+
+    @property
+    def done(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerSequence]:
+        """Of each member, its last push that is done."""
 
     def __init__(
         self,
@@ -537,9 +632,14 @@ class ReportProgressRequest(google.protobuf.message.Message):
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
         optimizer_bytes: builtins.int = ...,
         job_id: builtins.str = ...,
+        frontier: builtins.int = ...,
+        queued_push_count: builtins.int = ...,
+        torn_step_count: builtins.int = ...,
+        staleness_counts: collections.abc.Iterable[builtins.int] | None = ...,
+        done: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard_index", b"shard_index", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -554,6 +654,58 @@ class ReportProgressResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___ReportProgressResponse = ReportProgressResponse
+
+@typing.final
+class SetModeRequest(google.protobuf.message.Message):
+    """Changes the mode."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    STALENESS_BOUND_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    mode: pswire.v1.membership_pb2.Mode.ValueType
+    """The new mode."""
+    staleness_bound: builtins.int
+    """The new staleness bound, in clocks; for SSP."""
+    timeout_ms: builtins.int
+    """Longest wait."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
+        staleness_bound: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "protocol_version", b"protocol_version", "staleness_bound", b"staleness_bound", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___SetModeRequest = SetModeRequest
+
+@typing.final
+class SetModeResponse(google.protobuf.message.Message):
+    """The mode has changed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    MODE_CLOCK_FIELD_NUMBER: builtins.int
+    generation: builtins.int
+    """Generation of the record that changed it."""
+    mode_clock: builtins.int
+    """Clock after which the mode rules."""
+    def __init__(
+        self,
+        *,
+        generation: builtins.int = ...,
+        mode_clock: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "mode_clock", b"mode_clock"]) -> None: ...
+
+global___SetModeResponse = SetModeResponse
 
 @typing.final
 class RegisterWorkerRequest(google.protobuf.message.Message):
@@ -797,6 +949,7 @@ class LeaveRequest(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     CONSUMED_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Its last acknowledged push. 0 if it never pushed."""
     job_id: builtins.str
@@ -809,6 +962,10 @@ class LeaveRequest(google.protobuf.message.Message):
     def consumed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
         """Data it consumed and had acknowledged since its last report."""
 
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data whose pushes were dropped since its last report."""
+
     def __init__(
         self,
         *,
@@ -816,9 +973,10 @@ class LeaveRequest(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         job_id: builtins.str = ...,
+        dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "job_id", b"job_id", "sequence", b"sequence", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "worker", b"worker"]) -> None: ...
 
 global___LeaveRequest = LeaveRequest
 
@@ -848,6 +1006,7 @@ class OpenEpochRequest(google.protobuf.message.Message):
     DROP_LAST_FIELD_NUMBER: builtins.int
     CONSUMED_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -870,6 +1029,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
         What the worker still holds of earlier epochs goes back to the others.
         """
 
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data whose pushes were dropped since the last report."""
+
     def __init__(
         self,
         *,
@@ -881,9 +1044,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
         drop_last: builtins.bool = ...,
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         job_id: builtins.str = ...,
+        dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
 
 global___OpenEpochRequest = OpenEpochRequest
 
@@ -919,6 +1083,7 @@ class LeaseDataRequest(google.protobuf.message.Message):
     BATCH_COUNT_MAX_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -939,6 +1104,10 @@ class LeaseDataRequest(google.protobuf.message.Message):
     def consumed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
         """Ranges consumed and acknowledged since the last report."""
 
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data whose pushes were dropped since the last report."""
+
     def __init__(
         self,
         *,
@@ -950,9 +1119,10 @@ class LeaseDataRequest(google.protobuf.message.Message):
         batch_count_max: builtins.int = ...,
         wait: builtins.bool = ...,
         job_id: builtins.str = ...,
+        dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "order_digest", b"order_digest", "wait", b"wait", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "order_digest", b"order_digest", "wait", b"wait", "worker", b"worker"]) -> None: ...
 
 global___LeaseDataRequest = LeaseDataRequest
 
@@ -1127,16 +1297,19 @@ class WorkerStatus(google.protobuf.message.Message):
     CLOCK_FIELD_NUMBER: builtins.int
     SILENT_MS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    LEAD_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
-    """`registered`, `joining`, `member`, `suspect` or `left`."""
+    """`registered`, `joining`, `member`, `suspect`, `lost`, `leaving` or `left`."""
     clock: builtins.int
     """Clocks completed, as the shards last reported."""
     silent_ms: builtins.int
     """Time since its last sign of life."""
     address: builtins.str
     """Where it calls from."""
+    lead: builtins.int
+    """Clocks it is ahead of the slowest member."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """Which start of which worker."""
@@ -1150,9 +1323,10 @@ class WorkerStatus(google.protobuf.message.Message):
         clock: builtins.int = ...,
         silent_ms: builtins.int = ...,
         address: builtins.str = ...,
+        lead: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "clock", b"clock", "rank", b"rank", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "clock", b"clock", "lead", b"lead", "rank", b"rank", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 
@@ -1169,6 +1343,11 @@ class ShardStatus(google.protobuf.message.Message):
     APPLIED_CLOCK_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     OPTIMIZER_BYTES_FIELD_NUMBER: builtins.int
+    FRONTIER_FIELD_NUMBER: builtins.int
+    QUEUED_PUSH_COUNT_FIELD_NUMBER: builtins.int
+    TORN_STEP_COUNT_FIELD_NUMBER: builtins.int
+    STALENESS_COUNTS_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     state: builtins.str
     """`missing`, `ready`, `suspect` or `lost`."""
     silent_ms: builtins.int
@@ -1181,9 +1360,23 @@ class ShardStatus(google.protobuf.message.Message):
     """Version of its values."""
     optimizer_bytes: builtins.int
     """Bytes of optimizer state it holds."""
+    frontier: builtins.int
+    """Smallest clock over the members."""
+    queued_push_count: builtins.int
+    """Pushes that have begun to arrive and are not done."""
+    torn_step_count: builtins.int
+    """Steps of evicted workers of which a part was applied."""
     @property
     def shard(self) -> pswire.v1.membership_pb2.ShardAddress:
         """Where it is."""
+
+    @property
+    def staleness_counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Pushes by staleness; see `ReportProgressRequest`."""
+
+    @property
+    def waiting(self) -> pswire.v1.push_pb2.Waiting:
+        """Whom it waits for, when it has waited for a while."""
 
     def __init__(
         self,
@@ -1195,9 +1388,14 @@ class ShardStatus(google.protobuf.message.Message):
         applied_clock: builtins.int = ...,
         version: builtins.int = ...,
         optimizer_bytes: builtins.int = ...,
+        frontier: builtins.int = ...,
+        queued_push_count: builtins.int = ...,
+        torn_step_count: builtins.int = ...,
+        staleness_counts: collections.abc.Iterable[builtins.int] | None = ...,
+        waiting: pswire.v1.push_pb2.Waiting | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shard", b"shard"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "shard", b"shard", "silent_ms", b"silent_ms", "state", b"state", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shard", b"shard", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "frontier", b"frontier", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard", b"shard", "silent_ms", b"silent_ms", "staleness_counts", b"staleness_counts", "state", b"state", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ShardStatus = ShardStatus
 
@@ -1217,6 +1415,11 @@ class GetStatusResponse(google.protobuf.message.Message):
     TENSOR_COUNT_FIELD_NUMBER: builtins.int
     PARAMETER_BYTES_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    STALENESS_BOUND_FIELD_NUMBER: builtins.int
+    MODE_CLOCK_FIELD_NUMBER: builtins.int
+    WORKERS_FLOOR_FIELD_NUMBER: builtins.int
+    EVICTED_COUNT_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -1231,6 +1434,16 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Bytes of parameters over all shards."""
     failure: builtins.str
     """Why the job failed. Empty otherwise."""
+    mode: pswire.v1.membership_pb2.Mode.ValueType
+    """Mode now."""
+    staleness_bound: builtins.int
+    """Staleness bound now, in clocks."""
+    mode_clock: builtins.int
+    """Clock after which the mode rules."""
+    workers_floor: builtins.int
+    """Members below which no lost one is taken out."""
+    evicted_count: builtins.int
+    """Workers that were ever taken out."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
@@ -1256,8 +1469,13 @@ class GetStatusResponse(google.protobuf.message.Message):
         tensor_count: builtins.int = ...,
         parameter_bytes: builtins.int = ...,
         failure: builtins.str = ...,
+        mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
+        staleness_bound: builtins.int = ...,
+        mode_clock: builtins.int = ...,
+        workers_floor: builtins.int = ...,
+        evicted_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "generation", b"generation", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

@@ -100,6 +100,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
                 _registered_method=True)
+        self.SetMode = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/SetMode',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/GetStatus',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.GetStatusRequest.SerializeToString,
@@ -203,6 +208,14 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetMode(self, request, context):
+        """Changes the mode while the job runs; returns when the record is written.
+        Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Where the job stands. Idempotent.
         """
@@ -277,6 +290,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ReleaseSnapshot,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.SerializeToString,
+            ),
+            'SetMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMode,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.SetModeResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -636,6 +654,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/ReleaseSnapshot',
             pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.ReleaseSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/SetMode',
+            pswire_dot_v1_dot_coordinator__service__pb2.SetModeRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.SetModeResponse.FromString,
             options,
             channel_credentials,
             insecure,

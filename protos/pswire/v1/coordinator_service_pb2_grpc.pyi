@@ -101,6 +101,14 @@ class CoordinatorServiceStub:
     ]
     """Ends a reader's pin on a snapshot before its time. Idempotent."""
 
+    SetMode: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SetModeRequest,
+        pswire.v1.coordinator_service_pb2.SetModeResponse,
+    ]
+    """Changes the mode while the job runs; returns when the record is written.
+    Idempotent.
+    """
+
     GetStatus: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.GetStatusRequest,
         pswire.v1.coordinator_service_pb2.GetStatusResponse,
@@ -189,6 +197,14 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse,
     ]
     """Ends a reader's pin on a snapshot before its time. Idempotent."""
+
+    SetMode: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.SetModeRequest,
+        pswire.v1.coordinator_service_pb2.SetModeResponse,
+    ]
+    """Changes the mode while the job runs; returns when the record is written.
+    Idempotent.
+    """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.GetStatusRequest,
@@ -304,6 +320,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReleaseSnapshotResponse]]:
         """Ends a reader's pin on a snapshot before its time. Idempotent."""
+
+    @abc.abstractmethod
+    def SetMode(
+        self,
+        request: pswire.v1.coordinator_service_pb2.SetModeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.SetModeResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.SetModeResponse]]:
+        """Changes the mode while the job runs; returns when the record is written.
+        Idempotent.
+        """
 
     @abc.abstractmethod
     def GetStatus(

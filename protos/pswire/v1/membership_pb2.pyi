@@ -163,6 +163,9 @@ class JobSettings(google.protobuf.message.Message):
     LEASE_TTL_MS_FIELD_NUMBER: builtins.int
     WORKER_LOSS_POLICY_FIELD_NUMBER: builtins.int
     STEP_ATOMICITY_FIELD_NUMBER: builtins.int
+    BACKUP_WORKER_COUNT_FIELD_NUMBER: builtins.int
+    STALENESS_SCALING_FIELD_NUMBER: builtins.int
+    DELAY_COMPENSATION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Unique name of the job."""
     shard_count: builtins.int
@@ -179,6 +182,12 @@ class JobSettings(google.protobuf.message.Message):
     """What to do when a worker is lost."""
     step_atomicity: global___StepAtomicity.ValueType
     """When a push is applied."""
+    backup_worker_count: builtins.int
+    """In BSP, workers that a clock need not wait for."""
+    staleness_scaling: builtins.bool
+    """Whether the learning rate of a push is divided by its staleness."""
+    delay_compensation: builtins.float
+    """Strength of delay compensation in SSP and ASP, 0 for none."""
     def __init__(
         self,
         *,
@@ -190,10 +199,62 @@ class JobSettings(google.protobuf.message.Message):
         lease_ttl_ms: builtins.int = ...,
         worker_loss_policy: global___WorkerLossPolicy.ValueType = ...,
         step_atomicity: global___StepAtomicity.ValueType = ...,
+        backup_worker_count: builtins.int = ...,
+        staleness_scaling: builtins.bool = ...,
+        delay_compensation: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backup_worker_count", b"backup_worker_count", "delay_compensation", b"delay_compensation", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
 
 global___JobSettings = JobSettings
+
+@typing.final
+class ClockChoice(google.protobuf.message.Message):
+    """A clock with those whose pushes it consists of."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLOCK_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    clock: builtins.int
+    """The clock."""
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerIdentity]:
+        """Its contributors, in the order of worker ids."""
+
+    def __init__(
+        self,
+        *,
+        clock: builtins.int = ...,
+        workers: collections.abc.Iterable[global___WorkerIdentity] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "workers", b"workers"]) -> None: ...
+
+global___ClockChoice = ClockChoice
+
+@typing.final
+class WorkerSequence(google.protobuf.message.Message):
+    """A worker's pushes up to one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """Number of its push."""
+    @property
+    def worker(self) -> global___WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: global___WorkerIdentity | None = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["sequence", b"sequence", "worker", b"worker"]) -> None: ...
+
+global___WorkerSequence = WorkerSequence
 
 @typing.final
 class ShardAddress(google.protobuf.message.Message):
@@ -230,10 +291,13 @@ class Member(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     BASE_CLOCK_FIELD_NUMBER: builtins.int
+    BASE_SEQUENCE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Dense index, as of joining."""
     base_clock: builtins.int
-    """Clock it joined at: its first push is of `base_clock + 1`."""
+    """Its push `base_sequence + n` is of clock `base_clock + n`."""
+    base_sequence: builtins.int
+    """0 at joining; set anew when the mode changes."""
     @property
     def worker(self) -> global___WorkerIdentity:
         """Which start of which worker."""
@@ -244,9 +308,10 @@ class Member(google.protobuf.message.Message):
         worker: global___WorkerIdentity | None = ...,
         rank: builtins.int = ...,
         base_clock: builtins.int = ...,
+        base_sequence: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base_clock", b"base_clock", "rank", b"rank", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_clock", b"base_clock", "base_sequence", b"base_sequence", "rank", b"rank", "worker", b"worker"]) -> None: ...
 
 global___Member = Member
 
@@ -296,6 +361,9 @@ class Record(google.protobuf.message.Message):
     SKIPPED_CLOCKS_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
+    MODE_CLOCK_FIELD_NUMBER: builtins.int
+    WORKERS_FLOOR_FIELD_NUMBER: builtins.int
+    COMMIT_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     generation: builtins.int
@@ -310,6 +378,10 @@ class Record(google.protobuf.message.Message):
     """Mode from now on."""
     staleness_bound: builtins.int
     """Staleness bound from now on, in clocks."""
+    mode_clock: builtins.int
+    """Clock after which `mode` rules. Up to it the mode before did."""
+    workers_floor: builtins.int
+    """Members below which no lost one is taken out."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Member]:
         """Members from now on."""
@@ -321,6 +393,10 @@ class Record(google.protobuf.message.Message):
     @property
     def skipped_clocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Open clocks that every shard skips."""
+
+    @property
+    def commit(self) -> global___ClockChoice:
+        """A clock that every shard commits, whoever drove it. Unset if none."""
 
     def __init__(
         self,
@@ -334,7 +410,11 @@ class Record(google.protobuf.message.Message):
         skipped_clocks: collections.abc.Iterable[builtins.int] | None = ...,
         mode: global___Mode.ValueType = ...,
         staleness_bound: builtins.int = ...,
+        mode_clock: builtins.int = ...,
+        workers_floor: builtins.int = ...,
+        commit: global___ClockChoice | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "kind", b"kind", "members", b"members", "mode", b"mode", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "kind", b"kind", "members", b"members", "mode", b"mode", "mode_clock", b"mode_clock", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___Record = Record

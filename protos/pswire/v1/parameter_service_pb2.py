@@ -26,49 +26,57 @@ from pswire.v1 import membership_pb2 as pswire_dot_v1_dot_membership__pb2
 from pswire.v1 import push_pb2 as pswire_dot_v1_dot_push__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\x86\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xa0\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"^\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xad\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\x8a\x04\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xae\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xa0\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"^\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xbf\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"\xbb\x01\n\rCommitRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12&\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"#\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"\xb3\x01\n\x0cReadyRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"7\n\rReadyResponse\x12&\n\x06\x63hoice\x18\x01 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\x85\x05\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12=\n\x06\x43ommit\x12\x18.pswire.v1.CommitRequest\x1a\x19.pswire.v1.CommitResponse\x12:\n\x05Ready\x12\x17.pswire.v1.ReadyRequest\x1a\x18.pswire.v1.ReadyResponse\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pswire.v1.parameter_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHUNKSTATE']._serialized_start=1982
-  _globals['_CHUNKSTATE']._serialized_end=2096
+  _globals['_CHUNKSTATE']._serialized_start=2506
+  _globals['_CHUNKSTATE']._serialized_end=2620
   _globals['_PUSHPULLREQUEST']._serialized_start=99
   _globals['_PUSHPULLREQUEST']._serialized_end=237
   _globals['_PUSHPULLRESPONSE']._serialized_start=240
-  _globals['_PUSHPULLRESPONSE']._serialized_end=374
-  _globals['_PUSHREQUEST']._serialized_start=377
-  _globals['_PUSHREQUEST']._serialized_end=511
-  _globals['_PUSHRESPONSE']._serialized_start=513
-  _globals['_PUSHRESPONSE']._serialized_end=564
-  _globals['_PULLREQUEST']._serialized_start=567
-  _globals['_PULLREQUEST']._serialized_end=727
-  _globals['_PULLRESPONSE']._serialized_start=730
-  _globals['_PULLRESPONSE']._serialized_end=860
-  _globals['_SEEDREQUEST']._serialized_start=862
-  _globals['_SEEDREQUEST']._serialized_end=956
-  _globals['_SEEDHEADER']._serialized_start=959
-  _globals['_SEEDHEADER']._serialized_end=1105
-  _globals['_SEEDRESPONSE']._serialized_start=1107
-  _globals['_SEEDRESPONSE']._serialized_end=1148
-  _globals['_GETSESSIONREQUEST']._serialized_start=1151
-  _globals['_GETSESSIONREQUEST']._serialized_end=1282
-  _globals['_SESSIONCHUNK']._serialized_start=1284
-  _globals['_SESSIONCHUNK']._serialized_end=1351
-  _globals['_SESSIONPUSH']._serialized_start=1353
-  _globals['_SESSIONPUSH']._serialized_end=1446
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1448
-  _globals['_GETSESSIONRESPONSE']._serialized_end=1562
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=1565
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=1738
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=1740
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=1801
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=1803
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=1914
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=1916
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=1980
-  _globals['_PARAMETERSERVICE']._serialized_start=2099
-  _globals['_PARAMETERSERVICE']._serialized_end=2621
+  _globals['_PUSHPULLRESPONSE']._serialized_end=414
+  _globals['_PUSHREQUEST']._serialized_start=417
+  _globals['_PUSHREQUEST']._serialized_end=551
+  _globals['_PUSHRESPONSE']._serialized_start=553
+  _globals['_PUSHRESPONSE']._serialized_end=604
+  _globals['_PULLREQUEST']._serialized_start=607
+  _globals['_PULLREQUEST']._serialized_end=767
+  _globals['_PULLRESPONSE']._serialized_start=770
+  _globals['_PULLRESPONSE']._serialized_end=900
+  _globals['_SEEDREQUEST']._serialized_start=902
+  _globals['_SEEDREQUEST']._serialized_end=996
+  _globals['_SEEDHEADER']._serialized_start=999
+  _globals['_SEEDHEADER']._serialized_end=1145
+  _globals['_SEEDRESPONSE']._serialized_start=1147
+  _globals['_SEEDRESPONSE']._serialized_end=1188
+  _globals['_GETSESSIONREQUEST']._serialized_start=1191
+  _globals['_GETSESSIONREQUEST']._serialized_end=1322
+  _globals['_SESSIONCHUNK']._serialized_start=1324
+  _globals['_SESSIONCHUNK']._serialized_end=1391
+  _globals['_SESSIONPUSH']._serialized_start=1393
+  _globals['_SESSIONPUSH']._serialized_end=1486
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1488
+  _globals['_GETSESSIONRESPONSE']._serialized_end=1602
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=1605
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=1796
+  _globals['_COMMITREQUEST']._serialized_start=1799
+  _globals['_COMMITREQUEST']._serialized_end=1986
+  _globals['_COMMITRESPONSE']._serialized_start=1988
+  _globals['_COMMITRESPONSE']._serialized_end=2023
+  _globals['_READYREQUEST']._serialized_start=2026
+  _globals['_READYREQUEST']._serialized_end=2205
+  _globals['_READYRESPONSE']._serialized_start=2207
+  _globals['_READYRESPONSE']._serialized_end=2262
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=2264
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=2325
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=2327
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=2438
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=2440
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=2504
+  _globals['_PARAMETERSERVICE']._serialized_start=2623
+  _globals['_PARAMETERSERVICE']._serialized_end=3268
 # @@protoc_insertion_point(module_scope)

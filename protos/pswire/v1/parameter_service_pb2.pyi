@@ -93,6 +93,7 @@ class PushPullResponse(google.protobuf.message.Message):
     CHUNK_FIELD_NUMBER: builtins.int
     REPLY_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    STAGED_FIELD_NUMBER: builtins.int
     @property
     def chunk(self) -> pswire.v1.push_pb2.ParameterChunk:
         """A piece of the updated parameters."""
@@ -105,15 +106,23 @@ class PushPullResponse(google.protobuf.message.Message):
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom the push waits for. May come any number of times."""
 
+    @property
+    def staged(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """With two-phase steps: everything of the clock is here. May come again when
+        its contributors have changed. No contributors with backup workers: then
+        only the caller's own push is meant.
+        """
+
     def __init__(
         self,
         *,
         chunk: pswire.v1.push_pb2.ParameterChunk | None = ...,
         reply: pswire.v1.push_pb2.PushReply | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        staged: pswire.v1.membership_pb2.ClockChoice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
 
 global___PushPullResponse = PushPullResponse
 
@@ -450,6 +459,7 @@ class AwaitContributionRequest(google.protobuf.message.Message):
     SHARD_INCARNATION_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -460,6 +470,8 @@ class AwaitContributionRequest(google.protobuf.message.Message):
     """Newest generation the sender knows."""
     clock: builtins.int
     """Its next clock."""
+    sequence: builtins.int
+    """Number of its next push."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -473,11 +485,141 @@ class AwaitContributionRequest(google.protobuf.message.Message):
         shard_incarnation: builtins.int = ...,
         generation: builtins.int = ...,
         clock: builtins.int = ...,
+        sequence: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "sequence", b"sequence", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
 
 global___AwaitContributionRequest = AwaitContributionRequest
+
+@typing.final
+class CommitRequest(google.protobuf.message.Message):
+    """Commits a clock."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    CHOICE_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    job_id: builtins.str
+    """Job."""
+    shard_incarnation: builtins.int
+    """Start of the shard the sender means to talk to."""
+    generation: builtins.int
+    """Newest generation the sender knows."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    @property
+    def choice(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """The clock, with contributors as every shard has told."""
+
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        job_id: builtins.str = ...,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        shard_incarnation: builtins.int = ...,
+        generation: builtins.int = ...,
+        choice: pswire.v1.membership_pb2.ClockChoice | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["choice", b"choice", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+
+global___CommitRequest = CommitRequest
+
+@typing.final
+class CommitResponse(google.protobuf.message.Message):
+    """What became of a commit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMITTED_FIELD_NUMBER: builtins.int
+    committed: builtins.bool
+    """Whether the clock is committed. If not, the contributors have changed and
+    the shard tells `staged` again on the push's stream.
+    """
+    def __init__(
+        self,
+        *,
+        committed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed", b"committed"]) -> None: ...
+
+global___CommitResponse = CommitResponse
+
+@typing.final
+class ReadyRequest(google.protobuf.message.Message):
+    """Says that a push is staged on every shard."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    job_id: builtins.str
+    """Job."""
+    shard_incarnation: builtins.int
+    """Start of the shard the sender means to talk to."""
+    generation: builtins.int
+    """Newest generation the sender knows."""
+    clock: builtins.int
+    """Clock of the push."""
+    sequence: builtins.int
+    """Number of the push."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        job_id: builtins.str = ...,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        shard_incarnation: builtins.int = ...,
+        generation: builtins.int = ...,
+        clock: builtins.int = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "sequence", b"sequence", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+
+global___ReadyRequest = ReadyRequest
+
+@typing.final
+class ReadyResponse(google.protobuf.message.Message):
+    """Who counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: builtins.int
+    @property
+    def choice(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """The clock with those that were chosen."""
+
+    def __init__(
+        self,
+        *,
+        choice: pswire.v1.membership_pb2.ClockChoice | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["choice", b"choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice"]) -> None: ...
+
+global___ReadyResponse = ReadyResponse
 
 @typing.final
 class AwaitContributionResponse(google.protobuf.message.Message):

@@ -71,6 +71,16 @@ class ParameterServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionResponse.FromString,
                 _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/pswire.v1.ParameterService/Commit',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.CommitRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.CommitResponse.FromString,
+                _registered_method=True)
+        self.Ready = channel.unary_unary(
+                '/pswire.v1.ParameterService/Ready',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.FromString,
+                _registered_method=True)
         self.PullSnapshot = channel.unary_stream(
                 '/pswire.v1.ParameterService/PullSnapshot',
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotRequest.SerializeToString,
@@ -133,6 +143,22 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Commit(self, request, context):
+        """With two-phase steps: applies a clock of which every shard holds all pushes.
+        Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ready(self, request, context):
+        """With backup workers, on shard 0: says that every shard holds all of the
+        caller's push; returns when those that count are chosen. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PullSnapshot(self, request, context):
         """Reads this shard's part of a snapshot. Idempotent.
         """
@@ -172,6 +198,16 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.AwaitContribution,
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionResponse.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.CommitRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.CommitResponse.SerializeToString,
+            ),
+            'Ready': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ready,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.SerializeToString,
             ),
             'PullSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.PullSnapshot,
@@ -348,6 +384,60 @@ class ParameterService(object):
             '/pswire.v1.ParameterService/AwaitContribution',
             pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionRequest.SerializeToString,
             pswire_dot_v1_dot_parameter__service__pb2.AwaitContributionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.ParameterService/Commit',
+            pswire_dot_v1_dot_parameter__service__pb2.CommitRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ready(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.ParameterService/Ready',
+            pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,22 @@ class ParameterServiceStub:
     somebody has pushed weight for it. Idempotent.
     """
 
+    Commit: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.CommitRequest,
+        pswire.v1.parameter_service_pb2.CommitResponse,
+    ]
+    """With two-phase steps: applies a clock of which every shard holds all pushes.
+    Idempotent.
+    """
+
+    Ready: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.ReadyRequest,
+        pswire.v1.parameter_service_pb2.ReadyResponse,
+    ]
+    """With backup workers, on shard 0: says that every shard holds all of the
+    caller's push; returns when those that count are chosen. Idempotent.
+    """
+
     PullSnapshot: grpc.UnaryStreamMultiCallable[
         pswire.v1.parameter_service_pb2.PullSnapshotRequest,
         pswire.v1.parameter_service_pb2.PullSnapshotResponse,
@@ -126,6 +142,22 @@ class ParameterServiceAsyncStub:
     ]
     """Returns once a clock waits for nobody but workers that make this call, and
     somebody has pushed weight for it. Idempotent.
+    """
+
+    Commit: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.CommitRequest,
+        pswire.v1.parameter_service_pb2.CommitResponse,
+    ]
+    """With two-phase steps: applies a clock of which every shard holds all pushes.
+    Idempotent.
+    """
+
+    Ready: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.ReadyRequest,
+        pswire.v1.parameter_service_pb2.ReadyResponse,
+    ]
+    """With backup workers, on shard 0: says that every shard holds all of the
+    caller's push; returns when those that count are chosen. Idempotent.
     """
 
     PullSnapshot: grpc.aio.UnaryStreamMultiCallable[
@@ -196,6 +228,26 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.parameter_service_pb2.AwaitContributionResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.AwaitContributionResponse]]:
         """Returns once a clock waits for nobody but workers that make this call, and
         somebody has pushed weight for it. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def Commit(
+        self,
+        request: pswire.v1.parameter_service_pb2.CommitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.parameter_service_pb2.CommitResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.CommitResponse]]:
+        """With two-phase steps: applies a clock of which every shard holds all pushes.
+        Idempotent.
+        """
+
+    @abc.abstractmethod
+    def Ready(
+        self,
+        request: pswire.v1.parameter_service_pb2.ReadyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.parameter_service_pb2.ReadyResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.ReadyResponse]]:
+        """With backup workers, on shard 0: says that every shard holds all of the
+        caller's push; returns when those that count are chosen. Idempotent.
         """
 
     @abc.abstractmethod

@@ -324,6 +324,8 @@ class PushReply(google.protobuf.message.Message):
     CLOCK_FIELD_NUMBER: builtins.int
     STALENESS_FIELD_NUMBER: builtins.int
     NONFINITE_WORKER_IDS_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    STALENESS_BOUND_FIELD_NUMBER: builtins.int
     outcome: global___Outcome.ValueType
     """What became of the push. `APPLIED` for a pull."""
     shard_incarnation: builtins.int
@@ -335,9 +337,17 @@ class PushReply(google.protobuf.message.Message):
     frontier: builtins.int
     """Smallest clock over the members."""
     clock: builtins.int
-    """Clock of the worker after this push."""
+    """Clock of the worker after this push. When dropped, the newest clock: its
+    pushes up to that one are closed.
+    """
     staleness: builtins.int
-    """Clocks the values pushed against lay behind. 0 in BSP."""
+    """Updates that were applied between the values the gradient came from and the
+    push. 0 in BSP.
+    """
+    mode: pswire.v1.membership_pb2.Mode.ValueType
+    """Mode under which the values were given."""
+    staleness_bound: builtins.int
+    """Staleness bound under which the values were given, in clocks."""
     @property
     def nonfinite_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers whose gradient was not finite, when skipped."""
@@ -353,8 +363,10 @@ class PushReply(google.protobuf.message.Message):
         clock: builtins.int = ...,
         staleness: builtins.int = ...,
         nonfinite_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
+        staleness_bound: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "frontier", b"frontier", "generation", b"generation", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "frontier", b"frontier", "generation", b"generation", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
 
 global___PushReply = PushReply
 
