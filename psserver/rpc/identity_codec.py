@@ -42,6 +42,13 @@ def check_protocol(version: int) -> None:
         )
 
 
+def range_message(piece: DataRange) -> push_pb2.DataRange:
+    """Writes a data range."""
+    return push_pb2.DataRange(
+        loader=piece.loader, epoch=piece.epoch, start=piece.start, stop=piece.stop
+    )
+
+
 def read_ranges(
     ranges: Collection[push_pb2.DataRange],
 ) -> tuple[DataRange, ...]:

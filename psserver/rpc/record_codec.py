@@ -1,12 +1,17 @@
 """Records, settings and addresses <-> messages of the control plane."""
 
+from collections.abc import Iterable
+
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import (
+    ClockChoice,
     Departure,
     FenceKind,
+    LossPolicy,
     Member,
     Mode,
     Record,
+    StepAtomicity,
     WorkerKey,
 )
 from psserver.core.shard_map import ShardSlot
@@ -36,8 +41,30 @@ def settings_message(settings: JobSettings) -> messages.JobSettings:
         staleness_bound=settings.staleness_bound,
         workers_min=settings.workers_min,
         lease_ttl_ms=settings.lease_ttl_ms,
-        worker_loss_policy=messages.WORKER_LOSS_POLICY_CONTINUE,
-        step_atomicity=messages.STEP_ATOMICITY_CHUNK,
+        worker_loss_policy=messages.WorkerLossPolicy.ValueType(
+            settings.worker_loss_policy
+        ),
+        step_atomicity=messages.StepAtomicity.ValueType(settings.step_atomicity),
+        backup_worker_count=settings.backup_worker_count,
+        staleness_scaling=settings.is_staleness_scaled,
+        delay_compensation=settings.delay_compensation,
+    )
+
+
+def read_settings(message: messages.JobSettings) -> JobSettings:
+    """Reads a job's settings; those that concern the coordinator alone are default."""
+    return JobSettings(
+        job_id=message.job_id,
+        shard_count=message.shard_count,
+        mode=Mode(message.mode),
+        staleness_bound=message.staleness_bound,
+        workers_min=message.workers_min,
+        lease_ttl_ms=message.lease_ttl_ms,
+        worker_loss_policy=LossPolicy(message.worker_loss_policy),
+        step_atomicity=StepAtomicity(message.step_atomicity),
+        backup_worker_count=message.backup_worker_count,
+        is_staleness_scaled=message.staleness_scaling,
+        delay_compensation=message.delay_compensation,
     )
 
 
@@ -60,6 +87,9 @@ def record_message(record: Record) -> messages.Record:
         skipped_clocks=record.skipped_clocks,
         mode=messages.Mode.ValueType(record.mode),
         staleness_bound=record.staleness_bound,
+        mode_clock=record.mode_clock,
+        workers_floor=record.workers_floor,
+        commit=None if record.commit is None else choice_message(record.commit),
     )
 
 
@@ -82,11 +112,43 @@ def read_record(message: messages.Record) -> Record:
         skipped_clocks=tuple(message.skipped_clocks),
         mode=Mode(message.mode),
         staleness_bound=message.staleness_bound,
+        mode_clock=message.mode_clock,
+        workers_floor=message.workers_floor,
+        commit=read_choice(message.commit) if message.HasField("commit") else None,
     )
 
 
+def choice_message(choice: ClockChoice) -> messages.ClockChoice:
+    """Writes a clock with its contributors."""
+    return messages.ClockChoice(
+        clock=choice.clock, workers=[identity_message(each) for each in choice.workers]
+    )
+
+
+def read_choice(message: messages.ClockChoice) -> ClockChoice:
+    """Reads a clock with its contributors from a process of the job's own."""
+    return ClockChoice(message.clock, tuple(map(read_identity, message.workers)))
+
+
+def sequence_messages(
+    sequences: Iterable[tuple[WorkerKey, int]],
+) -> list[messages.WorkerSequence]:
+    """Writes workers' pushes up to one of each."""
+    return [
+        messages.WorkerSequence(worker=identity_message(worker), sequence=sequence)
+        for worker, sequence in sequences
+    ]
+
+
+def read_sequences(
+    sequences: Iterable[messages.WorkerSequence],
+) -> tuple[tuple[WorkerKey, int], ...]:
+    """Reads workers' pushes up to one of each."""
+    return tuple((read_identity(each.worker), each.sequence) for each in sequences)
+
+
 def read_identity(message: messages.WorkerIdentity) -> WorkerKey:
-    """Reads an identity from the coordinator, which never sends a wrong one."""
+    """Reads an identity from a process of the job's own, which sends no wrong one."""
     return WorkerKey(message.worker_id, message.incarnation)
 
 
@@ -95,6 +157,7 @@ def _member_message(member: Member) -> messages.Member:
         worker=identity_message(member.worker),
         rank=member.rank,
         base_clock=member.base_clock,
+        base_sequence=member.base_sequence,
     )
 
 
@@ -103,4 +166,5 @@ def _read_member(message: messages.Member) -> Member:
         worker=read_identity(message.worker),
         rank=message.rank,
         base_clock=message.base_clock,
+        base_sequence=message.base_sequence,
     )

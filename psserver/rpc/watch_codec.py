@@ -16,6 +16,7 @@ from psserver.rpc.record_codec import (
     address_message,
     identity_message,
     record_message,
+    sequence_messages,
 )
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -59,6 +60,7 @@ def shard_event(
             prepare = messages.FencePrepare(
                 fence_number=event.fence_number,
                 kind=membership_pb2.FenceKind.ValueType(event.kind),
+                evicting=[identity_message(worker) for worker in event.evicting],
             )
             if event.seeder is not None:
                 prepare.seeder.CopyFrom(identity_message(event.seeder))
@@ -75,6 +77,7 @@ def shard_event(
                 fence_number=event.fence_number,
                 snapshot_id=event.snapshot_id,
                 clock=event.clock,
+                sequences=sequence_messages(event.sequences),
             )
             return messages.WatchShardResponse(cut=cut)
         case ReleaseImage():

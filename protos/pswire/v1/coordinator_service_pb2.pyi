@@ -587,6 +587,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     TORN_STEP_COUNT_FIELD_NUMBER: builtins.int
     STALENESS_COUNTS_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
+    CONTRADICTING_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -621,6 +622,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     def done(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerSequence]:
         """Of each member, its last push that is done."""
 
+    @property
+    def contradicting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
+        """Members whose bytes contradicted their finite verdict: to be evicted."""
+
     def __init__(
         self,
         *,
@@ -637,9 +642,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         torn_step_count: builtins.int = ...,
         staleness_counts: collections.abc.Iterable[builtins.int] | None = ...,
         done: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
+        contradicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
