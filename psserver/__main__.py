@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from psserver.config import (
-    CoordinatorConfig,
-    ListenConfig,
-    ShardConfig,
-)
+from psserver.config import ListenConfig, ShardConfig
+from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.versions import version_text
@@ -60,21 +57,6 @@ Insecure = Annotated[
         "--insecure", help="Listen beyond loopback although nothing protects the port."
     ),
 ]
-ShardCount = Annotated[int, typer.Option("--shards", help="Shards of the job.")]
-WorkersMin = Annotated[
-    int,
-    typer.Option("--min-workers", help="Workers to wait for before the first clock."),
-]
-LeaseTtl = Annotated[
-    float,
-    typer.Option("--lease-ttl", help="Seconds within which a lost process is noticed."),
-]
-ModeName = Annotated[
-    str, typer.Option(help="How workers keep together: bsp in this release.")
-]
-Seed = Annotated[
-    int, typer.Option(help="Seed of the data order; 0 takes a random one.")
-]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
@@ -91,28 +73,17 @@ def psserver(
 
 
 @app.command()
+@takes_job_options
 def coordinator(
     *,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
-    shards: ShardCount,
-    mode: ModeName = "bsp",
-    min_workers: WorkersMin = 1,
-    lease_ttl: LeaseTtl = 10.0,
-    seed: Seed = 0,
     insecure: Insecure = False,
     verbose: Verbose = False,
+    job: JobOptions,
 ) -> None:
     """Serves one job: settings, membership, shard map, data, snapshots."""
-    _check_mode(mode)
-    config = CoordinatorConfig(
-        listen=ListenConfig(address=listen, insecure=insecure),
-        state_dir=state_dir,
-        shard_count=shards,
-        workers_min=min_workers,
-        lease_ttl_ms=round(lease_ttl * 1000),
-        job_seed=seed,
-    )
+    config = job.config(ListenConfig(address=listen, insecure=insecure), state_dir)
     from psserver.daemon.coordinator import run_coordinator
 
     _run("coordinator", run_coordinator(config), verbose=verbose)
@@ -162,38 +133,21 @@ def shard(
 
 
 @app.command()
+@takes_job_options
 def local(
     *,
-    shards: ShardCount,
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
-    mode: ModeName = "bsp",
-    min_workers: WorkersMin = 1,
-    lease_ttl: LeaseTtl = 10.0,
-    seed: Seed = 0,
     insecure: Insecure = False,
     verbose: Verbose = False,
+    job: JobOptions,
 ) -> None:
     """Runs a coordinator and its shards on this machine under one supervisor."""
-    _check_mode(mode)
-    config = CoordinatorConfig(
-        listen=ListenConfig(address=listen, insecure=insecure),
-        state_dir=state_dir,
-        shard_count=shards,
-        workers_min=min_workers,
-        lease_ttl_ms=round(lease_ttl * 1000),
-        job_seed=seed,
-    )
+    config = job.config(ListenConfig(address=listen, insecure=insecure), state_dir)
     from psserver.daemon.local import run_local
 
-    _run("local", run_local(config, verbose=verbose), verbose=verbose)
-
-
-def _check_mode(mode: str) -> None:
-    if mode != "bsp":
-        raise typer.BadParameter(
-            f"mode {mode!r} is not in this release, only bsp", param_hint="--mode"
-        )
+    daemons = run_local(config, job.arguments(), verbose=verbose)
+    _run("local", daemons, verbose=verbose)
 
 
 def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:

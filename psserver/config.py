@@ -1,11 +1,26 @@
 """Settings of the daemons, built once from the command line."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
 from pswire.addresses import Address
-from pswire.limits import SHARD_COUNT_MAX
+from pswire.keepalive import reconnect_grace_ms
+from pswire.limits import (
+    SHARD_COUNT_MAX,
+    STALENESS_BOUND_DEFAULT,
+    STALENESS_BOUND_MAX,
+)
+
+LEASE_TTL_MS_MIN = 1_000
+"""A ping, its time-out and the grace for reconnecting take 600 ms of it together.
+Below that a busy machine's hiccup looks like a death."""
+
+LEASE_TTL_MS_MAX = 24 * 3600 * 1000
+"""A process that nobody misses for a day is none that others wait for."""
 
 
 class ConfigurationError(ValueError):
@@ -47,16 +62,31 @@ class CoordinatorConfig:
         listen: Where it listens.
         state_dir: Folder of its durable state.
         shard_count: Shards of the job.
+        mode: How workers keep together.
+        staleness_bound: Largest staleness in SSP, in clocks; None for the default.
         workers_min: Workers that must be there before the first clock.
+        worker_loss_policy: What to do when a worker is lost.
+        step_atomicity: When a push is applied; None for what the rest needs.
+        backup_worker_count: In BSP, workers that a clock need not wait for.
+        is_staleness_scaled: Whether the learning rate of a push is divided by its
+            staleness, in SSP and ASP.
+        delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
         lease_ttl_ms: Bound on the detection of a lost process. Shorter finds it
             sooner, and takes slow machines for dead ones.
-        job_seed: From which the seeds of all epochs follow.
+        job_seed: From which the seeds of all epochs follow; 0 for a random one.
     """
 
     listen: ListenConfig
     state_dir: Path
     shard_count: int
+    mode: Mode = Mode.BSP
+    staleness_bound: int | None = None
     workers_min: int = 1
+    worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
+    step_atomicity: StepAtomicity | None = None
+    backup_worker_count: int = 0
+    is_staleness_scaled: bool = False
+    delay_compensation: float = 0.0
     lease_ttl_ms: int = 10_000
     job_seed: int = 0
 
@@ -73,10 +103,124 @@ class CoordinatorConfig:
             )
         if self.workers_min < 1:
             raise ConfigurationError(f"--min-workers {self.workers_min} is below 1")
-        if self.lease_ttl_ms < 4_000:
+        if not LEASE_TTL_MS_MIN <= self.lease_ttl_ms <= LEASE_TTL_MS_MAX:
             raise ConfigurationError(
-                f"--lease-ttl {self.lease_ttl_ms / 1000:g} is below 4 s: a ping, its "
-                "time-out and the time to reconnect take 3 s together"
+                f"--lease-ttl {self.lease_ttl_ms / 1000:g} is not in 1 to "
+                f"{LEASE_TTL_MS_MAX // 1000} s: in less than a second a ping, its "
+                "time-out and the time to reconnect leave no room for a busy machine; "
+                "1 finds a lost process soonest, 10 forgives more"
+            )
+        self._validate_staleness()
+        self._validate_two_phases()
+
+    def job_settings(self, *, job_id: str, job_seed: int) -> JobSettings:
+        """The settings of the job, with what they switch on."""
+        return JobSettings(
+            job_id=job_id,
+            shard_count=self.shard_count,
+            mode=self.mode,
+            staleness_bound=self._bound,
+            workers_min=self.workers_min,
+            lease_ttl_ms=self.lease_ttl_ms,
+            reconnect_grace_ms=reconnect_grace_ms(self.lease_ttl_ms),
+            job_seed=job_seed,
+            worker_loss_policy=self.worker_loss_policy,
+            step_atomicity=self._atomicity,
+            backup_worker_count=self.backup_worker_count,
+            is_staleness_scaled=self.is_staleness_scaled,
+            delay_compensation=self.delay_compensation,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What follows from the settings and was not said, for the log."""
+        found = []
+        if self.mode is Mode.SSP and self.staleness_bound is None:
+            found.append(
+                f"no --staleness: workers may be {STALENESS_BOUND_DEFAULT} clocks apart"
+            )
+        if self.step_atomicity is None and self._needs_two_phases:
+            found.append(
+                f"{' and '.join(self._needs_two_phases)} switched --step-atomicity "
+                "clock on: a step takes two round trips, and nothing of it is applied "
+                "before every shard has all of it"
+            )
+        ruled = self._of_stale_pushes
+        if self.mode is Mode.BSP and ruled:
+            found.append(
+                f"{' and '.join(ruled)} has no effect in bsp, where no push is stale; "
+                "`psctl mode ssp` or `asp` gives it one"
+            )
+        return tuple(found)
+
+    @property
+    def _bound(self) -> int:
+        if self.mode is not Mode.SSP:
+            return 0
+        given = self.staleness_bound
+        return STALENESS_BOUND_DEFAULT if given is None else given
+
+    @property
+    def _atomicity(self) -> StepAtomicity:
+        if self.step_atomicity is not None:
+            return self.step_atomicity
+        return StepAtomicity.CLOCK if self._needs_two_phases else StepAtomicity.CHUNK
+
+    @property
+    def _needs_two_phases(self) -> tuple[str, ...]:
+        """Options that can't do without two-phase steps, as they were given."""
+        found = []
+        if self.worker_loss_policy is LossPolicy.WAIT:
+            found.append("--on-worker-loss wait")
+        if self.backup_worker_count:
+            found.append(f"--backup-workers {self.backup_worker_count}")
+        return tuple(found)
+
+    @property
+    def _of_stale_pushes(self) -> tuple[str, ...]:
+        """Options about stale pushes, as they were given."""
+        found = []
+        if self.is_staleness_scaled:
+            found.append("--staleness-scaling")
+        if self.delay_compensation:
+            found.append(f"--delay-compensation {self.delay_compensation:g}")
+        return tuple(found)
+
+    def _validate_staleness(self) -> None:
+        bound = self.staleness_bound
+        if bound is not None and self.mode is not Mode.SSP:
+            raise ConfigurationError(
+                f"--staleness {bound} has no meaning with --mode "
+                f"{self.mode.name.lower()}: only ssp bounds how far workers are apart; "
+                "leave it out, or say --mode ssp"
+            )
+        if bound is not None and not 0 <= bound <= STALENESS_BOUND_MAX:
+            raise ConfigurationError(
+                f"--staleness {bound} is not in 0 to {STALENESS_BOUND_MAX}; with "
+                "--mode asp there is no bound at all"
+            )
+        strength = self.delay_compensation
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ConfigurationError(
+                f"--delay-compensation {strength:g} is no strength: give a number of "
+                "at least 0, such as 0.04; 0 is none"
+            )
+
+    def _validate_two_phases(self) -> None:
+        count = self.backup_worker_count
+        if count < 0:
+            raise ConfigurationError(f"--backup-workers {count} is below 0")
+        if count and self.mode is not Mode.BSP:
+            raise ConfigurationError(
+                f"--backup-workers {count} has no meaning with --mode "
+                f"{self.mode.name.lower()}: there no worker waits for the slowest ones "
+                "of a clock; leave it out, or say --mode bsp"
+            )
+        needed_by = self._needs_two_phases
+        if self.step_atomicity is StepAtomicity.CHUNK and needed_by:
+            raise ConfigurationError(
+                f"--step-atomicity chunk can't go with {' and '.join(needed_by)}: what "
+                "is applied of a clock that is open can't be taken back; leave out one "
+                "of them, or say --step-atomicity clock"
             )
 
 

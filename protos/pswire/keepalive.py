@@ -25,7 +25,12 @@ class Keepalive:
 
 CONTROL_KEEPALIVE: Final = Keepalive(interval_ms=1_000, timeout_ms=1_500)
 """The membership stream is a worker's sign of life. Interval, time-out and the grace
-for reconnecting (500 ms) together stay well below the lease of 10 s."""
+for reconnecting together stay well below the lease of 10 s. Also how clients watch
+their coordinator, whatever the lease: they learn it only when they have registered."""
+
+RECONNECT_GRACE_MS: Final = 500
+"""Time in which a stream that broke may be opened again. A client tries at once, and
+then every tenth of a second or so."""
 
 DATA_KEEPALIVE: Final = Keepalive(interval_ms=10_000, timeout_ms=5_000)
 """On the data plane a call's deadline decides first, so pings only end calls that wait
@@ -37,6 +42,24 @@ never looks like abuse. gRPC's default of 5 minutes closes a silent stream in 6 
 
 PING_STRIKE_COUNT_MAX: Final = 3
 """Pings sooner than allowed that a server takes before it closes the connection."""
+
+
+def coordinator_keepalive(lease_ttl_ms: int) -> Keepalive:
+    """How the coordinator watches its streams.
+
+    Interval, time-out and `reconnect_grace_ms` take at most 0.6 of the lease, so that
+    whoever stopped answering is taken out within it. From 5 s on nothing is gained by
+    pinging less.
+    """
+    return Keepalive(
+        interval_ms=min(CONTROL_KEEPALIVE.interval_ms, lease_ttl_ms // 5),
+        timeout_ms=min(CONTROL_KEEPALIVE.timeout_ms, lease_ttl_ms * 3 // 10),
+    )
+
+
+def reconnect_grace_ms(lease_ttl_ms: int) -> int:
+    """Time in which a stream that broke may be opened again."""
+    return min(RECONNECT_GRACE_MS, lease_ttl_ms // 10)
 
 
 def keepalive_options(keepalive: Keepalive) -> list[tuple[str, str | int]]:

@@ -41,5 +41,12 @@ float32, so a norm accumulated in float32 can't mistake a large one for infinite
 SHARD_COUNT_MAX: Final = 1024
 """Most shards of a job."""
 
+STALENESS_BOUND_DEFAULT: Final = 3
+"""Clocks that workers may be apart in SSP when nobody says: a step that takes four
+times as long then stops nobody, and no gradient is much older than the values."""
+
+STALENESS_BOUND_MAX: Final = 1_000_000
+"""Largest staleness bound. More is no bound, and ASP says so."""
+
 WAITING_INTERVAL_MS: Final = 5_000
 """A call that waits longer than this hears whom it waits for, and again each time."""

@@ -8,7 +8,7 @@ import grpc_health.v1.health_pb2 as health_messages
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import CoordinatorConfig
-from psserver.core.job_settings import JobSettings
+from psserver.core.record import Mode
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
 from psserver.host.coordinator_host import CoordinatorHost
@@ -17,6 +17,7 @@ from psserver.rpc.coordinator_service import SERVICE, CoordinatorService
 from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.job_store import JobStore
 from psserver.storage.state_folder import held_folder
+from pswire.keepalive import coordinator_keepalive
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -31,16 +32,14 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     """
     config.validate()
     with held_folder(config.state_dir), JobStore(config.state_dir) as store:
-        settings = JobSettings(
-            job_id=new_job_id(),
-            shard_count=config.shard_count,
-            workers_min=config.workers_min,
-            lease_ttl_ms=config.lease_ttl_ms,
-            job_seed=config.job_seed or secrets.randbits(62),
+        settings = config.job_settings(
+            job_id=new_job_id(), job_seed=config.job_seed or secrets.randbits(62)
         )
         host = CoordinatorHost(settings, store)
         server = make_server(
-            ServerKind.COORDINATOR, [CoordinatorService(host).handler()]
+            ServerKind.COORDINATOR,
+            [CoordinatorService(host).handler()],
+            coordinator_keepalive(config.lease_ttl_ms),
         )
         health = grpc_health.v1.health.aio.HealthServicer()
         add_HealthServicer_to_server(health, server)
@@ -48,18 +47,45 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         await server.start()
         for service in ("", SERVICE):
             await health.set(service, health_messages.HealthCheckResponse.SERVING)
-        log.info(
-            "job %s: %d shards, at least %d workers, BSP",
-            host.core.settings.job_id,
-            config.shard_count,
-            config.workers_min,
-        )
+        _tell(config, host)
         announce("coordinator", address)
         try:
             await stay(host.run_clock(), _fail_with(host))
         finally:
             await health.enter_graceful_shutdown()
             await server.stop(DRAIN_TIMEOUT_S)
+
+
+def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
+    """Says what runs here, and what follows from the settings without being said."""
+    settings = host.core.settings
+    bound = (
+        f", {settings.staleness_bound} clocks apart"
+        if settings.mode is Mode.SSP
+        else ""
+    )
+    log.info(
+        "job %s: %d shards, at least %d workers, %s%s, lease %g s",
+        settings.job_id,
+        settings.shard_count,
+        settings.workers_min,
+        settings.mode.name,
+        bound,
+        settings.lease_ttl_ms / 1000,
+    )
+    for note in config.notes():
+        log.warning("%s", note)
+    record = host.core.record
+    if record is not None and (record.mode, record.staleness_bound) != (
+        settings.mode,
+        settings.staleness_bound,
+    ):
+        log.warning(
+            "the job goes on in %s with staleness %d, as it was left; --mode and "
+            "--staleness are for a new job, `psctl mode` changes a running one",
+            record.mode.name,
+            record.staleness_bound,
+        )
 
 
 async def _fail_with(host: CoordinatorHost) -> None:

@@ -17,8 +17,15 @@ log = logging.getLogger("psserver.local")
 PR_SET_PDEATHSIG = 1
 
 
-async def run_local(config: CoordinatorConfig, *, verbose: bool) -> None:
+async def run_local(
+    config: CoordinatorConfig, job_arguments: list[str], *, verbose: bool
+) -> None:
     """Runs all daemons of a job until told to stop, or until one of them ends.
+
+    Args:
+        config: Settings of the coordinator.
+        job_arguments: The same of the job, as options for its command line.
+        verbose: Whether all log more.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -27,13 +34,14 @@ async def run_local(config: CoordinatorConfig, *, verbose: bool) -> None:
     config.validate()
     children: list[asyncio.subprocess.Process] = []
     try:
-        await stay(_supervise(config, children, verbose=verbose))
+        await stay(_supervise(config, job_arguments, children, verbose=verbose))
     finally:
         await _stop(children)
 
 
 async def _supervise(
     config: CoordinatorConfig,
+    job_arguments: list[str],
     children: list[asyncio.subprocess.Process],
     *,
     verbose: bool,
@@ -44,10 +52,7 @@ async def _supervise(
         "coordinator",
         f"--listen={config.listen.address}",
         f"--state-dir={config.state_dir / 'coordinator'}",
-        f"--shards={config.shard_count}",
-        f"--min-workers={config.workers_min}",
-        f"--lease-ttl={config.lease_ttl_ms / 1000}",
-        f"--seed={config.job_seed}",
+        *job_arguments,
         *common,
     )
     children.append(coordinator)

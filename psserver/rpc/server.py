@@ -41,10 +41,17 @@ _KEEPALIVES: Final[dict[ServerKind, Keepalive]] = {
 }
 
 
-def server_options(kind: ServerKind) -> list[tuple[str, str | int]]:
-    """All settings of a server of this kind."""
+def server_options(
+    kind: ServerKind, keepalive: Keepalive | None = None
+) -> list[tuple[str, str | int]]:
+    """All settings of a server of this kind.
+
+    Args:
+        kind: Whose server it is.
+        keepalive: How it pings, if not as its kind does.
+    """
     return [
-        *keepalive_options(_KEEPALIVES[kind]),
+        *keepalive_options(keepalive or _KEEPALIVES[kind]),
         *ping_allowance_options(),
         # On by default: a second server then binds the same port without an error,
         # and a zombie shard and its replacement share the clients.
@@ -63,9 +70,17 @@ def server_options(kind: ServerKind) -> list[tuple[str, str | int]]:
 
 
 def make_server(
-    kind: ServerKind, handlers: list[grpc.GenericRpcHandler]
+    kind: ServerKind,
+    handlers: list[grpc.GenericRpcHandler],
+    keepalive: Keepalive | None = None,
 ) -> grpc.aio.Server:
-    """Makes a server for the running event loop; it is not bound yet."""
-    server = grpc.aio.server(options=server_options(kind))
+    """Makes a server for the running event loop; it is not bound yet.
+
+    Args:
+        kind: Whose server it is.
+        handlers: Its services.
+        keepalive: How it pings, if not as its kind does.
+    """
+    server = grpc.aio.server(options=server_options(kind, keepalive))
     server.add_generic_rpc_handlers(tuple(handlers))
     return server

@@ -13,7 +13,11 @@ from psserver.rpc.guard import Context, as_refusal, streaming, unary
 from psserver.rpc.server import ServerKind, make_server, server_options
 from pswire.channels import ChannelKind, aio_channel, channel_options
 from pswire.error_details import refusal_from_rpc_error
-from pswire.keepalive import PING_INTERVAL_MIN_MS
+from pswire.keepalive import (
+    PING_INTERVAL_MIN_MS,
+    coordinator_keepalive,
+    reconnect_grace_ms,
+)
 from pswire.limits import MESSAGE_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 
@@ -115,6 +119,28 @@ def test_keepalive_is_that_of_the_kind(
     assert options["grpc.keepalive_time_ms"] == interval_ms, why
     assert options["grpc.keepalive_timeout_ms"] == timeout_ms, why
     assert options["grpc.http2.ping_timeout_ms"] == timeout_ms, "alone finds a SIGSTOP"
+
+
+@pytest.mark.parametrize(
+    ("lease_ttl_ms", "interval_ms", "timeout_ms"),
+    [
+        (1_000, 200, 300),
+        (2_000, 400, 600),
+        (5_000, 1_000, 1_500),
+        (10_000, 1_000, 1_500),
+        (3_600_000, 1_000, 1_500),
+    ],
+)
+def test_a_short_lease_makes_the_coordinator_ping_faster(
+    lease_ttl_ms: int, interval_ms: int, timeout_ms: int
+) -> None:
+    keepalive = coordinator_keepalive(lease_ttl_ms)
+    options = dict(server_options(ServerKind.COORDINATOR, keepalive))
+
+    assert options["grpc.keepalive_time_ms"] == interval_ms
+    assert options["grpc.http2.ping_timeout_ms"] == timeout_ms
+    within_ms = interval_ms + timeout_ms + reconnect_grace_ms(lease_ttl_ms)
+    assert within_ms <= 0.6 * lease_ttl_ms
 
 
 @every_kind

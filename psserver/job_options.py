@@ -1,0 +1,190 @@
+"""Options of a job, which `psserver coordinator` and `psserver local` share.
+
+Declared once, as the fields of a dataclass: a command takes them as one argument, and
+`arguments` writes them down again for another process.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from psserver.config import CoordinatorConfig, ListenConfig
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from pswire.limits import STALENESS_BOUND_DEFAULT
+
+
+class ModeName(StrEnum):
+    """How workers keep together."""
+
+    BSP = "bsp"
+    SSP = "ssp"
+    ASP = "asp"
+
+
+class LossPolicyName(StrEnum):
+    """What to do when a worker is lost."""
+
+    CONTINUE = "continue"
+    WAIT = "wait"
+
+
+class AtomicityName(StrEnum):
+    """When a push is applied."""
+
+    CHUNK = "chunk"
+    CLOCK = "clock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of a job as they were given; `CoordinatorConfig` says what they mean."""
+
+    shards: Annotated[int, typer.Option(help="Shards of the job.")]
+    mode: Annotated[
+        ModeName,
+        typer.Option(
+            help="How workers keep together: in lockstep, a bounded number of clocks "
+            "apart, or freely. `psctl mode` changes it while the job runs."
+        ),
+    ] = ModeName.BSP
+    staleness: Annotated[
+        int | None,
+        typer.Option(
+            metavar="S",
+            help="With ssp, clocks that a worker may be ahead of the slowest one; "
+            f"{STALENESS_BOUND_DEFAULT} by default.",
+            show_default=False,
+        ),
+    ] = None
+    min_workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Workers to wait for before the first clock, and below which no lost "
+            "one is given up.",
+        ),
+    ] = 1
+    on_worker_loss: Annotated[
+        LossPolicyName,
+        typer.Option(
+            help="Without a lost worker: go on with those left, or wait for another "
+            "process under its worker id, which takes over the clock that was open."
+        ),
+    ] = LossPolicyName.CONTINUE
+    step_atomicity: Annotated[
+        AtomicityName | None,
+        typer.Option(
+            help="Apply each chunk of a step once its contributions are there, or "
+            "nothing before every shard has the whole clock, which takes a second "
+            "round trip; `chunk` by default.",
+            show_default=False,
+        ),
+    ] = None
+    backup_workers: Annotated[
+        int,
+        typer.Option(
+            metavar="B",
+            help="With bsp, workers that a clock need not wait for; the pushes of the "
+            "slowest ones are dropped.",
+        ),
+    ] = 0
+    staleness_scaling: Annotated[
+        bool,
+        typer.Option(
+            "--staleness-scaling",
+            help="With ssp and asp, divide the learning rate of a push by its "
+            "staleness.",
+        ),
+    ] = False
+    delay_compensation: Annotated[
+        float,
+        typer.Option(
+            metavar="LAMBDA",
+            help="With ssp and asp, correct a stale gradient by this strength for what "
+            "has changed since its values (DC-ASGD); takes a copy of the parameters "
+            "for each worker. 0 is none.",
+        ),
+    ] = 0.0
+    lease_ttl: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds within which a lost process is noticed, at least 1.",
+        ),
+    ] = 10.0
+    seed: Annotated[
+        int, typer.Option(help="Seed of the data order; 0 takes a random one.")
+    ] = 0
+
+    def config(self, listen: ListenConfig, state_dir: Path) -> CoordinatorConfig:
+        """The coordinator's settings; not validated yet."""
+        if not math.isfinite(self.lease_ttl):
+            raise typer.BadParameter(
+                f"{self.lease_ttl} is no number of seconds", param_hint="--lease-ttl"
+            )
+        atomicity = self.step_atomicity
+        return CoordinatorConfig(
+            listen=listen,
+            state_dir=state_dir,
+            shard_count=self.shards,
+            mode=Mode[self.mode.name],
+            staleness_bound=self.staleness,
+            workers_min=self.min_workers,
+            worker_loss_policy=LossPolicy[self.on_worker_loss.name],
+            step_atomicity=StepAtomicity[atomicity.name] if atomicity else None,
+            backup_worker_count=self.backup_workers,
+            is_staleness_scaled=self.staleness_scaling,
+            delay_compensation=self.delay_compensation,
+            lease_ttl_ms=round(self.lease_ttl * 1000),
+            job_seed=self.seed,
+        )
+
+    def arguments(self) -> list[str]:
+        """The options again, for the command line of another process."""
+        found = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            option = f"--{each.name.replace('_', '-')}"
+            if value is True:
+                found.append(option)
+            elif value is not None and value is not False:
+                found.append(f"{option}={value}")
+        return found
+
+
+_HINTS: Final = get_type_hints(JobOptions, include_extras=True)
+
+
+def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Lets a command take the options of a job as one argument, named `job`."""
+    names = [each.name for each in fields(JobOptions)]
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:  # noqa: ANN401, as typer passes them
+        job = JobOptions(**{name: arguments.pop(name) for name in names})
+        command(job=job, **arguments)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    options = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=(
+                inspect.Parameter.empty if each.default is MISSING else each.default
+            ),
+            annotation=_HINTS[each.name],
+        )
+        for each in fields(JobOptions)
+    ]
+    parameters = [*(each for each in own if each.name != "job"), *options]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    del wrapped.__wrapped__
+    return wrapped

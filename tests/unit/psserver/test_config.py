@@ -1,0 +1,120 @@
+"""What settings mean together, and what is said of those that contradict."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from psserver.config import ConfigurationError, CoordinatorConfig, ListenConfig
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from pswire.addresses import Address
+
+PLAIN: Final = CoordinatorConfig(
+    listen=ListenConfig(address=Address("127.0.0.1", 0)),
+    state_dir=Path("state"),
+    shard_count=2,
+)
+
+
+def settings_of(**changes: Any) -> JobSettings:  # noqa: ANN401, fields of a config
+    config = replace(PLAIN, **changes)
+    config.validate()
+    return config.job_settings(job_id="job", job_seed=1)
+
+
+def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
+    return "\n".join(replace(PLAIN, **changes).notes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shard_count": 0}, ["--shards 0", "1 to"]),
+        ({"workers_min": 0}, ["--min-workers 0"]),
+        ({"lease_ttl_ms": 900}, ["--lease-ttl 0.9", "busy machine", "10 forgives"]),
+        ({"staleness_bound": 3}, ["--staleness 3", "--mode bsp", "say --mode ssp"]),
+        (
+            {"mode": Mode.ASP, "staleness_bound": 3},
+            ["--staleness 3", "--mode asp", "only ssp bounds"],
+        ),
+        ({"mode": Mode.SSP, "staleness_bound": -1}, ["--staleness -1", "asp"]),
+        ({"backup_worker_count": -1}, ["--backup-workers -1", "below 0"]),
+        (
+            {"mode": Mode.SSP, "backup_worker_count": 1},
+            ["--backup-workers 1", "--mode ssp", "say --mode bsp"],
+        ),
+        (
+            {"mode": Mode.ASP, "backup_worker_count": 1},
+            ["--backup-workers 1", "--mode asp"],
+        ),
+        (
+            {
+                "step_atomicity": StepAtomicity.CHUNK,
+                "worker_loss_policy": LossPolicy.WAIT,
+                "backup_worker_count": 1,
+            },
+            ["--step-atomicity chunk", "wait and --backup-workers 1", "taken back"],
+        ),
+        ({"delay_compensation": float("nan")}, ["--delay-compensation nan", "0.04"]),
+        ({"delay_compensation": -1.0}, ["--delay-compensation -1"]),
+        (
+            {"listen": ListenConfig(address=Address("0.0.0.0", 0))},
+            ["--listen 0.0.0.0:0", "neither TLS nor tokens", "--insecure"],
+        ),
+    ],
+)
+def test_what_contradicts_is_refused_with_the_cure(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings_of(**changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_ssp_without_a_bound_has_three_and_says_so() -> None:
+    assert settings_of(mode=Mode.SSP).staleness_bound == 3
+    assert "3 clocks apart" in notes_of(mode=Mode.SSP)
+    assert settings_of(mode=Mode.SSP, staleness_bound=0).staleness_bound == 0
+    assert notes_of(mode=Mode.SSP, staleness_bound=0) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"worker_loss_policy": LossPolicy.WAIT}, "--on-worker-loss wait"),
+        ({"backup_worker_count": 2}, "--backup-workers 2"),
+    ],
+)
+def test_what_needs_two_phases_switches_them_on_and_says_so(
+    changes: dict[str, Any], option: str
+) -> None:
+    assert settings_of(**changes).step_atomicity is StepAtomicity.CLOCK
+    assert f"{option} switched --step-atomicity clock on" in notes_of(**changes)
+    said = {**changes, "step_atomicity": StepAtomicity.CLOCK}
+    assert settings_of(**said).step_atomicity is StepAtomicity.CLOCK
+    assert notes_of(**said) == ""
+
+
+def test_steps_have_one_phase_unless_told_otherwise() -> None:
+    assert settings_of().step_atomicity is StepAtomicity.CHUNK
+    assert notes_of() == ""
+
+
+def test_what_bsp_has_no_use_for_is_said_and_kept_for_later() -> None:
+    changes = {"is_staleness_scaled": True, "delay_compensation": 0.04}
+    settings = settings_of(**changes)
+    assert (settings.is_staleness_scaled, settings.delay_compensation) == (True, 0.04)
+    assert "--staleness-scaling and --delay-compensation 0.04" in notes_of(**changes)
+    assert notes_of(**changes, mode=Mode.ASP) == ""
+
+
+@pytest.mark.parametrize(
+    ("lease_ttl_ms", "grace_ms"), [(1_000, 100), (2_000, 200), (10_000, 500)]
+)
+def test_the_grace_for_reconnecting_is_a_part_of_the_lease(
+    lease_ttl_ms: int, grace_ms: int
+) -> None:
+    assert settings_of(lease_ttl_ms=lease_ttl_ms).reconnect_grace_ms == grace_ms

@@ -1,0 +1,83 @@
+"""Options of a job: declared once, taken by two commands, written down again."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from psserver.__main__ import app
+from psserver.config import ListenConfig
+from psserver.job_options import (
+    AtomicityName,
+    JobOptions,
+    LossPolicyName,
+    ModeName,
+    takes_job_options,
+)
+from pswire.addresses import Address
+
+RUN = CliRunner()
+
+FULL = JobOptions(
+    shards=3,
+    mode=ModeName.SSP,
+    staleness=5,
+    min_workers=4,
+    on_worker_loss=LossPolicyName.WAIT,
+    step_atomicity=AtomicityName.CLOCK,
+    backup_workers=1,
+    staleness_scaling=True,
+    delay_compensation=0.04,
+    lease_ttl=2.5,
+    seed=7,
+)
+
+
+def parsed(arguments: list[str]) -> JobOptions:
+    """The options as a command of its own reads them."""
+    probe = typer.Typer()
+    found: list[JobOptions] = []
+
+    @probe.command()
+    @takes_job_options
+    def command(*, job: JobOptions) -> None:
+        found.append(job)
+
+    done = RUN.invoke(probe, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+@pytest.mark.parametrize("given", [JobOptions(shards=1), FULL])
+def test_options_survive_the_command_line_of_another_process(
+    given: JobOptions,
+) -> None:
+    assert parsed(given.arguments()) == given
+
+
+@pytest.mark.parametrize("command", ["coordinator", "local"])
+def test_both_commands_take_them(command: str) -> None:
+    shown = RUN.invoke(app, [command, "--help"]).output
+    for option in FULL.arguments():
+        assert option.split("=")[0] in shown
+
+
+def test_the_lease_becomes_milliseconds() -> None:
+    listen = ListenConfig(address=Address("127.0.0.1", 0))
+    assert FULL.config(listen, Path("state")).lease_ttl_ms == 2500
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--mode", "nonsense"],
+        ["--shards", "1", "--on-worker-loss", "panic"],
+        ["--shards", "1", "--lease-ttl", "nan"],
+        ["--shards", "1", "--lease-ttl", "inf"],
+    ],
+)
+def test_wrong_use_is_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
+    command = ["coordinator", f"--state-dir={tmp_path / 'state'}", *arguments]
+    assert RUN.invoke(app, command).exit_code == 2
+    assert not (tmp_path / "state").exists()
