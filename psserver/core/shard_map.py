@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from psserver.core.shard_standing import ShardStanding
 from pswire.reasons import ErrorReason, Refusal
 
 CLAIM_TTL_MS = 2_000
@@ -21,12 +22,7 @@ class ShardSlot:
         heard_ms: Its last sign of life, None if never.
         is_watching: Whether its stream is open.
         broken_ms: When its stream broke, None while it is open.
-        applied_clock: Highest clock it reported as complete.
-        version: Version it reported.
-        parameter_bytes: Bytes of parameters it reported to hold.
-        optimizer_bytes: Bytes of optimizer state it reported to hold.
-        waiting_for: Whom its next clock waits for: name, clock, silent time in ms.
-        waited_ms: For how long it has waited.
+        standing: What it last told of its progress.
     """
 
     index: int
@@ -36,12 +32,7 @@ class ShardSlot:
     heard_ms: int | None = None
     is_watching: bool = False
     broken_ms: int | None = None
-    applied_clock: int = 0
-    version: int = 0
-    parameter_bytes: int = 0
-    optimizer_bytes: int = 0
-    waiting_for: tuple[tuple[str, int, int], ...] = ()
-    waited_ms: int = 0
+    standing: ShardStanding = ShardStanding()
 
     @property
     def is_ready(self) -> bool:
@@ -107,6 +98,7 @@ class ShardMap:
         slot.incarnation += 1
         slot.heard_ms = now_ms
         slot.broken_ms = None
+        slot.standing = ShardStanding()
         return slot
 
     def slot(self, index: int, incarnation: int) -> ShardSlot:

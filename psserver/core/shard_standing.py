@@ -1,0 +1,62 @@
+"""Where a shard stands, as it last told: for people, never for a decision."""
+
+from dataclasses import dataclass
+
+from psserver.core.record import Member, WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedProcess:
+    """One process that a shard waits for.
+
+    Attributes:
+        name: Its name.
+        clock: Its clock.
+        silent_ms: Time since the shard heard of it, -1 if never.
+    """
+
+    name: str
+    clock: int
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStanding:
+    """A shard's last report of its progress.
+
+    Attributes:
+        heard_ms: When it came, None before the first.
+        applied_clock: Highest clock that is complete.
+        version: Version of its values.
+        frontier: Smallest clock over the members.
+        parameter_bytes: Bytes of parameters that it holds.
+        optimizer_bytes: Bytes of optimizer state that it holds.
+        queued_push_count: Pushes that have begun to arrive and are not done.
+        torn_step_count: Steps of evicted workers of which a part was applied.
+        staleness_counts: Pushes by staleness; the last one is for that and more.
+        done: Of each member, its last push that is done.
+        waiting_for: Whom its next clock waits for.
+        waiting_reason: What it waits for, in words.
+        waited_ms: For how long it had waited.
+    """
+
+    heard_ms: int | None = None
+    applied_clock: int = 0
+    version: int = 0
+    frontier: int = 0
+    parameter_bytes: int = 0
+    optimizer_bytes: int = 0
+    queued_push_count: int = 0
+    torn_step_count: int = 0
+    staleness_counts: tuple[int, ...] = ()
+    done: tuple[tuple[WorkerKey, int], ...] = ()
+    waiting_for: tuple[AwaitedProcess, ...] = ()
+    waiting_reason: str = ""
+    waited_ms: int = 0
+
+    def clock_of(self, member: Member) -> int:
+        """Clock of a member here; that of its joining if the shard has not told."""
+        for worker, sequence in self.done:
+            if worker == member.worker:
+                return max(0, member.clock_of(sequence))
+        return member.base_clock
