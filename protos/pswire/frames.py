@@ -44,6 +44,9 @@ RESPONSE_REPLY_FIELD: Final = 2
 RESPONSE_WAITING_FIELD: Final = 3
 """`waiting` in `PushPullResponse` and `PullResponse`."""
 
+RESPONSE_STAGED_FIELD: Final = 4
+"""`staged` in `PushPullResponse`."""
+
 ENCODING_RAW: Final = 1
 """Little-endian elements in order: the one encoding of this release."""
 
