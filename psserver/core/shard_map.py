@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from psserver.core.shard_standing import ShardStanding
+from psserver.core.shard_standing import NOT_TOLD, ShardStanding
 from pswire.reasons import ErrorReason, Refusal
 
 CLAIM_TTL_MS = 2_000
@@ -32,7 +32,7 @@ class ShardSlot:
     heard_ms: int | None = None
     is_watching: bool = False
     broken_ms: int | None = None
-    standing: ShardStanding = ShardStanding()
+    standing: ShardStanding = NOT_TOLD
 
     @property
     def is_ready(self) -> bool:
@@ -98,7 +98,7 @@ class ShardMap:
         slot.incarnation += 1
         slot.heard_ms = now_ms
         slot.broken_ms = None
-        slot.standing = ShardStanding()
+        slot.standing = NOT_TOLD
         return slot
 
     def slot(self, index: int, incarnation: int) -> ShardSlot:

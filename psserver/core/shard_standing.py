@@ -1,6 +1,7 @@
 """Where a shard stands, as it last told: for people, never for a decision."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from psserver.core.record import Member, WorkerKey
 
@@ -60,3 +61,7 @@ class ShardStanding:
             if worker == member.worker:
                 return max(0, member.clock_of(sequence))
         return member.base_clock
+
+
+NOT_TOLD: Final = ShardStanding()
+"""Of a shard that has not reported yet."""
