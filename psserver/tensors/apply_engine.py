@@ -1,21 +1,30 @@
 """Everything a shard holds and does with numbers.
 
-Calls for different chunks may run in different threads at once; calls for one chunk,
-and seeding, are serialised by the caller. Torch releases the GIL during kernels. The
+Calls may come from different threads at once: a lock for each chunk keeps its readers
+and its update apart. Updates of one chunk, and seeding, are serialised by the caller.
+Torch releases the GIL during kernels. The
 daemon calls `torch.set_num_threads(1)` once, since chunks are the unit of parallelism
 here and torch's own threads would only compete with them.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psserver.tensors.aggregate import Contribution, finite_mean
+import torch
+
+from psserver.core.record import WorkerKey
+from psserver.tensors.aggregate import Contribution, Mean, finite_mean, is_finite
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
-from psserver.tensors.shard_vectors import ShardVectors
+from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
+from psserver.tensors.pulled_values import PulledValues
+from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.supported_optimizers import (
+    check_entries,
     check_hyperparameters,
     check_optimizer,
 )
+from pswire.frames import bits_to_bytes, encode_chunk
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -35,7 +44,11 @@ class AppliedChunk:
 
 
 class ApplyEngine:
-    """Values and optimizers of one shard."""
+    """Values and optimizers of one shard.
+
+    Attributes:
+        pulled: What each worker was last given, for delay compensation.
+    """
 
     def __init__(
         self,
@@ -43,8 +56,17 @@ class ApplyEngine:
         placement: Placement,
         shard_index: int,
         optimizers: Sequence[OptimizerSpec],
+        *,
+        delay: DelayRules | None = None,
     ) -> None:
         """Starts with zeros, to be seeded.
+
+        Args:
+            schema: Tensors of the job.
+            placement: How they are cut.
+            shard_index: Which shard this is.
+            optimizers: Optimizers of the job.
+            delay: What is done about the delay of pushes; None for nothing.
 
         Raises:
             Refusal: For an optimizer that this shard can't run.
@@ -54,7 +76,13 @@ class ApplyEngine:
         self._specs = {spec.name: spec for spec in optimizers}
         for spec in optimizers:
             check_optimizer(spec)
-            _check_entries(schema, spec)
+            check_entries(schema, spec)
+        self._delay = delay or DelayRules()
+        self.pulled = PulledValues()
+        self._locks = {
+            chunk.index: threading.Lock()
+            for chunk in placement.chunks_by_shard[shard_index]
+        }
         self._staging: ShardVectors | None = None
         self._install(ShardVectors(placement, shard_index))
 
@@ -65,12 +93,16 @@ class ApplyEngine:
 
     @property
     def state_byte_count(self) -> int:
-        """Bytes of optimizer state."""
-        return sum(
+        """Bytes of optimizer state, and of what is kept for delay compensation."""
+        return self.pulled.byte_count + sum(
             held.state_byte_count
             for chunks in self._optimizers.values()
             for held in chunks.values()
         )
+
+    def updatable(self, chunk_index: int) -> tuple[bool, ...]:
+        """Which slices of a chunk some optimizer has; the others never change."""
+        return self._updatable[chunk_index]
 
     def check_chunk(
         self,
@@ -125,6 +157,8 @@ class ApplyEngine:
         contributions: Sequence[Contribution],
         total_weight: float,
         hyperparameters: Sequence[Sequence[float]],
+        pusher: WorkerKey | None = None,
+        staleness: int = 0,
     ) -> AppliedChunk:
         """Updates a chunk by the weighted mean of its contributions.
 
@@ -135,15 +169,22 @@ class ApplyEngine:
             total_weight: Weight of all contributors to the clock, those without this
                 chunk too. 0 updates nothing.
             hyperparameters: Values of each group, checked.
+            pusher: In SSP and ASP, whose push it is: it may have come late.
+            staleness: In SSP and ASP, updates since the values it came from.
         """
         chunk = self._vectors.chunk(chunk_index)
         mean = finite_mean(chunk, contributions, total_weight)
-        if any(mean.presence):
-            self._optimizer(optimizer, chunk_index).apply(
-                mean.gradient,
-                mean.presence,
-                tuple(tuple(values) for values in hyperparameters),
-            )
+        if not any(mean.presence):
+            return AppliedChunk(mean.presence, mean.torn_worker_ids)
+        values = tuple(tuple(group) for group in hyperparameters)
+        if self._delay.is_rate_scaled and pusher is not None:
+            values = scaled_rates(self._spec(optimizer), values, staleness)
+        with self._locks[chunk_index]:
+            gradient = mean.gradient
+            if self._delay.compensation and pusher is not None:
+                gradient = self._compensated(chunk, mean, pusher)
+            held = self._optimizer(optimizer, chunk_index)
+            held.apply(gradient, mean.presence, values)
         return AppliedChunk(mean.presence, mean.torn_worker_ids)
 
     def read(
@@ -151,6 +192,40 @@ class ApplyEngine:
     ) -> memoryview | bytes:
         """Bytes of a chunk's present slices; see `ShardVectors.read`."""
         return self._vectors.read(chunk_index, presence)
+
+    def encode(
+        self,
+        chunk_index: int,
+        outer_field: int,
+        *,
+        presence: tuple[bool, ...] | None = None,
+        reader: WorkerKey | None = None,
+    ) -> bytes:
+        """A message with the values that a chunk has now.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            outer_field: Field number of the chunk in the message.
+            presence: Which slices; None for all.
+            reader: The worker that will compute with them, if it is one.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        bits = (True,) * len(chunk.slices) if presence is None else presence
+        with self._locks[chunk_index]:
+            if reader is not None and self._delay.compensation:
+                self.pulled.note(reader, chunk_index, self._vectors.view(chunk_index))
+            return encode_chunk(
+                outer_field,
+                index=chunk_index,
+                presence=bits_to_bytes(bits),
+                data=self._vectors.read(chunk_index, presence),
+            )
+
+    def note_pulled(self, worker: WorkerKey) -> None:
+        """The worker has all values as they are now."""
+        for chunk_index, lock in self._locks.items():
+            with lock:
+                self.pulled.note(worker, chunk_index, self._vectors.view(chunk_index))
 
     def image(self) -> ShardVectors:
         """A copy of all values. No chunk may be applied meanwhile."""
@@ -205,6 +280,26 @@ class ApplyEngine:
                 )
                 for chunk in self._placement.chunks_by_shard[self._shard_index]
             }
+        self._updatable = {
+            chunk.index: _union(
+                len(chunk.slices),
+                [held[chunk.index].membership for held in self._optimizers.values()],
+            )
+            for chunk in self._placement.chunks_by_shard[self._shard_index]
+        }
+
+    def _compensated(self, chunk: Chunk, mean: Mean, pusher: WorkerKey) -> torch.Tensor:
+        """The mean for the values of now; as it is when that would not be finite."""
+        pulled = self.pulled.of(pusher, chunk.index)
+        if pulled is None:
+            return mean.gradient
+        now = self._vectors.view(chunk.index)
+        if not all(mean.presence):
+            runs = list(present_runs(chunk, mean.presence))
+            now = torch.cat([now[start:stop] for start, stop in runs])
+            pulled = torch.cat([pulled[start:stop] for start, stop in runs])
+        found = compensated(mean.gradient, now, pulled, self._delay.compensation)
+        return found if is_finite(found) else mean.gradient
 
     def _staged(self) -> ShardVectors:
         assert self._staging is not None, "begin_seed comes first"
@@ -244,19 +339,8 @@ def _present_count(
     return count
 
 
-def _check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:
-    for group in spec.groups:
-        for entry_index in group.entry_indexes:
-            if not 0 <= entry_index < len(schema.entries):
-                raise Refusal(
-                    ErrorReason.MALFORMED_MESSAGE,
-                    f"{spec.name[:64]!r} names tensor {entry_index}, the model has "
-                    f"{len(schema.entries)}",
-                )
-            entry = schema.entries[entry_index]
-            if not entry.element_type.is_floating:
-                raise Refusal(
-                    ErrorReason.MALFORMED_MESSAGE,
-                    f"{spec.name[:64]!r} updates {entry.name[:64]!r}, which is "
-                    f"{entry.described}",
-                )
+def _union(slice_count: int, presences: Sequence[tuple[bool, ...]]) -> tuple[bool, ...]:
+    return tuple(
+        any(presence[position] for presence in presences)
+        for position in range(slice_count)
+    )

@@ -7,7 +7,7 @@ import torch
 
 from pswire.optimizers import SUPPORTED, check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ElementType, OptimizerSpec
+from pswire.schema import ElementType, ModelSchema, OptimizerSpec
 
 FUSED: Final = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
 """Classes with one kernel for a whole update on the CPU."""
@@ -77,6 +77,29 @@ def check_optimizer(spec: OptimizerSpec) -> None:
                     ErrorReason.OPTIMIZER_UNSUPPORTED,
                     f"the shard's torch {torch.__version__} has no {each.name} of "
                     f"{spec.class_name}",
+                )
+
+
+def check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:
+    """Checks that an optimizer updates only tensors that there are, of floats.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    for group in spec.groups:
+        for entry_index in group.entry_indexes:
+            if not 0 <= entry_index < len(schema.entries):
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"{spec.name[:64]!r} names tensor {entry_index}, the model has "
+                    f"{len(schema.entries)}",
+                )
+            entry = schema.entries[entry_index]
+            if not entry.element_type.is_floating:
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"{spec.name[:64]!r} updates {entry.name[:64]!r}, which is "
+                    f"{entry.described}",
                 )
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from psserver.tensors.apply_engine import ApplyEngine
+from pswire.frames import decode_chunk, split_fields
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
@@ -194,3 +195,25 @@ def test_chunks_may_be_applied_by_threads_at_once(
         return shards.values()[0]
 
     assert torch.equal(train(1), train(4))
+
+
+def test_a_chunk_that_is_read_during_updates_is_never_half_of_one() -> None:
+    count = 1 << 18
+    parameter = torch.nn.Parameter(torch.zeros(count))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    shards = Shards([parameter], {"optimizer": optimizer}, shard_count=1)
+    push = Push("w0", 1.0, [torch.ones(count)])
+    seen = [0.0]
+
+    with ThreadPoolExecutor(1) as threads:
+        updates = threads.submit(lambda: [shards.step([push]) for _ in range(60)])
+        while not updates.done():
+            ((_, view),) = split_fields(shards.engines[0].encode(0, 1))
+            frame = decode_chunk(view)
+            frame.verify()
+            values = tensor_from_buffer(frame.data, ElementType.FLOAT32)
+            assert torch.equal(values, values[:1].expand(count))
+            seen.append(-float(values[0]))
+        updates.result()
+
+    assert seen == sorted(seen)
