@@ -1,0 +1,1 @@
+"""`psctl check-history`: whether a run kept its promises, from what it wrote down."""
