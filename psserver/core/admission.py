@@ -31,7 +31,7 @@ def admitted_member(
         return member
     departure = clocks.departure_of(worker)
     if departure is not None and sequence is not None:
-        if sequence <= departure.step_count:
+        if sequence <= departure.last_sequence:
             return departure.member
         raise closed_refusal(departure)
     raise Refusal(
@@ -44,8 +44,8 @@ def closed_refusal(departure: Departure) -> Refusal:
     """Why a push beyond a member's last one is refused."""
     return Refusal(
         ErrorReason.WORKER_INCARNATION_STALE,
-        f"{departure.member.worker} was closed at push {departure.step_count}",
-        sequence_closed=departure.step_count,
+        f"{departure.member.worker} was closed at push {departure.last_sequence}",
+        sequence_closed=departure.last_sequence,
     )
 
 
@@ -55,7 +55,7 @@ def check_clock(member: Member, push: PushId, clock: int) -> None:
     Raises:
         Refusal: `MALFORMED_MESSAGE`.
     """
-    expected = member.base_clock + push.sequence
+    expected = member.clock_of(push.sequence)
     if clock != expected:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,

@@ -1,7 +1,8 @@
 """When each worker was last heard, and who said that it has no data."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
+from psserver.core.push import PushId
 from psserver.core.record import WorkerKey
 
 
@@ -10,32 +11,36 @@ class Attendance:
 
     def __init__(self) -> None:
         self._heard_ms: dict[WorkerKey, int] = {}
-        self._idle_clocks: dict[WorkerKey, int] = {}
+        self._idle: dict[WorkerKey, int] = {}
 
-    def note_push(self, worker: WorkerKey, now_ms: int) -> None:
+    def note_push(self, push: PushId, now_ms: int) -> None:
         """The worker pushes: it has data."""
-        self._heard_ms[worker] = now_ms
-        self._idle_clocks.pop(worker, None)
+        self._heard_ms[push.worker] = now_ms
+        self._idle.pop(push.worker, None)
 
-    def note_idle(self, worker: WorkerKey, clock: int, now_ms: int) -> None:
-        """The worker has no data for its next clock."""
+    def note_idle(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
+        """The worker has no data for its next push."""
         self._heard_ms[worker] = now_ms
-        self._idle_clocks[worker] = clock
+        self._idle[worker] = sequence
 
     def withdraw(self, worker: WorkerKey) -> None:
         """The worker does not wait to be told any more."""
-        self._idle_clocks.pop(worker, None)
+        self._idle.pop(worker, None)
 
     def forget(self, worker: WorkerKey) -> None:
         """A record has closed this start of the worker."""
         self._heard_ms.pop(worker, None)
-        self._idle_clocks.pop(worker, None)
+        self._idle.pop(worker, None)
 
     def silent_ms(self, worker: WorkerKey, now_ms: int) -> int:
         """Time since the worker was heard, -1 if never."""
         heard_ms = self._heard_ms.get(worker)
         return -1 if heard_ms is None else now_ms - heard_ms
 
-    def are_idle(self, workers: Collection[WorkerKey], clock: int) -> bool:
-        """Whether all of them said that they have no data for `clock`."""
-        return all(self._idle_clocks.get(worker) == clock for worker in workers)
+    def is_idle(self, push: PushId) -> bool:
+        """Whether its worker said that it has no data for this push."""
+        return self._idle.get(push.worker) == push.sequence
+
+    def are_idle(self, pushes: Iterable[PushId]) -> bool:
+        """Whether that is so for all of them."""
+        return all(map(self.is_idle, pushes))

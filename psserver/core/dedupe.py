@@ -12,7 +12,7 @@ Source: Lee et al., "Implementing Linearizability at Large Scale and Low Latency
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psserver.core.push import Outcome, StagedChunk, Trailer
+from psserver.core.push import DataRange, Outcome, StagedChunk, Trailer
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
@@ -48,8 +48,10 @@ class PushEntry:
     @property
     def is_complete(self) -> bool:
         """Whether all of the push is there."""
-        return self.trailer is not None and self.trailer.chunk_indexes <= set(
-            self.digests
+        return (
+            self.trailer is not None
+            and len(self.trailer.chunk_indexes) <= len(self.digests)
+            and self.trailer.chunk_indexes <= self.digests.keys()
         )
 
     def state_of(self, chunk_index: int) -> ChunkState:
@@ -68,10 +70,60 @@ class PushWindow:
     Attributes:
         done_sequence: Every sequence up to it is done.
         entries: Pushes that are not done, and done ones not yet acknowledged.
+        ranges: Data of done pushes, oldest first, of the newest two epochs of each
+            loader: what an epoch before consumed was reported when the next began.
     """
 
     done_sequence: int = 0
     entries: dict[int, PushEntry] = field(default_factory=dict)
+    ranges: list[tuple[int, DataRange]] = field(default_factory=list)
+
+    @property
+    def next_entry(self) -> PushEntry | None:
+        """The first push that is not done, if anything of it is here."""
+        return self.entries.get(self.done_sequence + 1)
+
+    @property
+    def complete_sequence(self) -> int:
+        """Highest push of which everything is here, done or not."""
+        entry = self.next_entry
+        return self.done_sequence + (entry is not None and entry.is_complete)
+
+    @property
+    def trailer_sequence(self) -> int:
+        """Highest push of which the trailer is here, done or not."""
+        entry = self.next_entry
+        return self.done_sequence + (entry is not None and entry.trailer is not None)
+
+    @property
+    def touched_sequence(self) -> int:
+        """Highest push of which something was applied, or that is done for good."""
+        entry = self.next_entry
+        if entry is not None and entry.applied:
+            return self.done_sequence + 1
+        done = self.entries.get(self.done_sequence)
+        return self.done_sequence - (done is not None and not done.applied)
+
+    def note_ranges(self, sequence: int, ranges: tuple[DataRange, ...]) -> None:
+        """Keeps the data of a push that is done."""
+        if not ranges:
+            return
+        newest = {piece.loader: piece.epoch for piece in ranges}
+        if self.ranges and self.ranges[-1][1].epoch not in newest.values():
+            self.ranges = [
+                (number, piece)
+                for number, piece in self.ranges
+                if piece.epoch >= newest.get(piece.loader, 0) - 1
+            ]
+        self.ranges += [(sequence, piece) for piece in ranges]
+
+    def ranges_known(self) -> tuple[tuple[int, DataRange], ...]:
+        """Data of all pushes that are done or under way, oldest first."""
+        entry = self.next_entry
+        known = list(self.ranges)
+        if entry is not None and entry.trailer is not None:
+            known += [(self.done_sequence + 1, each) for each in entry.trailer.ranges]
+        return tuple(known)
 
 
 class DedupeTable:
@@ -188,6 +240,12 @@ class DedupeTable:
         entry.outcome = outcome
         entry.nonfinite_worker_ids = nonfinite_worker_ids
         entry.staged.clear()
+        if entry.trailer is not None and outcome is not Outcome.DROPPED:
+            window.note_ranges(sequence, entry.trailer.ranges)
+
+    def forget(self, worker: WorkerKey) -> None:
+        """Drops the window of a closed incarnation that nobody asks after."""
+        self._windows.pop(worker, None)
 
     def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
         """Forgets done pushes below the worker's lowest unacknowledged sequence."""

@@ -34,7 +34,7 @@ def orders_to_apply(
             clock=clock,
             chunk_index=index,
             optimizer=source.optimizer,
-            contributions=_contributions(index, entries),
+            contributions=contributions_to(index, entries),
             total_weight=total_weight,
             hyperparameters=source.hyperparameters,
         )
@@ -42,9 +42,10 @@ def orders_to_apply(
     ]
 
 
-def _contributions(
+def contributions_to(
     chunk_index: int, entries: Mapping[WorkerKey, PushEntry]
 ) -> tuple[StagedContribution, ...]:
+    """Parts of a chunk that have weight, in the order of the entries."""
     found = []
     for worker, entry in entries.items():
         chunk = entry.staged.get(chunk_index)

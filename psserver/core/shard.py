@@ -4,8 +4,8 @@ Pure; see the package. Values are the owner's: the core says when a chunk may be
 applied and with which contributions, and is told when that has happened, so that a
 chunk's state in the dedupe table changes together with its values.
 
-Invariant: clocks complete in order, one at a time; the update of a clock is over the
-contributors that records name, summed in the order of worker ids.
+Invariant: a push is part of a clock of BSP or applied by itself, as records say, and
+never both; see `docs/decisions/0005-modes-by-sequence.md`.
 """
 
 from collections.abc import Collection
@@ -13,51 +13,94 @@ from collections.abc import Collection
 from psserver.core.admission import admitted_member, check_clock, check_phase
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import CommitSeed, DiscardSeed, ShardEffect
-from psserver.core.progress import ClockProgress
 from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.core.record import FenceKind, Record, WorkerKey
+from psserver.core.record import ClockChoice, FenceKind, Record, WorkerKey
 from psserver.core.release import trailers_of
+from psserver.core.shard_fence import PendingCut
+from psserver.core.shard_progress import ShardProgress
+from psserver.core.shard_rules import ShardRules
+from psserver.core.shard_state import ShardState
 from pswire.reasons import ErrorReason, Refusal
 
 
 class ShardCore:
-    """State of one shard of a BSP job.
+    """State of one shard of a job.
 
     Attributes:
         clocks: Members and progress.
         dedupe: What is remembered of pushes.
     """
 
-    def __init__(self, chunk_indexes: Collection[int]) -> None:
-        self._progress = ClockProgress(chunk_indexes)
-        self._fence = self._progress.fence
-        self._attendance = self._progress.attendance
-        self.clocks = self._progress.clocks
-        self.dedupe = self._progress.dedupe
+    def __init__(
+        self, chunk_indexes: Collection[int], rules: ShardRules | None = None
+    ) -> None:
+        self._state = ShardState(frozenset(chunk_indexes), rules or ShardRules())
+        self._progress = ShardProgress(self._state)
+        self._fence = self._state.fence
+        self._attendance = self._state.attendance
+        self.clocks = self._state.clocks
+        self.dedupe = self._state.dedupe
 
     @property
     def torn_step_count(self) -> int:
         """Steps of evicted workers of which a part was applied."""
-        return self._progress.torn_step_count
+        return self._state.torn_step_count
 
     @property
     def torn_chunk_count(self) -> int:
         """Chunks that contradicted their worker's verdict."""
-        return self._progress.torn_chunk_count
+        return self._state.torn_chunk_count
+
+    @property
+    def frontier(self) -> int:
+        """Smallest clock over the members."""
+        return self.clocks.frontier
+
+    @property
+    def version(self) -> int:
+        """Steps of all workers ever that are in the values."""
+        return self.clocks.version
+
+    @property
+    def staleness_counts(self) -> tuple[int, ...]:
+        """Pushes by staleness, from 0; the last count is for all above, too."""
+        return tuple(self._progress.pushes.staleness.counts)
+
+    @property
+    def queued_push_count(self) -> int:
+        """Pushes that have begun to arrive and are not done."""
+        return sum(
+            self.dedupe.window_of(member.worker).next_entry is not None
+            for member in self.clocks.senders
+        )
+
+    def done_sequences(self) -> tuple[tuple[WorkerKey, int], ...]:
+        """Of each member, its last push that is done."""
+        return tuple(
+            (m.worker, self.clocks.done_of(m.worker)) for m in self.clocks.members
+        )
+
+    def closed_sequence(self, worker: WorkerKey) -> int:
+        """A worker's last push that is done, and counts if the worker has ended."""
+        return self.clocks.done_of(worker)
 
     def take_effects(self) -> list[ShardEffect]:
         """Effects since the last call, in order."""
-        return self._progress.take_effects()
+        return self._state.take_effects()
 
     # Pushes
 
-    def open_push(self, push: PushId, clock: int, now_ms: int) -> PushEntry | None:
+    def open_push(
+        self, push: PushId, clock: int, now_ms: int, *, generation: int
+    ) -> PushEntry | None:
         """Admits a push, new or sent again.
 
         Args:
             push: Its id.
             clock: Clock the sender thinks it completes.
             now_ms: Monotonic time.
+            generation: Newest generation that the sender knows. Under an older one
+                its clocks may have had other numbers.
 
         Returns:
             Its entry, or None when it is done and was acknowledged.
@@ -67,9 +110,13 @@ class ShardCore:
                 `SEQUENCE_GAP`; no state changed.
         """
         member = admitted_member(self.clocks, push.worker, push.sequence)
-        check_clock(member, push, clock)
+        record = self.clocks.record
+        if record is not None and generation == record.generation:
+            check_clock(member, push, clock)
         entry = self.dedupe.open(push.worker, push.sequence)
-        self._attendance.note_push(push.worker, now_ms)
+        self._attendance.note_push(push, now_ms)
+        if entry is not None and entry.outcome is None:
+            self._progress.tell_again(push)
         return entry
 
     def add_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
@@ -79,16 +126,16 @@ class ShardCore:
             Refusal: `PUSH_CONFLICT`, `CHUNK_INVALID` or `OPTIMIZER_OUT_OF_PHASE`; no
                 state changed.
         """
-        extra = trailer.chunk_indexes - self._progress.chunk_indexes
+        extra = trailer.chunk_indexes - self._state.chunk_indexes
         if extra:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
             )
         member = admitted_member(self.clocks, push.worker, push.sequence)
-        if entry.trailer is None and entry.outcome is None:
-            others = trailers_of(
-                self._progress.entries(member.base_clock + push.sequence)
-            )
+        is_streamed = self.clocks.is_streamed(member, push.sequence)
+        if entry.trailer is None and entry.outcome is None and not is_streamed:
+            clock = member.clock_of(push.sequence)
+            others = trailers_of(self._progress.clocks.entries(clock))
             check_phase(push, trailer, others)
         if self.dedupe.add_trailer(entry, trailer):
             self._progress.pump()
@@ -101,36 +148,40 @@ class ShardCore:
         Raises:
             Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
         """
-        if chunk_index not in self._progress.chunk_indexes:
+        if chunk_index not in self._state.chunk_indexes:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {chunk_index} is not on this shard"
             )
         if self.dedupe.add_chunk(entry, chunk_index, chunk):
-            self._progress.note_chunk(push, chunk_index)
+            self._progress.note_chunk(push, entry, chunk_index)
 
     def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
         """The worker has the answers to all pushes below this sequence."""
         self.dedupe.acknowledge(worker, sequence_unacknowledged_min)
 
     def reply_to(self, push: PushId) -> Reply | None:
-        """The answer to a push that is done, None while it is not."""
+        """The answer to a push that is done, None while it or its answer waits."""
         window = self.dedupe.window_of(push.worker)
-        if push.sequence > window.done_sequence:
+        if push.sequence > window.done_sequence or self._progress.is_blocked(push):
             return None
+        self._progress.pushes.staleness.note_values(push.worker)
         entry = window.entries.get(push.sequence)
-        if entry is not None and entry.outcome is Outcome.SKIPPED:
-            return self._progress.reply(
-                push, Outcome.SKIPPED, entry.nonfinite_worker_ids
+        outcome = entry.outcome if entry is not None else None
+        if outcome is Outcome.DROPPED:
+            return self._state.reply(push, Outcome.DROPPED)
+        if entry is not None and outcome is Outcome.SKIPPED:
+            return self._state.reply(
+                push, Outcome.SKIPPED, nonfinite=entry.nonfinite_worker_ids
             )
-        return self._progress.reply(push, Outcome.DUPLICATE)
+        return self._state.reply(push, Outcome.DUPLICATE)
 
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
         return self._progress.applied_chunks(push)
 
     def pushes_of(self, clock: int) -> tuple[PushId, ...]:
-        """The pushes that a clock consists of, in the order of worker ids."""
-        return self._progress.pushes_of(clock)
+        """The pushes that a clock of BSP consists of, in the order of worker ids."""
+        return self._progress.clocks.pushes_of(clock)
 
     def chunk_applied(
         self, chunk_index: int, torn_worker_ids: Collection[str] = ()
@@ -138,16 +189,76 @@ class ShardCore:
         """The owner has applied a chunk; its values and this change are one."""
         self._progress.chunk_applied(chunk_index, torn_worker_ids)
 
-    # Waiting
+    # Two-phase steps
 
-    def await_contribution(self, worker: WorkerKey, clock: int, now_ms: int) -> None:
-        """A worker has no data for its next clock; see `ContributionAwaited`.
+    def commit(self, worker: WorkerKey, choice: ClockChoice) -> bool:
+        """A driver says that every shard holds all of a clock. Not while frozen.
+
+        Returns:
+            Whether it is committed; False when its contributors have changed, which
+            are then told again.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
+        """
+        assert not self.is_frozen
+        member = admitted_member(self.clocks, worker)
+        is_committed = self._progress.commit(member, choice)
+        self._progress.pump()
+        return is_committed
+
+    def ready(self, worker: WorkerKey, sequence: int) -> None:
+        """With backup workers: every shard holds all of a worker's push.
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
         """
         admitted_member(self.clocks, worker)
-        self._attendance.note_idle(worker, clock, now_ms)
+        self._progress.clocks.commits.note_ready(worker, sequence)
+        self._progress.pump()
+
+    def choice_for(self, worker: WorkerKey, sequence: int) -> ClockChoice | None:
+        """Whose pushes count for the clock of a push; None while not chosen.
+
+        Without contributors when the clock is closed already.
+        """
+        member = admitted_member(self.clocks, worker)
+        clock = member.clock_of(sequence)
+        chosen = self._progress.clocks.commits.chosen
+        if chosen is not None and chosen.clock == clock:
+            return chosen
+        if sequence <= self.dedupe.window_of(worker).done_sequence:
+            return ClockChoice(clock, ())
+        return None
+
+    # Values
+
+    def admits_pull(self, worker: WorkerKey, clock: int) -> bool:
+        """Whether values may be given to a member at a clock now."""
+        return self._progress.pushes.admits_pull(clock)
+
+    def pull_reply(self, worker: WorkerKey, clock: int) -> Reply:
+        """The answer to a pull: the worker is given the values as they are now."""
+        self._progress.pushes.staleness.note_values(worker)
+        return self._state.answer(clock, Outcome.APPLIED)
+
+    def admits_values(self, push: PushId) -> bool:
+        """Whether values may be given before a push in SSP or ASP is done."""
+        member = self.clocks.member_of(push.worker)
+        if member is None or not self.clocks.is_streamed(member, push.sequence):
+            return False
+        return self._progress.pushes.admits_pull(member.clock_of(push.sequence))
+
+    # Waiting
+
+    def await_contribution(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
+        """A worker has no data for its next push; see `ContributionAwaited`.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
+        """
+        admitted_member(self.clocks, worker)
+        self._attendance.note_idle(worker, sequence, now_ms)
         self._progress.pump()
 
     def withdraw_awaiting(self, worker: WorkerKey) -> None:
@@ -155,34 +266,51 @@ class ShardCore:
         self._attendance.withdraw(worker)
 
     def awaited(self, now_ms: int) -> list[tuple[str, int, int]]:
-        """Whom the next clock waits for: worker id, its clock, silent time in ms.
+        """Whom this shard waits for: worker id, its clock, silent time in ms.
 
         The silent time is -1 for a worker that this shard has never heard.
         """
-        clock = self.clocks.applied_clock + 1
-        found = []
-        for member in self.clocks.contributors(clock):
-            entry = self._progress.entry_of(member, clock)
-            if entry is None or not entry.is_complete:
-                silent_ms = self._attendance.silent_ms(member.worker, now_ms)
-                found.append((member.worker.worker_id, clock - 1, silent_ms))
-        return found
+        return [
+            (
+                member.worker.worker_id,
+                self.clocks.clock_of(member),
+                self._attendance.silent_ms(member.worker, now_ms),
+            )
+            for member in self._progress.awaited()
+        ]
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether applying, committing and acknowledging must wait."""
+        return self._fence.is_frozen
 
     @property
     def waiting_reason(self) -> str:
         """Why nothing is applied although contributions may be complete."""
-        clock = self.clocks.applied_clock + 1
-        return self._fence.waits_for or f"clock {clock} to be complete"
+        return self._fence.waits_for or self._progress.waits_for
 
     # Fences
 
     def prepare_fence(
-        self, fence_number: int, kind: FenceKind, seeder: WorkerKey | None = None
+        self,
+        fence_number: int,
+        kind: FenceKind,
+        seeder: WorkerKey | None = None,
+        evicting: Collection[WorkerKey] = (),
     ) -> None:
-        """Stops applying and reports, for a start when the seed is complete."""
-        if self._fence.prepare(fence_number, kind, seeder):
+        """Stops applying and reports, for a start when the seed is complete.
+
+        Args:
+            fence_number: Number of the fence.
+            kind: What it is for.
+            seeder: For a start, whose values count.
+            evicting: Workers whose data is to be reported.
+        """
+        if self._fence.prepare(
+            fence_number, kind, seeder=seeder, evicting=tuple(evicting)
+        ):
             if kind is FenceKind.START:
-                self._progress.effects.append(DiscardSeed())
+                self._state.effects.append(DiscardSeed())
             self._progress.pump()
 
     def is_seeding(self, fence_number: int) -> bool:
@@ -217,13 +345,10 @@ class ShardCore:
     def install_record(self, record: Record) -> None:
         """Goes on under a record; older ones change nothing."""
         known = self.clocks.record
-        if known is not None and record.generation <= known.generation:
-            self._fence.close(record.fence_number)
-            self._progress.pump()
-            return
-        if known is None and record.kind is FenceKind.START:
-            self._progress.effects.append(CommitSeed())
-        self._progress.install(record)
+        if known is None or record.generation > known.generation:
+            if known is None and record.kind is FenceKind.START:
+                self._state.effects.append(CommitSeed())
+            self._progress.install(record)
         self._fence.close(record.fence_number)
         self._progress.pump()
 
@@ -231,12 +356,28 @@ class ShardCore:
         """Goes on as before."""
         ended = self._fence.close(fence_number)
         if ended is not None and ended.kind is FenceKind.START:
-            self._progress.effects.append(DiscardSeed())
+            self._state.effects.append(DiscardSeed())
         self._progress.pump()
 
-    def decide_cut(self, fence_number: int, snapshot_id: int, clock: int) -> None:
-        """Copies the state when `clock` is complete, before anything later."""
-        if self._fence.decide_cut(fence_number, snapshot_id, clock):
+    def decide_cut(
+        self,
+        fence_number: int,
+        snapshot_id: int,
+        clock: int,
+        sequences: Collection[tuple[WorkerKey, int]] = (),
+    ) -> None:
+        """Copies the state when all that is in the cut is applied, and no more.
+
+        Args:
+            fence_number: Number of the fence.
+            snapshot_id: Name of the snapshot.
+            clock: In BSP, the highest clock that is in.
+            sequences: In SSP and ASP, of each member its last push that is in.
+        """
+        cut = PendingCut(
+            snapshot_id, clock, dict(sequences), is_streamed=not self.clocks.is_bsp
+        )
+        if self._fence.decide_cut(fence_number, cut):
             self._progress.pump()
 
     def withdraw_cut(self, snapshot_id: int) -> None:
@@ -248,4 +389,10 @@ class ShardCore:
         """The owner has copied the state."""
         if self._fence.cut is not None and self._fence.cut.snapshot_id == snapshot_id:
             self._fence.cut = None
+            self._progress.pump()
+
+    def set_orphaned(self, is_orphaned: bool) -> None:
+        """The coordinator has been silent for a lease, or is heard again."""
+        if self._fence.is_orphaned is not is_orphaned:
+            self._fence.is_orphaned = is_orphaned
             self._progress.pump()

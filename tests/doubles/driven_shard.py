@@ -53,10 +53,16 @@ class DrivenShard:
         departed = self.core.clocks.departure_of(push.worker)
         if member is None and departed is not None:
             member = departed.member
-        return (member.base_clock if member else 0) + push.sequence
+        return member.clock_of(push.sequence) if member else push.sequence
 
     def open(self, push: PushId, now_ms: int = 0) -> PushEntry:
-        entry = self.core.open_push(push, self.clock_of(push), now_ms)
+        record = self.core.clocks.record
+        entry = self.core.open_push(
+            push,
+            self.clock_of(push),
+            now_ms,
+            generation=record.generation if record is not None else 0,
+        )
         assert entry is not None
         return entry
 

@@ -1,0 +1,161 @@
+"""Two-phase steps of BSP: who was told `staged`, who is chosen, what is committed.
+
+A clock is committed by its contributors, once every shard holds all of it; see
+`docs/decisions/0006-two-phase-steps.md`.
+"""
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import Staged
+from psserver.core.push import PushId
+from psserver.core.record import ClockChoice, Member, WorkerKey
+from psserver.core.shard_state import ShardState
+
+Contributions = dict[WorkerKey, PushEntry]
+
+
+class ClockCommits:
+    """Commits of the clock that is worked on.
+
+    Attributes:
+        chosen: On shard 0 with backup workers, the newest choice.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._told: dict[WorkerKey, ClockChoice] = {}
+        self._ready: dict[WorkerKey, int] = {}
+        self.chosen: ClockChoice | None = None
+
+    def committed(self, clock: int) -> ClockChoice | None:
+        """What a clock consists of, if it is committed."""
+        known = self._state.committed
+        return known if known is not None and known.clock == clock else None
+
+    def settle(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> ClockChoice | None:
+        """Finds what a clock consists of, or tells `staged` to whom it concerns.
+
+        Args:
+            clock: The next clock.
+            contributors: Its contributors.
+            entries: Those of their pushes of which anything is here.
+
+        Returns:
+            The commit, None while there is none.
+        """
+        complete = [
+            member.worker
+            for member in contributors
+            if member.worker in entries and entries[member.worker].is_complete
+        ]
+        members = [m for m in contributors if self._state.clocks.member_of(m.worker)]
+        if self.committed(clock) is None and contributors and not members:
+            # All have ended, and of those that have every shard holds all: there is
+            # nobody to drive the commit, and nothing left that could differ.
+            self._state.committed = ClockChoice(clock, tuple(complete))
+        known = self.committed(clock)
+        if known is not None:
+            return known
+        if self._state.rules.has_backups:
+            self._choose(clock, contributors, entries)
+            for worker in complete:
+                self._tell(worker, contributors, ClockChoice(clock, ()))
+        elif len(complete) == len(contributors):
+            choice = ClockChoice(clock, tuple(complete))
+            for worker in complete:
+                self._tell(worker, contributors, choice)
+        return None
+
+    def tell_again(self, worker: WorkerKey) -> None:
+        """The worker's call is a new one: it may not have heard."""
+        self._told.pop(worker, None)
+
+    def forget(self, worker: WorkerKey) -> None:
+        """A record has closed this start of the worker."""
+        self._told.pop(worker, None)
+        self._ready.pop(worker, None)
+
+    def commit(self, choice: ClockChoice, contributors: tuple[Member, ...]) -> bool:
+        """A driver says that every shard holds all of the next clock.
+
+        Returns:
+            Whether it is committed; False when its contributors are others.
+        """
+        if self.committed(choice.clock) is not None:
+            return True
+        own = tuple(member.worker for member in contributors)
+        if self._state.rules.has_backups:
+            is_right = bool(choice.workers) and set(choice.workers) <= set(own)
+            is_right = is_right and all(
+                self._is_complete(member, choice.clock)
+                for member in contributors
+                if member.worker in choice.workers
+            )
+        else:
+            is_right = choice.workers == own and all(
+                self._is_complete(member, choice.clock) for member in contributors
+            )
+        if is_right:
+            self._state.committed = choice
+        else:
+            self._told.clear()
+        return is_right
+
+    def note_ready(self, worker: WorkerKey, sequence: int) -> None:
+        """Every shard holds all of a worker's push, as the worker says."""
+        self._ready.setdefault(worker, sequence)
+        if self._ready[worker] < sequence:
+            del self._ready[worker]  # to the end of the order
+            self._ready[worker] = sequence
+
+    # Inside
+
+    def _tell(
+        self,
+        worker: WorkerKey,
+        contributors: tuple[Member, ...],
+        choice: ClockChoice,
+    ) -> None:
+        if self._told.get(worker) == choice:
+            return
+        self._told[worker] = choice
+        member = next(m for m in contributors if m.worker == worker)
+        push = PushId(worker, member.sequence_of(choice.clock))
+        self._state.effects.append(Staged(push=push, choice=choice))
+
+    def _is_complete(self, member: Member, clock: int) -> bool:
+        push = PushId(member.worker, member.sequence_of(clock))
+        entry = self._state.entry_of(push)
+        return entry is not None and entry.is_complete
+
+    def _choose(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> None:
+        """Fixes once and for all whose pushes count, on shard 0.
+
+        Of a worker that has ended every shard holds all, as if it had said so.
+        """
+        rules = self._state.rules
+        is_chosen = self.chosen is not None and self.chosen.clock >= clock
+        if not rules.is_first or is_chosen:
+            return
+        sequences = {m.worker: m.sequence_of(clock) for m in contributors}
+        ready = [w for w, s in self._ready.items() if sequences.get(w) == s]
+        ready += [
+            member.worker
+            for member in contributors
+            if self._state.clocks.member_of(member.worker) is None
+        ]
+        weights = {worker: _weight(entries.get(worker)) for worker in ready}
+        idle = [worker for worker, weight in weights.items() if weight == 0]
+        active = len(contributors) - len(idle)
+        count = max(1, active - rules.backup_worker_count)
+        weighty = [worker for worker in weights if worker not in idle]
+        if active == 0 or len(weighty) >= count:
+            chosen = (*weighty[:count], *idle)
+            self.chosen = ClockChoice(clock, tuple(sorted(chosen)))
+
+
+def _weight(entry: PushEntry | None) -> float:
+    return entry.trailer.weight if entry is not None and entry.trailer else 0.0

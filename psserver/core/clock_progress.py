@@ -1,0 +1,257 @@
+"""BSP on one shard: clocks, worked on one after the other.
+
+Decides what is applied when, and answers what is complete. `ShardCore` feeds it.
+"""
+
+from collections.abc import Collection
+
+from psserver.core.aggregate import OpenClock
+from psserver.core.clock_commits import ClockCommits
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import ContributionAwaited
+from psserver.core.hyperparameters import source_of
+from psserver.core.push import Outcome, PushId, Trailer
+from psserver.core.record import ClockChoice, Member, WorkerKey
+from psserver.core.release import orders_to_apply, trailers_of
+from psserver.core.shard_state import ShardState
+
+
+class ClockProgress:
+    """The clocks of BSP.
+
+    Attributes:
+        open: The clock that is worked on, once anything of it may be applied.
+        skipped_clock: Newest clock that was skipped.
+        commits: Two-phase steps.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._clocks = state.clocks
+        self._forced_skips: set[int] = set()
+        self.open: OpenClock | None = None
+        self.skipped_clock = 0
+        self.commits = ClockCommits(state)
+
+    def pushes_of(self, clock: int) -> tuple[PushId, ...]:
+        """The pushes that a clock consists of, in the order of worker ids."""
+        return tuple(
+            PushId(member.worker, member.sequence_of(clock))
+            for member in self._clocks.contributors(clock)
+        )
+
+    def entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
+        """Entries of the contributors that have sent anything, in their order."""
+        found = {}
+        for push in self.pushes_of(clock):
+            entry = self._state.entry_of(push)
+            if entry is not None:
+                found[push.worker] = entry
+        return found
+
+    def applied_chunks(self, push: PushId) -> frozenset[int]:
+        """Chunks whose values already hold the update of an open push's clock."""
+        if self.open is not None and push in self.pushes_of(self.open.clock):
+            return frozenset(self.open.applied)
+        return frozenset()
+
+    def note_chunk(self, push: PushId, chunk_index: int) -> None:
+        """A chunk was staged: it may be the last one that an open clock needs."""
+        clock = self.open
+        if clock is None or not clock.is_armed:
+            return
+        if push in self.pushes_of(clock.clock):
+            clock.note_chunk(push.worker, chunk_index)
+            self._release(clock, (chunk_index,))
+
+    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> bool:
+        """The owner has applied a chunk; returns whether the clock is done."""
+        clock = self.open
+        assert clock is not None
+        assert chunk_index in clock.applying
+        clock.applying.discard(chunk_index)
+        clock.applied.add(chunk_index)
+        if torn_worker_ids:
+            clock.torn.update(torn_worker_ids)
+            self._state.note_torn(clock.clock, chunk_index, list(torn_worker_ids))
+        for entry in self._counted_entries(clock.clock).values():
+            if entry.staged.pop(chunk_index, None) is not None:
+                entry.applied.add(chunk_index)
+        return clock.is_done
+
+    def follow(
+        self, skipped_clocks: Collection[int], commit: ClockChoice | None
+    ) -> None:
+        """Goes on under a newer record, which is installed.
+
+        Skipped are clocks of which some shard has a verdict that is not finite. They
+        still need the pushes of all that contribute, as any clock does: whoever leaves
+        instead is not counted. Left out are those that are complete here, and those
+        that nobody is left of: the next worker to join may contribute to them.
+        """
+        applied = self._clocks.applied_clock
+        self._forced_skips.update(
+            clock
+            for clock in skipped_clocks
+            if clock > applied and self._clocks.contributors(clock)
+        )
+        if commit is not None and commit.clock > applied:
+            self._state.committed = commit
+        if self.open is not None:
+            self.open.disarm()
+
+    def advance(self) -> bool:
+        """Works on the next clock; returns whether it is complete now."""
+        number = self._clocks.next_clock
+        if number is None:
+            return False
+        if self._clocks.is_empty(number, self._state.fence.cut_clock):
+            self._complete(number, Outcome.APPLIED)
+            return True
+        contributors = self._clocks.contributors(number)
+        if not contributors:
+            return False
+        entries = self.entries(number)
+        if not self._state.rules.has_backups:
+            return self._advance_all(number, contributors, entries)
+        lacking = [m for m in contributors if m.worker not in trailers_of(entries)]
+        if self._state.rules.is_first:
+            self._tell_idle(number, lacking, entries)
+        choice = self.commits.settle(number, contributors, entries)
+        if choice is None or not self._state.fence.admits_clock(number):
+            return False
+        chosen = {w: entries[w] for w in choice.workers}
+        if not all(trailer.finite for trailer in trailers_of(chosen).values()):
+            self._complete(number, Outcome.SKIPPED)
+            return True
+        return self._apply(number, chosen)
+
+    # Inside
+
+    def _advance_all(
+        self,
+        number: int,
+        contributors: tuple[Member, ...],
+        entries: dict[WorkerKey, PushEntry],
+    ) -> bool:
+        """Works on a clock that needs all of its contributors."""
+        trailers = trailers_of(entries)
+        lacking = [m for m in contributors if m.worker not in trailers]
+        if lacking:
+            self._tell_idle(number, lacking, entries)
+            return False
+        is_finite = all(trailer.finite for trailer in trailers.values())
+        if number in self._forced_skips or not is_finite:
+            self._complete(number, Outcome.SKIPPED)
+            return True
+        if self._state.rules.is_two_phase and not self._is_committed(
+            number, contributors, entries
+        ):
+            return False
+        return self._apply(number, entries)
+
+    def _is_committed(
+        self,
+        number: int,
+        contributors: tuple[Member, ...],
+        entries: dict[WorkerKey, PushEntry],
+    ) -> bool:
+        return self.commits.settle(number, contributors, entries) is not None
+
+    def _apply(self, number: int, entries: dict[WorkerKey, PushEntry]) -> bool:
+        """Applies what is ready of a clock; returns whether it is complete now."""
+        if self.open is None:
+            self.open = OpenClock(number)
+        if not self.open.is_armed:
+            self.open.arm(entries, self._state.chunk_indexes)
+            trailers = trailers_of(entries)
+            used = source_of(self._members_of(number, entries), trailers)
+            self._state.effects += self._state.comparison.differences(
+                number, used, trailers
+            )
+        self._release(self.open)
+        if not self.open.is_done:
+            return False
+        self._complete(number, Outcome.APPLIED)
+        return True
+
+    def _members_of(
+        self, clock: int, entries: dict[WorkerKey, PushEntry]
+    ) -> tuple[Member, ...]:
+        contributors = self._clocks.contributors(clock)
+        return tuple(member for member in contributors if member.worker in entries)
+
+    def _counted_entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
+        """Entries of those whose pushes make a clock's update."""
+        entries = self.entries(clock)
+        choice = self.commits.committed(clock)
+        if choice is None:
+            return entries
+        return {w: entry for w, entry in entries.items() if w in choice.workers}
+
+    def _tell_idle(
+        self,
+        clock: int,
+        lacking: list[Member],
+        entries: dict[WorkerKey, PushEntry],
+    ) -> None:
+        """Asks workers without data for their part of a clock that needs only them.
+
+        Somebody must have pushed: workers that are all idle do not spin, since an idle
+        one pushes only when it is asked. With backup workers a clock needs nobody in
+        particular, so those that are idle are asked at once.
+        """
+        trailers = trailers_of(entries)
+        attendance = self._state.attendance
+        pushes = [PushId(m.worker, m.sequence_of(clock)) for m in lacking]
+        idle = [push for push in pushes if attendance.is_idle(push)]
+        is_due = len(idle) == len(pushes) or self._state.rules.has_backups
+        if not trailers or not idle or not is_due:
+            return
+        first = max(trailers.values(), key=lambda trailer: trailer.weight > 0)
+        for push in idle:
+            attendance.withdraw(push.worker)
+            self._state.effects.append(
+                ContributionAwaited(
+                    worker=push.worker, clock=clock, optimizer=first.optimizer
+                )
+            )
+
+    def _release(self, clock: OpenClock, among: tuple[int, ...] | None = None) -> None:
+        """Orders the chunks that are ready to be applied."""
+        if not clock.is_armed or not self._state.fence.admits_clock(clock.clock):
+            return
+        ready = clock.take_ready(among)
+        if not ready:
+            return
+        entries = self._counted_entries(clock.clock)
+        trailers: dict[WorkerKey, Trailer] = trailers_of(entries)
+        source = source_of(self._members_of(clock.clock, entries), trailers)
+        self._state.effects += orders_to_apply(
+            clock.clock, ready, entries, source=trailers[source]
+        )
+
+    def _complete(self, clock: int, outcome: Outcome) -> None:
+        pushes = self.pushes_of(clock)
+        counted = self._counted_entries(clock)
+        nonfinite = tuple(
+            worker.worker_id
+            for worker, trailer in trailers_of(counted).items()
+            if not trailer.finite
+        )
+        has_backups = self._state.rules.has_backups
+        self._clocks.complete(clock)
+        self.open = None
+        self._forced_skips.discard(clock)
+        if outcome is Outcome.SKIPPED:
+            self.skipped_clock = clock
+        outcomes = {}
+        for push in pushes:
+            is_counted = push.worker in counted or not has_backups
+            outcomes[push] = outcome if is_counted else Outcome.DROPPED
+            told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
+            self._state.dedupe.finish(push.worker, push.sequence, outcomes[push], told)
+        self._clocks.note_progress()
+        for push, became in outcomes.items():
+            told = nonfinite if became is Outcome.SKIPPED else ()
+            self._state.finish(push, self._state.reply(push, became, nonfinite=told))

@@ -1,0 +1,330 @@
+"""SSP and ASP on one shard: pushes, each applied by itself.
+
+A worker's clock advances when its push is applied. The answer waits until the values
+are as new as the bound demands: a pull at clock c holds every member's steps up to
+c - bound, and all of the puller's own.
+Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+Parameter Server", NIPS 2013.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from psserver.core.clock_table import ClockTable
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import ApplyChunk, ContributionAwaited, Staged
+from psserver.core.lanes import Lanes
+from psserver.core.push import Outcome, PushId, Trailer
+from psserver.core.record import ClockChoice, Member, WorkerKey
+from psserver.core.release import contributions_to
+from psserver.core.shard_state import ShardState
+from psserver.core.staleness import StalenessCounter
+
+
+@dataclass(slots=True)
+class OpenPush:
+    """A push that is being applied.
+
+    Attributes:
+        remaining: Chunks that are not applied yet.
+        queued: Of those, chunks that have a place in their lane.
+        staleness: Updates since the values its gradient came from.
+        hyperparameters: Values for each group that count for it.
+    """
+
+    remaining: set[int]
+    staleness: int
+    hyperparameters: tuple[tuple[float, ...], ...]
+    queued: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class DonePush:
+    """A push that is done and whose answer waits."""
+
+    outcome: Outcome
+    staleness: int
+    nonfinite: tuple[str, ...] = ()
+
+
+class PushProgress:
+    """Pushes that are applied by themselves.
+
+    Attributes:
+        staleness: How old the values of pushes are.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._clocks = state.clocks
+        self._lanes = Lanes()
+        self._open: dict[PushId, OpenPush] = {}
+        self._blocked: dict[PushId, DonePush] = {}
+        self._told: dict[PushId, ClockChoice] = {}
+        self._committed: dict[WorkerKey, int] = {}
+        self._newest: dict[tuple[str, WorkerKey], Trailer] = {}
+        self.staleness = StalenessCounter()
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether the owner is applying anything."""
+        return bool(self._lanes.applying)
+
+    def owns_chunk(self, chunk_index: int) -> bool:
+        """Whether an update of a chunk that is being applied is one of these."""
+        return chunk_index in self._lanes.applying
+
+    def is_blocked(self, push: PushId) -> bool:
+        """Whether a push is done and its answer waits for others."""
+        return push in self._blocked
+
+    def applied_chunks(self, push: PushId) -> frozenset[int]:
+        """Chunks whose values already hold an open push."""
+        entry = self._state.entry_of(push)
+        return frozenset(entry.applied if entry is not None else ())
+
+    def note_chunk(self, push: PushId, chunk_index: int) -> None:
+        """A chunk was staged: it may be applied if its push may."""
+        known = self._open.get(push)
+        if known is not None and chunk_index in known.remaining - known.queued:
+            known.queued.add(chunk_index)
+            self._lanes.enqueue(chunk_index, push)
+            if self._admits(push):
+                self._start_ready()
+
+    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> None:
+        """The owner has applied a chunk."""
+        push = self._lanes.applied(chunk_index)
+        entry = self._state.entry_of(push)
+        assert entry is not None
+        entry.staged.pop(chunk_index, None)
+        entry.applied.add(chunk_index)
+        self._open[push].remaining.discard(chunk_index)
+        if torn_worker_ids:
+            self._state.note_torn(
+                self._clock_of(push), chunk_index, list(torn_worker_ids)
+            )
+
+    def commit(self, worker: WorkerKey, sequence: int) -> bool:
+        """A driver says that every shard holds all of its push.
+
+        Returns:
+            Whether it is committed.
+        """
+        if sequence <= self._state.dedupe.window_of(worker).done_sequence:
+            return True
+        push = PushId(worker, sequence)
+        entry = self._state.entry_of(push)
+        if entry is None or not entry.is_complete:
+            self._told.pop(push, None)
+            return False
+        self._committed[worker] = sequence
+        return True
+
+    def tell_again(self, push: PushId) -> None:
+        """The push's call is a new one: it may not have heard."""
+        self._told.pop(push, None)
+
+    def discard(self, push: PushId) -> None:
+        """A record says that a push does not count."""
+        self._open.pop(push, None)
+        self._blocked.pop(push, None)
+        self._told.pop(push, None)
+        self._lanes.discard(push)
+
+    def forget(self, worker: WorkerKey) -> None:
+        """A record has closed this start of a worker."""
+        self.staleness.forget(worker)
+        self._committed.pop(worker, None)
+        for known in [known for known in self._newest if known[1] == worker]:
+            del self._newest[known]
+
+    def advance(self) -> bool:
+        """Does what has become possible; returns whether anything is done now."""
+        is_moved = False
+        for member in self._clocks.senders:
+            window = self._state.dedupe.window_of(member.worker)
+            push = PushId(member.worker, window.done_sequence + 1)
+            entry = window.next_entry
+            if entry is not None and entry.trailer is not None and self._admits(push):
+                is_moved |= self._work_on(push, entry, entry.trailer)
+        self._start_ready()
+        return self._answer() or is_moved
+
+    def admits_pull(self, clock: int) -> bool:
+        """Whether values are as new as a reader at `clock` must have them."""
+        bound = self._clocks.staleness_bound
+        return self._clocks.is_settled and (
+            bound is None or self._clocks.frontier >= clock - bound
+        )
+
+    def laggards(self) -> tuple[Member, ...]:
+        """Members that answers wait for; none when no answer waits."""
+        if not self._blocked:
+            return ()
+        slowest = min(map(self._clocks.clock_of, self._clocks.members), default=0)
+        return tuple(
+            member
+            for member in self._clocks.members
+            if self._clocks.clock_of(member) == slowest
+        )
+
+    # Inside
+
+    def _admits(self, push: PushId) -> bool:
+        """Whether a push may be applied now."""
+        member = self._state.known_member(push.worker)
+        if member is None or not self._clocks.is_streamed(member, push.sequence):
+            return False
+        record = self._clocks.record
+        assert record is not None
+        is_later = member.clock_of(push.sequence) > record.mode_clock
+        if is_later and not self._clocks.is_settled:
+            return False  # clocks of BSP come before it
+        ended = self._clocks.departure_of(push.worker)
+        if ended is not None:
+            # Every shard holds it and every image does.
+            is_counted = push.sequence <= ended.last_sequence
+            return is_counted and not self._state.fence.is_frozen
+        return self._state.fence.admits_push(push.worker, push.sequence)
+
+    def _work_on(self, push: PushId, entry: PushEntry, trailer: Trailer) -> bool:
+        """Brings one push on; returns whether it is done now."""
+        if self._state.rules.is_two_phase and not self._is_committed(push, entry):
+            return False
+        if not trailer.finite or trailer.weight == 0:
+            is_skipped = not trailer.finite
+            nonfinite = (push.worker.worker_id,) if is_skipped else ()
+            outcome = Outcome.SKIPPED if is_skipped else Outcome.APPLIED
+            self._finish(push, DonePush(outcome, 0, nonfinite))
+            return True
+        known = self._open.get(push)
+        if known is None:
+            known = self._opened(push, trailer)
+        for chunk_index in known.remaining & entry.digests.keys() - known.queued:
+            known.queued.add(chunk_index)
+            self._lanes.enqueue(chunk_index, push)
+        if known.remaining:
+            return False
+        self.staleness.note_update()
+        self._finish(push, DonePush(Outcome.APPLIED, known.staleness))
+        return True
+
+    def _opened(self, push: PushId, trailer: Trailer) -> OpenPush:
+        opened = OpenPush(
+            remaining=set(trailer.chunk_indexes),
+            staleness=self.staleness.count_push(push.worker),
+            hyperparameters=self._hyperparameters(push, trailer),
+        )
+        self._open[push] = opened
+        return opened
+
+    def _hyperparameters(
+        self, push: PushId, trailer: Trailer
+    ) -> tuple[tuple[float, ...], ...]:
+        """Those of the longest member that has pushed for the optimizer."""
+        if self._clocks.member_of(push.worker) is not None:
+            self._newest[trailer.optimizer, push.worker] = trailer
+        pushers = tuple(
+            member
+            for member in self._clocks.members
+            if (trailer.optimizer, member.worker) in self._newest
+        )
+        if not pushers:
+            return trailer.hyperparameters
+        source = ClockTable.longest(pushers).worker
+        used = self._newest[trailer.optimizer, source]
+        self._state.effects += self._state.comparison.differences(
+            self._clock_of(push), source, {source: used, push.worker: trailer}
+        )
+        return used.hyperparameters
+
+    def _start_ready(self) -> None:
+        """Orders the updates whose turn it is."""
+        if self._state.fence.is_frozen:
+            return
+        for chunk_index, push in self._lanes.take_ready():
+            entry, known = self._state.entry_of(push), self._open[push]
+            assert entry is not None
+            assert entry.trailer is not None
+            self._state.effects.append(
+                ApplyChunk(
+                    clock=self._clock_of(push),
+                    chunk_index=chunk_index,
+                    optimizer=entry.trailer.optimizer,
+                    contributions=contributions_to(chunk_index, {push.worker: entry}),
+                    total_weight=entry.trailer.weight,
+                    hyperparameters=known.hyperparameters,
+                    pusher=push.worker,
+                    staleness=known.staleness,
+                )
+            )
+
+    def _is_committed(self, push: PushId, entry: PushEntry) -> bool:
+        """Whether a push may be applied as far as two-phase steps go."""
+        if self._committed.get(push.worker) == push.sequence:
+            return True
+        if not entry.is_complete:
+            return False
+        if self._clocks.member_of(push.worker) is None:
+            return True  # its worker has ended, and every shard holds all of it
+        choice = ClockChoice(self._clock_of(push), (push.worker,))
+        if self._told.get(push) != choice:
+            self._told[push] = choice
+            self._state.effects.append(Staged(push=push, choice=choice))
+        return False
+
+    def _finish(self, push: PushId, done: DonePush) -> None:
+        self._open.pop(push, None)
+        self._told.pop(push, None)
+        self._state.dedupe.finish(
+            push.worker, push.sequence, done.outcome, done.nonfinite
+        )
+        self._blocked[push] = done
+        self._clocks.note_progress()
+
+    def _answer(self) -> bool:
+        """Answers pushes whose values are new enough; asks whom the others lack."""
+        if self._state.fence.is_frozen:
+            return False
+        is_moved = False
+        for push, done in list(self._blocked.items()):
+            is_member = self._clocks.member_of(push.worker) is not None
+            if is_member and not self.admits_pull(self._clock_of(push)):
+                continue
+            del self._blocked[push]
+            is_moved = True
+            self.staleness.note_values(push.worker)
+            reply = self._state.reply(
+                push,
+                done.outcome,
+                staleness=done.staleness,
+                nonfinite=done.nonfinite,
+            )
+            self._state.finish(push, reply, needs_all=True)
+        self._ask_idle()
+        return is_moved
+
+    def _ask_idle(self) -> None:
+        """Asks workers without data for a push, when answers wait only for them."""
+        lagging = self.laggards()
+        pushes = [PushId(m.worker, self._clocks.done_of(m.worker) + 1) for m in lagging]
+        attendance = self._state.attendance
+        if not pushes or not attendance.are_idle(pushes):
+            return
+        waiting = self._state.entry_of(next(iter(self._blocked)))
+        trailer = waiting.trailer if waiting is not None else None
+        for member, push in zip(lagging, pushes, strict=True):
+            attendance.withdraw(push.worker)
+            self._state.effects.append(
+                ContributionAwaited(
+                    worker=push.worker,
+                    clock=member.clock_of(push.sequence),
+                    optimizer=trailer.optimizer if trailer is not None else "",
+                )
+            )
+
+    def _clock_of(self, push: PushId) -> int:
+        member = self._state.known_member(push.worker)
+        assert member is not None
+        return member.clock_of(push.sequence)
