@@ -155,12 +155,12 @@ class ShardedServer:
         )
 
         def send_trailer() -> None:
-            entry = core.open_push(push_id, clock, 0)
+            entry = core.open_push(push_id, clock, 0, generation=1)
             assert entry is not None
             core.add_trailer(push_id, entry, trailer)
 
         def send_chunk(index: int) -> None:
-            entry = core.open_push(push_id, clock, 0)
+            entry = core.open_push(push_id, clock, 0, generation=1)
             assert entry is not None
             core.add_chunk(push_id, entry, index, chunks[index])
 

@@ -3,17 +3,27 @@
 import pytest
 
 from psserver.core.clock_table import ClockTable
+from psserver.core.dedupe import DedupeTable
+from psserver.core.push import Outcome
 from psserver.core.record import Record
 from tests.doubles.core_values import departure, key, member, record
 
 
 def table_with(*records: Record, applied_clock: int = 0) -> ClockTable:
-    table = ClockTable()
+    dedupe = DedupeTable()
+    table = ClockTable(dedupe)
     for each in records:
         table.install(each)
-    for clock in range(applied_clock):
-        table.complete(clock + 1)
+    for clock in range(1, applied_clock + 1):
+        complete(table, dedupe, clock)
     return table
+
+
+def complete(table: ClockTable, dedupe: DedupeTable, clock: int) -> None:
+    for each in table.contributors(clock):
+        dedupe.finish(each.worker, each.sequence_of(clock), Outcome.APPLIED)
+    table.complete(clock)
+    table.note_progress()
 
 
 def names(table: ClockTable, clock: int) -> list[str]:
@@ -21,9 +31,9 @@ def names(table: ClockTable, clock: int) -> list[str]:
 
 
 def test_nobody_contributes_before_the_first_record() -> None:
-    assert ClockTable().contributors(1) == ()
-    assert not ClockTable().is_empty(1)
-    assert ClockTable().version == 0
+    assert ClockTable(DedupeTable()).contributors(1) == ()
+    assert not ClockTable(DedupeTable()).is_empty(1)
+    assert ClockTable(DedupeTable()).version == 0
 
 
 def test_contributors_come_in_the_order_of_worker_ids() -> None:
@@ -85,8 +95,7 @@ def test_an_older_or_equal_record_changes_nothing() -> None:
 
 
 def test_clocks_complete_in_order() -> None:
-    table = table_with(record({"a": 0}))
-    table.complete(1)
+    table = table_with(record({"a": 0}), applied_clock=1)
     with pytest.raises(AssertionError):
         table.complete(3)
     assert (table.applied_clock, table.frontier) == (1, 1)
@@ -140,7 +149,7 @@ def test_a_version_counts_the_steps_that_are_in_the_values(
 
 def test_a_departure_of_no_steps_counts_none() -> None:
     gone = departure("b", base_clock=4, last_clock=3)
-    newest = record({}, departures=(gone,), departed_step_count=gone.step_count)
+    newest = record({}, departures=(gone,), departed_step_count=gone.last_sequence)
 
-    assert gone.step_count == 0
+    assert gone.last_sequence == 0
     assert [newest.version_at(clock) for clock in (0, 3, 4, 9)] == [0, 0, 0, 0]

@@ -244,7 +244,7 @@ def test_an_acknowledged_push_needs_no_entry() -> None:
     shard.apply_all()
     shard.core.acknowledge(key("a"), 2)
 
-    assert shard.core.open_push(push, 1, 0) is None
+    assert shard.core.open_push(push, 1, 0, generation=1) is None
     reply = shard.core.reply_to(push)
     assert reply is not None
     assert reply.outcome is Outcome.DUPLICATE
@@ -272,7 +272,7 @@ def test_a_push_of_a_start_that_no_record_names_is_refused(name: str) -> None:
 def test_a_header_that_names_another_clock_is_refused() -> None:
     shard = DrivenShard({"a": 5}, [0])
     with pytest.raises(Refusal, match="clock 6, the header says 7") as caught:
-        shard.core.open_push(push_id("a"), 7, 0)
+        shard.core.open_push(push_id("a"), 7, 0, generation=1)
     assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
 
 
@@ -300,7 +300,7 @@ def test_a_worker_that_ended_may_ask_for_its_last_answer_only() -> None:
         )
     )
 
-    assert shard.core.open_push(push_id("b"), 1, 0) is not None
+    assert shard.core.open_push(push_id("b"), 1, 0, generation=2) is not None
     reply = shard.core.reply_to(push_id("b"))
     assert reply is not None
     assert (reply.outcome, reply.generation) == (Outcome.DUPLICATE, 2)

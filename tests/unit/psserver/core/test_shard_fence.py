@@ -28,6 +28,15 @@ def frozen(bases: dict[str, int]) -> DrivenShard:
 # Frozen
 
 
+def holding(name: str, *, complete: int, trailer: int, touched: int) -> WorkerHolding:
+    return WorkerHolding(
+        worker=key(name),
+        complete_sequence=complete,
+        trailer_sequence=trailer,
+        touched_sequence=touched,
+    )
+
+
 def test_a_frozen_shard_stages_and_applies_nothing() -> None:
     shard = frozen({"a": 0})
     shard.push("a", chunks=[0, 1])
@@ -75,7 +84,7 @@ def test_it_reports_only_when_nothing_is_being_applied() -> None:
     assert report.touched_clock_max == 1
     # Complete, yet neither counted nor answered before the fence is over.
     assert report.applied_clock == 0
-    assert report.holdings == (WorkerHolding(worker=key("a"), complete_clock=1),)
+    assert report.holdings == (holding("a", complete=1, trailer=1, touched=1),)
     assert shard.of(Finish) == []
     shard.core.abort_fence(2)
     assert shard.replies()[push].outcome is Outcome.APPLIED
@@ -96,15 +105,16 @@ def test_a_report_says_what_is_held_of_each_member() -> None:
         FenceReport(
             fence_number=2,
             holdings=(
-                WorkerHolding(worker=key("a"), complete_clock=2),
-                WorkerHolding(worker=key("b"), complete_clock=2),
-                WorkerHolding(worker=key("c"), complete_clock=1),
-                WorkerHolding(worker=key("d"), complete_clock=1),
+                holding("a", complete=2, trailer=2, touched=1),
+                holding("b", complete=2, trailer=2, touched=1),
+                holding("c", complete=1, trailer=2, touched=1),
+                holding("d", complete=1, trailer=1, touched=1),
             ),
             trailer_clock_max=2,
             touched_clock_max=1,
             applied_clock=1,
             skip_clocks=(2,),
+            frontier=1,
         )
     ]
 

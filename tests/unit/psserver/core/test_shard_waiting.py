@@ -69,7 +69,7 @@ def test_only_members_may_be_without_data() -> None:
 
 def test_whoever_is_waited_for_is_named() -> None:
     shard = DrivenShard({"a": 0, "b": 0, "c": 0}, [0])
-    shard.core.open_push(push_id("b"), 1, 1_000)
+    shard.core.open_push(push_id("b"), 1, 1_000, generation=1)
     shard.push("a", chunks=[0])
 
     assert shard.core.awaited(4_000) == [("b", 0, 3_000), ("c", 0, -1)]
