@@ -238,6 +238,38 @@ def snapshot_list(
         typer.echo(listing_text(listing))
 
 
+@app.command("check-history")
+def check_history_command(
+    *,
+    histories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|FOLDER...",
+            exists=True,
+            help="Histories of one job, or folders with nothing else in them.",
+            show_default=False,
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Checks from what a job's processes wrote down whether it kept its promises.
+
+    Example: psctl check-history runs/monday/
+
+    Exit code 1 when a promise was broken. Start the processes with --history FOLDER/,
+    or with PS_HISTORY, to have histories; see docs/history.md.
+    """
+    from psworker.ctl.check_history import check_history
+
+    found = check_history(histories)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        typer.echo(found.to_text())
+    if not found.is_clean:
+        raise typer.Exit(ExitCode.ERROR)
+
+
 @bench_app.command("step")
 def bench_step_command(
     *,
