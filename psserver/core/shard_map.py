@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from psserver.core.record import Member
 from psserver.core.shard_standing import NOT_TOLD, ShardStanding
 from pswire.reasons import ErrorReason, Refusal
 
@@ -117,6 +118,10 @@ class ShardMap:
                 f"{incarnation}",
             )
         return slot
+
+    def clock_of(self, member: Member) -> int:
+        """Clock of a member that every shard has completed, as they last told."""
+        return min(slot.standing.clock_of(member) for slot in self.slots)
 
     def lost(self, now_ms: int, grace_ms: int) -> list[ShardSlot]:
         """Places whose process has been away for too long."""

@@ -13,7 +13,7 @@ from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.restored_job import new_job_id
-from psserver.rpc.coordinator_service import SERVICE, CoordinatorService
+from psserver.rpc.coordinator_service import SERVICE, coordinator_handler
 from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.job_store import JobStore
 from psserver.storage.state_folder import held_folder
@@ -38,7 +38,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         host = CoordinatorHost(settings, store)
         server = make_server(
             ServerKind.COORDINATOR,
-            [CoordinatorService(host).handler()],
+            [coordinator_handler(host)],
             coordinator_keepalive(config.lease_ttl_ms),
         )
         health = grpc_health.v1.health.aio.HealthServicer()

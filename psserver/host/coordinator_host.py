@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-import time
-from dataclasses import dataclass
 
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
-    CoordinatorEffect,
     DecideCut,
     EndJob,
     OrderSeed,
@@ -17,15 +14,20 @@ from psserver.core.coordinator_effects import (
     ReleaseImage,
     SchemaFixed,
 )
+from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
-from psserver.core.record import WorkerKey
+from psserver.core.record import Mode, Record, WorkerKey
 from psserver.core.roster import GONE, WorkerEntry
 from psserver.core.shard_map import ShardSlot
-from psserver.core.snapshots import SnapshotEntry
+from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
+from psserver.host.data_leases import DataLeases
+from psserver.host.job_waits import JobWaits
+from psserver.host.monotonic import now_ms
 from psserver.host.restored_job import restored_core
+from psserver.host.snapshot_requests import SnapshotRequests
+from psserver.host.watch_queues import Queue, WatchQueues
 from psserver.storage.job_codec import StoredShard
 from psserver.storage.job_store import JobStore
 from pswire.reasons import ErrorReason, Refusal
@@ -33,30 +35,16 @@ from pswire.reasons import ErrorReason, Refusal
 TICK_S = 0.05
 """How often time is looked at: the coarsest error of any time-out."""
 
-PAUSE_MS = 2_000
+PAUSE_MS_MAX = 2_000
 """Between two looks at the time: the machine or this process stood still. Peers then
 close connections that were not answered for 2.5 s, and are back within a second or
 two, which is longer than the grace for a worker whose own connection broke."""
-
-NEWER_POLL_S = 0.05
-"""How soon a reader that wants a newer version tries again."""
 
 FAREWELL_S = 3.0
 """How long a coordinator stays after its job has failed, so that also those who come
 or come back at that moment hear why."""
 
 log = logging.getLogger("psserver.coordinator")
-
-Event = CoordinatorEffect
-"""What travels on a watch: the effects themselves, translated by the servicer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedSnapshot:
-    """A snapshot and a reader's pin on it."""
-
-    entry: SnapshotEntry
-    pin_id: int
 
 
 class CoordinatorHost:
@@ -65,32 +53,38 @@ class CoordinatorHost:
     Attributes:
         core: The job's state.
         changes: Notified whenever anything may have changed.
+        waits: For whom the job waits.
+        data: Leases of data.
+        snapshots: Readers that want one.
     """
 
     def __init__(self, settings: JobSettings, store: JobStore) -> None:
         self._store = store
-        self.core = restored_core(settings, store, self.now_ms())
+        self._queues = WatchQueues()
+        self.core = restored_core(settings, store, now_ms())
+        self._logged = self.core.record
         self.changes = Changes()
-        self._shard_watches: dict[int, asyncio.Queue[Event]] = {}
-        self._worker_watches: dict[WorkerKey, asyncio.Queue[Event]] = {}
-
-    @staticmethod
-    def now_ms() -> int:
-        """Monotonic time."""
-        return time.monotonic_ns() // 1_000_000
+        self.waits = JobWaits(self.core)
+        self.data = DataLeases(self.core, self.changes, store)
+        self.snapshots = SnapshotRequests(
+            self.core, self.changes, self.waits, self.pump
+        )
 
     async def run_clock(self) -> None:
         """Tells the core the time until cancelled."""
-        told_ms = self.now_ms()
+        # With a short lease this end too gives up streams that were silent for less.
+        pause_ms = min(PAUSE_MS_MAX, self.core.settings.lease_ttl_ms // 2)
+        told_ms = now_ms()
         while True:
             await asyncio.sleep(TICK_S)
-            now_ms = self.now_ms()
-            if now_ms - told_ms >= PAUSE_MS:
-                log.warning("this process stood still for %d ms", now_ms - told_ms)
-                self.core.have_patience(now_ms)
-            told_ms = now_ms
-            self.core.tick(now_ms)
+            at_ms = now_ms()
+            if at_ms - told_ms >= pause_ms:
+                log.warning("this process stood still for %d ms", at_ms - told_ms)
+                self.core.have_patience(at_ms)
+            told_ms = at_ms
+            self.core.tick(at_ms)
             self.pump()
+            self.waits.look(at_ms)
 
     async def until_failed(self) -> str:
         """Returns why the job can't go on, a farewell after it can't."""
@@ -109,30 +103,58 @@ class CoordinatorHost:
                     self._store.save_model(
                         self.core.model.schema, self.core.model.optimizers
                     )
-                    self._tell_shards(effect)
-                case Prepare() | Abort() | DecideCut() | ReleaseImage():
-                    self._tell_shards(effect)
+                    self._queues.tell_shards(effect)
+                case Abort():
+                    log.debug("fence %d: %s", effect.fence_number, effect.reason)
+                    self._queues.tell_shards(effect)
+                case Prepare() | DecideCut() | ReleaseImage():
+                    self._queues.tell_shards(effect)
                 case OrderSeed():
-                    self._tell_worker(effect.worker, effect)
+                    self._queues.tell_worker(effect.worker, effect)
                 case Announce():
-                    log.info(
-                        "generation %d: %s",
-                        effect.record.generation,
-                        ", ".join(str(m.worker) for m in effect.record.members)
-                        or "nobody",
-                    )
-                    self._tell_everybody(effect)
+                    self._log_record(effect.record)
+                    self._queues.tell_everybody(effect)
                 case EndJob():
                     log.error("the job has failed: %s", effect.reason)
-                    self._tell_everybody(effect)
+                    self._queues.tell_everybody(effect)
         self.changes.notify()
+
+    async def next_event(self, queue: Queue, timeout_s: float) -> bool:
+        """Waits for an event; returns whether there is one."""
+        return await self.changes.wait_until(lambda: not queue.empty(), timeout_s)
+
+    async def set_mode(
+        self, mode: Mode, staleness_bound: int, timeout_s: float
+    ) -> Record:
+        """Changes the mode; the record that says so, or said so before.
+
+        Raises:
+            Refusal: `NOT_STARTED`, `MALFORMED_MESSAGE`, `SHARD_LOST`, or `WAIT_TIMEOUT`
+                with whom the change waits for.
+        """
+        core = self.core
+        core.set_mode(mode, staleness_bound, now_ms())
+        self.pump()
+        has_changed = await self.changes.wait_until(
+            lambda: core.mode_is(mode, staleness_bound) or bool(core.failure), timeout_s
+        )
+        if core.failure:
+            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {core.failure}")
+        if not has_changed:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the mode did not change within {timeout_s:.1f} s, and will as soon "
+                f"as it can: waiting for {self.waits.text(now_ms()) or 'a fence'}",
+            )
+        assert core.record is not None
+        return core.record
 
     # Shards
 
     def register_shard(self, *, process_id: str, address: str) -> ShardSlot:
         """Gives a shard its place and keeps it."""
         slot = self.core.register_shard(
-            process_id=process_id, address=address, now_ms=self.now_ms()
+            process_id=process_id, address=address, now_ms=now_ms()
         )
         self._store.save_shards(
             tuple(
@@ -149,31 +171,69 @@ class CoordinatorHost:
         self.pump()
         return slot
 
-    def open_shard_watch(self, slot: ShardSlot) -> asyncio.Queue[Event]:
+    def open_shard_watch(self, slot: ShardSlot) -> Queue:
         """Begins a shard's watch; an older one of the same shard ends silently."""
-        queue: asyncio.Queue[Event] = asyncio.Queue()
-        self._shard_watches[slot.index] = queue
+        queue = self._queues.open_shard(slot.index)
         fence = self.core.fence
         if fence is not None and slot.index not in fence.reports:
             queue.put_nowait(
-                Prepare(fence_number=fence.number, kind=fence.kind, seeder=fence.seeder)
+                Prepare(
+                    fence_number=fence.number,
+                    kind=fence.kind,
+                    seeder=fence.seeder,
+                    evicting=fence.change.evictions,
+                )
             )
         for snapshot_id in self.core.snapshots.released:
             queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
         self._tell_if_failed(queue)
         if not slot.is_watching:
             log.info("shard %d at %s is here", slot.index, slot.address)
-        self.core.shard_watching(slot, self.now_ms())
+        self.core.shard_watching(slot, now_ms())
         self.pump()
         return queue
 
-    def close_shard_watch(self, slot: ShardSlot, queue: asyncio.Queue[Event]) -> None:
+    def close_shard_watch(self, slot: ShardSlot, queue: Queue) -> None:
         """A shard's watch has ended."""
-        if self._shard_watches.get(slot.index) is queue:
-            del self._shard_watches[slot.index]
+        if self._queues.close_shard(slot.index, queue):
             log.warning("the connection to shard %d broke", slot.index)
-            self.core.shard_broken(slot, self.now_ms())
+            self.core.shard_broken(slot, now_ms())
             self.pump()
+
+    def take_report(self, slot: ShardSlot, report: FenceReport) -> None:
+        """Takes a shard's answer to a fence."""
+        fence = self.core.fence
+        if fence is not None and fence.number == report.fence_number:
+            self.waits.note_report(slot.index)
+        self.core.report_fence(slot, report, now_ms())
+        self.pump()
+
+    def take_standing(
+        self,
+        slot: ShardSlot,
+        standing: ShardStanding,
+        contradicting: tuple[WorkerKey, ...],
+    ) -> None:
+        """Takes word where a shard stands.
+
+        Args:
+            slot: The shard.
+            standing: Where it stands.
+            contradicting: Members whose bytes contradicted their finite verdict.
+        """
+        slot.heard_ms = standing.heard_ms
+        slot.standing = standing
+        for worker in contradicting:
+            entry = self.core.roster.find(worker)
+            if entry is not None and entry.state not in GONE:
+                log.error(
+                    "%s at %s is taken out: shard %d found a value that is not finite "
+                    "in a gradient that it had called finite; look at its memory and "
+                    "at what changes gradients after step() has begun",
+                    *(worker, entry.address, slot.index),
+                )
+                self.core.evict(entry, now_ms())
+        self.pump()
 
     # Workers
 
@@ -185,201 +245,73 @@ class CoordinatorHost:
             process_id=process_id,
             worker_id=worker_id,
             address=address,
-            now_ms=self.now_ms(),
+            now_ms=now_ms(),
         )
         self._store.save_workers(
             self.core.roster.incarnations, self.core.roster.processes
         )
+        self.pump()
         return entry
 
-    def open_worker_watch(self, entry: WorkerEntry) -> asyncio.Queue[Event]:
+    def open_worker_watch(self, entry: WorkerEntry) -> Queue:
         """Begins a worker's watch; an older one of the same worker ends silently."""
-        self.core.worker_watching(entry, self.now_ms())
-        queue: asyncio.Queue[Event] = asyncio.Queue()
-        self._worker_watches[entry.worker] = queue
+        self.core.worker_watching(entry, now_ms())
+        queue = self._queues.open_worker(entry.worker)
         self._tell_if_failed(queue)
         self.pump()
         return queue
 
-    def close_worker_watch(
-        self, entry: WorkerEntry, queue: asyncio.Queue[Event]
-    ) -> None:
+    def close_worker_watch(self, entry: WorkerEntry, queue: Queue) -> None:
         """A worker's watch has ended."""
-        if self._worker_watches.get(entry.worker) is queue:
-            del self._worker_watches[entry.worker]
+        if self._queues.close_worker(entry.worker, queue):
             if entry.state not in GONE:
                 log.warning("the connection to %s broke", entry.worker)
-            self.core.worker_broken(entry, self.now_ms())
+            self.core.worker_broken(entry, now_ms())
             self.pump()
 
     async def leave(
-        self, entry: WorkerEntry, *, sequence: int, consumed: tuple[DataRange, ...]
+        self,
+        entry: WorkerEntry,
+        *,
+        sequence: int,
+        consumed: tuple[DataRange, ...],
+        dropped: tuple[DataRange, ...],
     ) -> None:
         """Ends a membership; returns when the record is written."""
         self.core.leave(
-            entry, sequence=sequence, consumed=consumed, now_ms=self.now_ms()
+            entry,
+            sequence=sequence,
+            consumed=consumed,
+            dropped=dropped,
+            now_ms=now_ms(),
         )
-        self._keep_epochs({(piece.loader, piece.epoch) for piece in consumed})
+        self.data.keep((*consumed, *dropped))
         self.pump()
         await self.changes.wait_until(
             lambda: entry.state in GONE or bool(self.core.failure)
         )
 
-    async def next_event(self, queue: asyncio.Queue[Event], timeout_s: float) -> bool:
-        """Waits for an event; returns whether there is one."""
-        return await self.changes.wait_until(lambda: not queue.empty(), timeout_s)
-
-    # Data
-
-    def open_epoch(
-        self,
-        entry: WorkerEntry,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        consumed: tuple[DataRange, ...],
-    ) -> int:
-        """Opens an epoch for a worker and returns its seed."""
-        # Only what changes is written: each write is a wait for the disk.
-        changed = {
-            (loader, epoch),
-            *((piece.loader, piece.epoch) for piece in consumed),
-        }
-        changed.update(
-            (ledger.loader, ledger.epoch)
-            for ledger in self.core.ledger.epochs()
-            if ledger.loader == loader and ledger.has_of(entry.worker)
-        )
-        seed = self.core.ledger.open_epoch(entry.worker, loader, epoch, shape, consumed)
-        self._keep_epochs(changed)
-        self.changes.notify()
-        return seed
-
-    def consume(self, entry: WorkerEntry, ranges: tuple[DataRange, ...]) -> None:
-        """Takes a worker's report of ranges it has consumed."""
-        self.core.ledger.consume(entry.worker, ranges)
-        self._keep_epochs({(piece.loader, piece.epoch) for piece in ranges})
-        self.changes.notify()
-
-    def keep_epoch(self, ledger: EpochLedger) -> None:
-        """Makes an epoch's state durable."""
-        self._store.save_epoch(ledger)
-
-    async def lease(
-        self,
-        entry: WorkerEntry,
-        ledger: EpochLedger,
-        *,
-        count_max: int,
-        wait: bool,
-    ) -> list[DataRange]:
-        """Leases batches, waiting until there are some or the epoch is closed.
-
-        Raises:
-            Refusal: `WORKER_INCARNATION_STALE` when the worker is gone meanwhile:
-                what it took then would never come back.
-        """
-        leased: list[DataRange] = []
-
-        def served() -> bool:
-            self.core.check_present(entry)
-            if self.core.failure or ledger.is_closed:
-                return True
-            participants = self.core.participants(ledger.loader)
-            leased.extend(ledger.lease(entry.worker, participants, count_max))
-            return bool(leased)
-
-        if wait:
-            await self.changes.wait_until(served)
-        else:
-            served()
-        self.keep_epoch(ledger)
-        self.changes.notify()
-        return leased
-
-    # Snapshots
-
-    async def snapshot(self, *, newer_than: int, timeout_s: float) -> PinnedSnapshot:
-        """A snapshot that was cut after this call and is newer than a version.
-
-        Raises:
-            Refusal: `NOT_STARTED`, `CUT_FAILED`, `WAIT_TIMEOUT` or `SHARD_LOST`.
-        """
-        snapshots = self.core.snapshots
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        finished = False
-        while True:
-            wanted = self.core.want_cut(self.now_ms())
-            self.pump()
-            done = await self.changes.wait_until(
-                lambda wanted=wanted: (  # type: ignore[misc]
-                    snapshots.finished_cut_count >= wanted or bool(self.core.failure)
-                ),
-                deadline - loop.time(),
-            )
-            if self.core.failure:
-                raise Refusal(
-                    ErrorReason.SHARD_LOST, f"the job has failed: {self.core.failure}"
-                )
-            finished = finished or done
-            newest = snapshots.newest
-            is_ready = done and not snapshots.failure and newest is not None
-            if newest is not None and is_ready and newest.version > newer_than:
-                return PinnedSnapshot(newest, snapshots.pin(newest, self.now_ms()))
-            if loop.time() >= deadline:
-                raise self._no_snapshot(newer_than, timeout_s, finished=finished)
-            await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
-
-    def release_snapshot(self, snapshot_id: int, pin_id: int) -> None:
-        """Ends a reader's pin."""
-        self.core.release_snapshot(snapshot_id, pin_id, self.now_ms())
-        self.pump()
-
-    def _no_snapshot(
-        self, newer_than: int, timeout_s: float, *, finished: bool
-    ) -> Refusal:
-        snapshots = self.core.snapshots
-        held_by = snapshots.held_by(self.now_ms())
-        if (
-            finished
-            and not held_by
-            and snapshots.newest is not None
-            and not snapshots.failure
-        ):
-            return Refusal(
-                ErrorReason.WAIT_TIMEOUT,
-                f"no version above {newer_than} within {timeout_s:.1f} s: the newest "
-                f"is {snapshots.newest.version}; training stands still or has ended",
-            )
-        why = (
-            snapshots.failure or held_by or self.core.waiting_for() or "a shard is slow"
-        )
-        return Refusal(
-            ErrorReason.CUT_FAILED, f"no snapshot within {timeout_s:.1f} s: {why}"
-        )
-
     # Inside
 
-    def _tell_if_failed(self, queue: asyncio.Queue[Event]) -> None:
+    def _tell_if_failed(self, queue: Queue) -> None:
         if self.core.failure:
             queue.put_nowait(EndJob(reason=self.core.failure))
 
-    def _tell_shards(self, event: Event) -> None:
-        for queue in self._shard_watches.values():
-            queue.put_nowait(event)
-
-    def _tell_worker(self, worker: WorkerKey, event: Event) -> None:
-        queue = self._worker_watches.get(worker)
-        if queue is not None:
-            queue.put_nowait(event)
-
-    def _tell_everybody(self, event: Event) -> None:
-        self._tell_shards(event)
-        for queue in self._worker_watches.values():
-            queue.put_nowait(event)
-
-    def _keep_epochs(self, keys: set[tuple[str, int]]) -> None:
-        for ledger in self.core.ledger.epochs():
-            if (ledger.loader, ledger.epoch) in keys:
-                self.keep_epoch(ledger)
+    def _log_record(self, record: Record) -> None:
+        before, self._logged = self._logged, record
+        for end in record.departures:
+            worker = end.member.worker
+            if before is not None and before.member_of(worker) is None:
+                continue  # an earlier record has ended it, and is told again
+            if end.evicted:
+                log.warning("%s is taken out after clock %d", worker, end.last_clock)
+            else:
+                log.info("%s has left after clock %d", worker, end.last_clock)
+        bound = f" with staleness {record.staleness_bound}"
+        log.info(
+            "generation %d in %s%s: %s",
+            record.generation,
+            record.mode.name,
+            bound if record.mode is Mode.SSP else "",
+            ", ".join(str(m.worker) for m in record.members) or "nobody",
+        )

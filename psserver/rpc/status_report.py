@@ -3,61 +3,73 @@
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardSlot
+from psserver.host.job_waits import JobWaits
 from psserver.rpc.record_codec import (
     address_message,
     identity_message,
     settings_message,
 )
 from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2, push_pb2
 
 
-def status_message(core: CoordinatorCore, now_ms: int) -> messages.GetStatusResponse:
+def status_message(
+    core: CoordinatorCore, waits: JobWaits, now_ms: int
+) -> messages.GetStatusResponse:
     """Writes the status."""
     newest = core.snapshots.newest
     schema = core.model.schema
+    record = core.record
+    mode, bound = (
+        (core.settings.mode, core.settings.staleness_bound)
+        if record is None
+        else (record.mode, record.staleness_bound)
+    )
     return messages.GetStatusResponse(
         settings=settings_message(core.settings),
         phase=messages.JobPhase.ValueType(core.phase.value),
-        generation=core.record.generation if core.record is not None else 0,
-        workers=[
-            _worker_status(core, entry, now_ms)
-            for entry in core.roster.in_state(*set(WorkerState).difference(GONE))
-        ],
+        generation=record.generation if record is not None else 0,
+        workers=_worker_statuses(core, now_ms),
         shards=[_shard_status(core, slot, now_ms) for slot in core.shards.slots],
-        waiting_for=_waiting_for(core),
+        waiting_for=waits.text(now_ms),
         snapshot_version=newest.version if newest is not None else -1,
         tensor_count=len(schema.entries) if schema is not None else 0,
         parameter_bytes=core.model.byte_count,
         failure=core.failure,
+        mode=membership_pb2.Mode.ValueType(mode),
+        staleness_bound=bound,
+        mode_clock=record.mode_clock if record is not None else 0,
+        workers_floor=core.workers_floor,
+        evicted_count=core.evicted_count,
     )
 
 
-def _waiting_for(core: CoordinatorCore) -> str:
-    """Whom the job waits for: processes missing, else a clock's stragglers."""
-    missing = core.waiting_for()
-    if missing:
-        return missing
-    found: dict[str, str] = {}
-    for slot in core.shards.slots:
-        for name, clock, silent_ms in slot.waiting_for:
-            heard = f"silent for {silent_ms / 1000:.0f} s" if silent_ms >= 0 else "new"
-            waited_s = slot.waited_ms / 1000
-            found[name] = f"{name} (clock {clock}, {heard}) for {waited_s:.0f} s"
-    return ", ".join(found.values())
+def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:
+    members = core.record.members if core.record is not None else ()
+    clocks = {m.worker: core.shards.clock_of(m) for m in members}
+    slowest = min(clocks.values(), default=0)
+    return [
+        _worker_status(core, entry, now_ms, clocks.get(entry.worker), slowest)
+        for entry in core.roster.in_state(*set(WorkerState).difference(GONE))
+    ]
 
 
 def _worker_status(
-    core: CoordinatorCore, entry: WorkerEntry, now_ms: int
+    core: CoordinatorCore,
+    entry: WorkerEntry,
+    now_ms: int,
+    clock: int | None,
+    slowest_clock: int,
 ) -> messages.WorkerStatus:
     member = core.record.member_of(entry.worker) if core.record is not None else None
-    clock = max((slot.applied_clock for slot in core.shards.slots), default=0)
     return messages.WorkerStatus(
         worker=identity_message(entry.worker),
         rank=member.rank if member is not None else -1,
         state=entry.state.value,
-        clock=max(clock, member.base_clock) if member is not None else 0,
+        clock=0 if clock is None else clock,
         silent_ms=0 if entry.is_watching else max(0, now_ms - entry.heard_ms),
         address=entry.address,
+        lead=0 if clock is None else clock - slowest_clock,
     )
 
 
@@ -70,14 +82,35 @@ def _shard_status(
         state = "missing"
     else:
         state = "lost" if core.failure else "suspect"
-    return messages.ShardStatus(
+    standing = slot.standing
+    status = messages.ShardStatus(
         shard=address_message(slot),
         state=state,
         silent_ms=_silent_ms(slot, now_ms),
-        parameter_bytes=slot.parameter_bytes,
-        optimizer_bytes=slot.optimizer_bytes,
-        applied_clock=slot.applied_clock,
-        version=slot.version,
+        parameter_bytes=standing.parameter_bytes,
+        optimizer_bytes=standing.optimizer_bytes,
+        applied_clock=standing.applied_clock,
+        version=standing.version,
+        frontier=standing.frontier,
+        queued_push_count=standing.queued_push_count,
+        torn_step_count=standing.torn_step_count,
+        staleness_counts=standing.staleness_counts,
+    )
+    if standing.waiting_for:
+        status.waiting.CopyFrom(_waiting_message(slot))
+    return status
+
+
+def _waiting_message(slot: ShardSlot) -> push_pb2.Waiting:
+    standing = slot.standing
+    return push_pb2.Waiting(
+        clock=standing.applied_clock + 1,
+        waited_ms=standing.waited_ms,
+        reason=standing.waiting_reason,
+        awaited=[
+            push_pb2.Awaited(name=a.name, clock=a.clock, silent_ms=a.silent_ms)
+            for a in standing.waiting_for
+        ],
     )
 
 

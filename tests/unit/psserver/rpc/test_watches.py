@@ -13,7 +13,10 @@ from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
 from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
-from psserver.rpc.coordinator_service import CoordinatorService
+from psserver.host.monotonic import now_ms
+from psserver.rpc.data_control import DataControl
+from psserver.rpc.shard_control import ShardControl
+from psserver.rpc.worker_control import WorkerControl
 from psserver.storage.job_store import JobStore
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -40,18 +43,18 @@ def watch_worker(
 ) -> AsyncIterator[messages.WatchWorkerResponse]:
     identity = membership_pb2.WorkerIdentity(worker_id="a", incarnation=incarnation)
     request = messages.WatchWorkerRequest(job_id="job", worker=identity)
-    return CoordinatorService(host).watch_worker(request, NO_CONTEXT)
+    return WorkerControl(host).watch_worker(request, NO_CONTEXT)
 
 
 def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardResponse]:
     request = messages.WatchShardRequest(job_id="job", shard_index=0, incarnation=1)
-    return CoordinatorService(host).watch_shard(request, NO_CONTEXT)
+    return ShardControl(host).watch_shard(request, NO_CONTEXT)
 
 
 def join(host: CoordinatorHost) -> None:
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
     host.core.join(
-        entry, schema=SCHEMA, optimizers=OPTIMIZERS, loaders=(), now_ms=host.now_ms()
+        entry, schema=SCHEMA, optimizers=OPTIMIZERS, loaders=(), now_ms=now_ms()
     )
     host.pump()
 
@@ -66,7 +69,7 @@ def report(host: CoordinatorHost) -> None:
         touched_clock_max=0,
         applied_clock=0,
     )
-    host.core.report_fence(host.core.shards.slots[0], found, host.now_ms())
+    host.core.report_fence(host.core.shards.slots[0], found, now_ms())
     host.pump()
 
 
@@ -104,7 +107,7 @@ async def test_a_shard_that_comes_back_is_told_of_the_fence_it_owes_a_report(
     await anext(first)
     join(host)
     report(host)
-    host.core.want_cut(host.now_ms())
+    host.core.want_cut(now_ms())
     host.pump()
 
     again = watch_shard(host)
@@ -134,7 +137,7 @@ async def test_who_comes_after_the_jobs_failure_is_told_of_it(
 
 async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> None:
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
-    await host.leave(entry, sequence=0, consumed=())
+    await host.leave(entry, sequence=0, consumed=(), dropped=())
 
     with pytest.raises(Refusal) as caught:
         await anext(watch_worker(host))
@@ -151,20 +154,20 @@ async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
     host.register_worker(process_id="p", worker_id="a", address="host:9")
     worker = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
     shard: Any = {"job_id": "older", "shard_index": 0, "incarnation": 1}
-    service = CoordinatorService(host)
+    shards, workers, data = ShardControl(host), WorkerControl(host), DataControl(host)
     own: Any = {"job_id": "older", "worker": worker}
     calls: list[Any] = [
-        service.report_fence(messages.ReportFenceRequest(**shard), NO_CONTEXT),
-        service.report_cut(messages.ReportCutRequest(**shard), NO_CONTEXT),
-        service.report_progress(messages.ReportProgressRequest(**shard), NO_CONTEXT),
-        anext(service.watch_shard(messages.WatchShardRequest(**shard), NO_CONTEXT)),
-        service.join(messages.JoinRequest(**own), NO_CONTEXT),
-        service.leave(messages.LeaveRequest(**own), NO_CONTEXT),
-        service.open_epoch(messages.OpenEpochRequest(**own), NO_CONTEXT),
-        service.lease_data(
+        shards.report_fence(messages.ReportFenceRequest(**shard), NO_CONTEXT),
+        shards.report_cut(messages.ReportCutRequest(**shard), NO_CONTEXT),
+        shards.report_progress(messages.ReportProgressRequest(**shard), NO_CONTEXT),
+        anext(shards.watch_shard(messages.WatchShardRequest(**shard), NO_CONTEXT)),
+        workers.join(messages.JoinRequest(**own), NO_CONTEXT),
+        workers.leave(messages.LeaveRequest(**own), NO_CONTEXT),
+        data.open_epoch(messages.OpenEpochRequest(**own), NO_CONTEXT),
+        data.lease_data(
             messages.LeaseDataRequest(**own, batch_count_max=1), NO_CONTEXT
         ),
-        anext(service.watch_worker(messages.WatchWorkerRequest(**own), NO_CONTEXT)),
+        anext(workers.watch_worker(messages.WatchWorkerRequest(**own), NO_CONTEXT)),
     ]
     for call in calls:
         with pytest.raises(Refusal, match="'older', this is job 'job'") as caught:
@@ -188,7 +191,7 @@ async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
 async def test_after_standing_still_the_coordinator_has_patience(
     host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psserver.host.coordinator_host.PAUSE_MS", 100)
+    monkeypatch.setattr("psserver.host.coordinator_host.PAUSE_MS_MAX", 100)
     join(host)
     (entry,) = host.core.roster.in_state(WorkerState.JOINING)
     running = asyncio.create_task(host.run_clock())
@@ -196,11 +199,11 @@ async def test_after_standing_still_the_coordinator_has_patience(
     time.sleep(0.11)  # noqa: ASYNC251, as when the machine is suspended
     await host.changes.wait_until(ticked())
     running.cancel()
-    now_ms = host.now_ms()
-    host.core.worker_broken(entry, now_ms)
-    host.core.tick(now_ms + 600)
+    at_ms = now_ms()
+    host.core.worker_broken(entry, at_ms)
+    host.core.tick(at_ms + 600)
     assert entry.state is WorkerState.JOINING
-    host.core.tick(now_ms + 20_000)
+    host.core.tick(at_ms + 20_000)
     assert entry.state is WorkerState.LEFT
 
 

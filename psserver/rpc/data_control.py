@@ -1,0 +1,83 @@
+"""What workers call at the coordinator about their data."""
+
+from psserver.core.ledger import EpochShape
+from psserver.host.coordinator_host import CoordinatorHost
+from psserver.rpc.callers import Callers
+from psserver.rpc.guard import Context
+from psserver.rpc.identity_codec import check_loader_name, read_ranges
+from psserver.rpc.methods import Methods, answered
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import push_pb2
+
+BATCH_COUNT_MAX = 1024
+"""Most batches that one call leases."""
+
+
+class DataControl:
+    """Handlers for data."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._callers = Callers(host.core)
+
+    def methods(self) -> Methods:
+        """Handlers by method name."""
+        return {
+            "OpenEpoch": answered(self.open_epoch, messages.OpenEpochRequest),
+            "LeaseData": answered(self.lease_data, messages.LeaseDataRequest),
+        }
+
+    async def open_epoch(
+        self, request: messages.OpenEpochRequest, context: Context
+    ) -> messages.OpenEpochResponse:
+        """Opens an epoch of a loader."""
+        entry = self._callers.member(request)
+        check_loader_name(request.loader)
+        if request.epoch < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
+        data = self._host.data
+        data.report(entry, read_ranges(request.consumed), read_ranges(request.dropped))
+        seed = data.open_epoch(
+            entry,
+            request.loader,
+            request.epoch,
+            EpochShape(
+                position_count=request.position_count,
+                batch_size=request.batch_size,
+                drop_last=request.drop_last,
+            ),
+        )
+        return messages.OpenEpochResponse(seed=seed)
+
+    async def lease_data(
+        self, request: messages.LeaseDataRequest, context: Context
+    ) -> messages.LeaseDataResponse:
+        """Leases ranges of an epoch."""
+        entry = self._callers.member(request)
+        if not 1 <= request.batch_count_max <= BATCH_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"batch_count_max {request.batch_count_max} is not in 1 to "
+                f"{BATCH_COUNT_MAX}",
+            )
+        data = self._host.data
+        ledger = self._host.core.ledger.register_order(
+            entry.worker, request.loader, request.epoch, request.order_digest
+        )
+        data.report(entry, read_ranges(request.consumed), read_ranges(request.dropped))
+        leased = await data.lease(
+            entry, ledger, count_max=request.batch_count_max, wait=request.wait
+        )
+        return messages.LeaseDataResponse(
+            ranges=[
+                push_pb2.DataRange(
+                    loader=piece.loader,
+                    epoch=piece.epoch,
+                    start=piece.start,
+                    stop=piece.stop,
+                )
+                for piece in leased
+            ],
+            closed=ledger.is_closed,
+        )

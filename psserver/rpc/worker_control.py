@@ -1,0 +1,133 @@
+"""What workers call at the coordinator about their membership."""
+
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+from psserver.core.coordinator_effects import EndJob
+from psserver.core.roster import WorkerState
+from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.monotonic import now_ms
+from psserver.rpc.callers import Callers
+from psserver.rpc.guard import Context
+from psserver.rpc.identity_codec import check_loader_name, check_protocol, read_ranges
+from psserver.rpc.methods import Methods, answered, streamed
+from psserver.rpc.record_codec import identity_message, settings_message
+from psserver.rpc.watch_codec import worker_event, worker_view
+from pswire.limits import WAITING_INTERVAL_MS
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import optimizer_from_message, schema_from_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import push_pb2
+
+LOADER_COUNT_MAX = 256
+"""Most loaders that one worker names."""
+
+
+class WorkerControl:
+    """Handlers for workers."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._callers = Callers(host.core)
+
+    def methods(self) -> Methods:
+        """Handlers by method name."""
+        return {
+            "RegisterWorker": answered(
+                self.register_worker, messages.RegisterWorkerRequest
+            ),
+            "WatchWorker": streamed(self.watch_worker, messages.WatchWorkerRequest),
+            "Join": answered(self.join, messages.JoinRequest),
+            "Leave": answered(self.leave, messages.LeaveRequest),
+        }
+
+    async def register_worker(
+        self, request: messages.RegisterWorkerRequest, context: Context
+    ) -> messages.RegisterWorkerResponse:
+        """Gives a worker its id and incarnation."""
+        check_protocol(request.protocol_version)
+        entry = self._host.register_worker(
+            process_id=request.process_id,
+            worker_id=request.worker_id,
+            address=_peer(context),
+        )
+        return messages.RegisterWorkerResponse(
+            worker=identity_message(entry.worker),
+            settings=settings_message(self._host.core.settings),
+        )
+
+    async def watch_worker(
+        self, request: messages.WatchWorkerRequest, context: Context
+    ) -> AsyncIterator[messages.WatchWorkerResponse]:
+        """Follows the job as a worker; the stream is its sign of life."""
+        host = self._host
+        entry = self._callers.entry(request)
+        # Opened first: what happens while the view is on its way is in the queue.
+        queue = host.open_worker_watch(entry)
+        try:
+            yield messages.WatchWorkerResponse(view=worker_view(host.core))
+            began_ms = now_ms()
+            while True:
+                if await host.next_event(queue, WAITING_INTERVAL_MS / 1000):
+                    event = queue.get_nowait()
+                    response = worker_event(host.core, event)
+                    if response is not None:
+                        yield response
+                    if isinstance(event, EndJob):
+                        return
+                elif entry.state is WorkerState.JOINING:
+                    waiting = push_pb2.Waiting(
+                        waited_ms=now_ms() - began_ms,
+                        reason=host.waits.text(now_ms()) or "a fence to be decided",
+                    )
+                    yield messages.WatchWorkerResponse(waiting=waiting)
+        finally:
+            host.close_worker_watch(entry, queue)
+
+    async def join(
+        self, request: messages.JoinRequest, context: Context
+    ) -> messages.JoinResponse:
+        """Queues a worker for membership."""
+        entry = self._callers.entry(request)
+        schema = schema_from_message(request.schema)
+        optimizers = tuple(
+            optimizer_from_message(optimizer, schema)
+            for optimizer in request.optimizers
+        )
+        if len(request.loaders) > LOADER_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"{len(request.loaders)} loaders, the limit is {LOADER_COUNT_MAX}",
+            )
+        for loader in request.loaders:
+            check_loader_name(loader)
+        self._host.core.join(
+            entry,
+            schema=schema,
+            optimizers=optimizers,
+            loaders=tuple(request.loaders),
+            now_ms=now_ms(),
+        )
+        self._host.pump()
+        return messages.JoinResponse()
+
+    async def leave(
+        self, request: messages.LeaveRequest, context: Context
+    ) -> messages.LeaveResponse:
+        """Ends a membership."""
+        entry = self._callers.entry(request)
+        if request.sequence < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
+        await self._host.leave(
+            entry,
+            sequence=request.sequence,
+            consumed=read_ranges(request.consumed),
+            dropped=read_ranges(request.dropped),
+        )
+        return messages.LeaveResponse()
+
+
+def _peer(context: Context) -> str:
+    """Where the call comes from, as `HOST:PORT`."""
+    peer = unquote(str(context.peer()))
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:")
