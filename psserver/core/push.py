@@ -89,6 +89,7 @@ class Reply:
         staleness: Updates applied between the values its gradient came from and it.
         mode: Mode under which the values are given.
         staleness_bound: Bound under which the values are given, in clocks.
+        closed_sequence: The worker's pushes up to it are done or closed.
         nonfinite_worker_ids: For whose gradient it was skipped.
     """
 
@@ -100,4 +101,5 @@ class Reply:
     staleness: int = 0
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
+    closed_sequence: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()

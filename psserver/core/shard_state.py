@@ -1,5 +1,7 @@
 """What both ways of applying pushes share: members, pushes, fences, answers."""
 
+from dataclasses import replace
+
 from psserver.core.attendance import Attendance
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import DedupeTable, PushEntry
@@ -72,7 +74,8 @@ class ShardState:
         clock = member.clock_of(push.sequence)
         if outcome is Outcome.DROPPED:
             clock = max(clock, self.clocks.applied_clock)
-        return self.answer(clock, outcome, staleness=staleness, nonfinite=nonfinite)
+        answer = self.answer(clock, outcome, staleness=staleness, nonfinite=nonfinite)
+        return replace(answer, closed_sequence=self.clocks.done_of(push.worker))
 
     def answer(
         self,

@@ -15,7 +15,7 @@ from psserver.host.shard_host import ShardHost
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
 from pswire.reasons import ErrorReason, Refusal
-from pswire.v1 import push_pb2
+from pswire.v1 import membership_pb2, push_pb2
 
 SEQUENCE_MAX = 1 << 62
 """No worker pushes that often; a larger number is garbage."""
@@ -177,7 +177,11 @@ def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
         version=reply.version,
         frontier=reply.frontier,
         clock=reply.clock,
+        staleness=reply.staleness,
         nonfinite_worker_ids=reply.nonfinite_worker_ids,
+        mode=membership_pb2.Mode.ValueType(reply.mode),
+        staleness_bound=reply.staleness_bound,
+        closed_sequence=reply.closed_sequence,
     )
 
 

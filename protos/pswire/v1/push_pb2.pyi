@@ -326,6 +326,7 @@ class PushReply(google.protobuf.message.Message):
     NONFINITE_WORKER_IDS_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
+    CLOSED_SEQUENCE_FIELD_NUMBER: builtins.int
     outcome: global___Outcome.ValueType
     """What became of the push. `APPLIED` for a pull."""
     shard_incarnation: builtins.int
@@ -337,9 +338,7 @@ class PushReply(google.protobuf.message.Message):
     frontier: builtins.int
     """Smallest clock over the members."""
     clock: builtins.int
-    """Clock of the worker after this push. When dropped, the newest clock: its
-    pushes up to that one are closed.
-    """
+    """Clock of the worker after this push. When dropped, the newest clock."""
     staleness: builtins.int
     """Updates that were applied between the values the gradient came from and the
     push. 0 in BSP.
@@ -348,6 +347,10 @@ class PushReply(google.protobuf.message.Message):
     """Mode under which the values were given."""
     staleness_bound: builtins.int
     """Staleness bound under which the values were given, in clocks."""
+    closed_sequence: builtins.int
+    """Sender's pushes up to this one are done or closed: after a dropped one, it
+    goes on after the largest of all shards.
+    """
     @property
     def nonfinite_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers whose gradient was not finite, when skipped."""
@@ -365,8 +368,9 @@ class PushReply(google.protobuf.message.Message):
         nonfinite_worker_ids: collections.abc.Iterable[builtins.str] | None = ...,
         mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
         staleness_bound: builtins.int = ...,
+        closed_sequence: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "frontier", b"frontier", "generation", b"generation", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
 
 global___PushReply = PushReply
 
