@@ -4,11 +4,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -24,6 +24,8 @@ snapshot_app = typer.Typer(no_args_is_help=True, help="Pull snapshots of a job."
 bench_app = typer.Typer(no_args_is_help=True, help="Measure paramserver here.")
 app.add_typer(snapshot_app, name="snapshot")
 app.add_typer(bench_app, name="bench")
+
+T = TypeVar("T")
 
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"
 
@@ -66,6 +68,14 @@ def _print_json(value: object) -> None:
 
 def _progress(text: str) -> None:
     typer.echo(f"psctl: {text}", err=True)
+
+
+def _parsed(option: str, parse: Callable[[], T]) -> T:
+    """What an option says, or the end of the command with exit code 2."""
+    try:
+        return parse()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 @contextmanager
@@ -176,6 +186,78 @@ def demo(
             out=out,
         )
     typer.echo(report_text)
+
+
+@app.command()
+def compare(
+    *,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 4,
+    samples: Annotated[
+        int,
+        typer.Option(min=1, help="Samples in updates, the same for each mode."),
+    ] = 28_160,
+    modes: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
+    ] = "bsp,bsp+1,ssp:3,asp",
+    loads: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Any of hiccups, straggler and even."),
+    ] = "hiccups,straggler",
+    base_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="MS",
+            help="How long an undisturbed step takes; by default 100, or more where "
+            "that is not long against the step's own work.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Accuracy whose time is told."),
+    ] = 0.9,
+    seed: Annotated[int, typer.Option(help="Seed of data and delays.")] = 1,
+    snapshot_interval: Annotated[
+        float,
+        typer.Option(min=0.05, metavar="SECONDS", help="Between points of the curve."),
+    ] = 1.0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for CSV files and picture.")
+    ] = Path("paramserver-compare"),
+    as_json: JsonOption = False,
+) -> None:
+    """Shows what each mode is good for: BSP, backup workers, SSP and ASP side by side.
+
+    Example: psctl compare --modes bsp,ssp:3,ssp:8 --loads hiccups
+
+    Trains the convolutional network of `psctl demo` once for each mode and load, with
+    workers whose steps are waits of a set length, hiccups and stragglers among them.
+    Takes about 8 minutes as it is. docs/modes.md tells what to expect and why.
+    """
+    from psworker.ctl.compare.command import CompareSettings, run_comparison
+    from psworker.ctl.compare.loads import parse_loads
+    from psworker.ctl.compare.modes import parse_modes
+    from psworker.ctl.compare.report import comparison_json, comparison_text
+
+    settings = CompareSettings(
+        modes=_parsed("--modes", lambda: parse_modes(modes, workers)),
+        loads=_parsed("--loads", lambda: parse_loads(loads)),
+        worker_count=workers,
+        sample_count=samples,
+        base_ms=base_ms,
+        target_accuracy=target,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval,
+        out=out,
+    )
+    with _interruptible():
+        comparison = run_comparison(settings, _progress)
+    if as_json:
+        _print_json(comparison_json(comparison))
+    else:
+        typer.echo(comparison_text(comparison))
 
 
 @snapshot_app.command("get")

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ def start_daemons(
     shard_count: int,
     worker_count: int,
     mode: str = "bsp",
+    options: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Address:
     """Starts a coordinator and its shards; the coordinator's address.
@@ -41,6 +43,7 @@ def start_daemons(
         shard_count: Shards.
         worker_count: Workers that the job waits for.
         mode: How workers keep together.
+        options: More options of the coordinator.
         environment: Added to that of this process.
 
     Raises:
@@ -53,6 +56,7 @@ def start_daemons(
             *("--state-dir", str(scratch / "coordinator")),
             *("--shards", str(shard_count), "--mode", mode),
             *("--min-workers", str(worker_count), "--seed", str(DATA_SEED)),
+            *options,
         ],
         environment or {},
     )

@@ -1,6 +1,6 @@
 """Plain text tables, the same on a terminal and in a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
@@ -8,14 +8,20 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; columns of numbers stand to the right."""
+def aligned(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Collection[str] = (),
+) -> str:
+    """A table; columns of numbers, and those named in `right`, stand to the right."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     is_number = [
-        bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        for index in range(len(header))
+        name in right
+        or (bool(rows) and all(isinstance(row[index], int | float) for row in rows))
+        for index, name in enumerate(header)
     ]
     return "\n".join(
         "  ".join(

@@ -10,12 +10,8 @@ from psworker.ctl.daemons import daemon_names, start_daemons
 from psworker.ctl.demo.display import Display
 from psworker.ctl.demo.evaluation import Evaluator
 from psworker.ctl.demo.progress import Progress, read_report
-from psworker.ctl.failures import CommandError
 from psworker.ctl.processes import Children
-from psworker.ctl.status import read_status
-
-STALL_TIMEOUT_S: Final = 45.0
-"""Without any step, after which the demo says whom it waits for and gives up."""
+from psworker.ctl.stall import STALL_TIMEOUT_S, stalled
 
 _POLL_S: Final = 0.1
 
@@ -94,18 +90,10 @@ def follow_job(
             display.show(progress)
         if line is None or line.child not in running:
             if time.monotonic() - heard_s > STALL_TIMEOUT_S:
-                raise _stalled(coordinator)
+                raise stalled(coordinator)
             continue
         heard_s = time.monotonic()
         if line.text is None:
             running.discard(line.child)
         else:
             progress.take(read_report(line.text))
-
-
-def _stalled(coordinator: Address) -> CommandError:
-    status = read_status(coordinator)
-    return CommandError(
-        f"no worker made a step for {STALL_TIMEOUT_S:.0f} s; the job is "
-        f"{status.phase} and waits for {status.waiting_for or 'nobody'}"
-    )

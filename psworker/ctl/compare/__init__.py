@@ -1,0 +1,1 @@
+"""`psctl compare`: what each mode is good for, measured on this machine."""

@@ -1,0 +1,77 @@
+"""What disturbs the workers: how much longer than undisturbed each step takes.
+
+Worker processes and the arithmetic draw the same numbers from the same seed.
+"""
+
+import random
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final, assert_never
+
+HICCUP_PROBABILITY: Final = 0.1
+HICCUP_FACTOR: Final = 5.0
+STRAGGLER_FACTOR: Final = 3.0
+
+
+class Load(StrEnum):
+    """A kind of disturbance.
+
+    Attributes:
+        EVEN: None: every step takes as long as the others.
+        HICCUPS: Any step of any worker takes 5 times as long with probability 0.1.
+        STRAGGLER: The last worker is always 3 times slower.
+    """
+
+    EVEN = "even"
+    HICCUPS = "hiccups"
+    STRAGGLER = "straggler"
+
+    @property
+    def description(self) -> str:
+        """For a person."""
+        match self:
+            case Load.EVEN:
+                return "no step is disturbed"
+            case Load.HICCUPS:
+                return (
+                    f"each step takes {HICCUP_FACTOR:g} times as long with probability "
+                    f"{HICCUP_PROBABILITY:g}"
+                )
+            case Load.STRAGGLER:
+                return f"one worker is always {STRAGGLER_FACTOR:g} times slower"
+            case _:
+                assert_never(self)
+
+
+def parse_loads(text: str) -> tuple[Load, ...]:
+    """Reads names that are separated by commas.
+
+    Raises:
+        ValueError: One is no load, or is there twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in list(Load):
+            raise ValueError(f"{name!r} is no load; there are {', '.join(Load)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{text!r} names a load twice")
+    return tuple(map(Load, names))
+
+
+def step_factors(
+    load: Load, *, worker_index: int, worker_count: int, seed: int
+) -> Iterator[float]:
+    """How many times as long as undisturbed each step of a worker takes, for ever."""
+    drawn = random.Random(f"{seed}/{worker_index}")
+    is_straggler = worker_index == worker_count - 1
+    while True:
+        match load:
+            case Load.EVEN:
+                yield 1.0
+            case Load.HICCUPS:
+                is_hiccup = drawn.random() < HICCUP_PROBABILITY
+                yield HICCUP_FACTOR if is_hiccup else 1.0
+            case Load.STRAGGLER:
+                yield STRAGGLER_FACTOR if is_straggler else 1.0
+            case _:
+                assert_never(load)

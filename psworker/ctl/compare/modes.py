@@ -1,0 +1,89 @@
+"""The modes that are compared, as the command line names them."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+EXAMPLES: Final = "bsp, bsp+1 (one backup worker), ssp:3 (staleness bound 3) or asp"
+
+DEFAULT_MODES: Final = "bsp,bsp+1,ssp:3,asp"
+
+_NAME: Final = re.compile(r"bsp|bsp\+(?P<backups>\d+)|ssp:(?P<bound>\d+)|asp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedMode:
+    """How the workers of one run keep together.
+
+    Attributes:
+        name: As on the command line, such as `ssp:3`.
+        mode: `bsp`, `ssp` or `asp`.
+        staleness_bound: Of SSP, 0 elsewhere.
+        backup_worker_count: Of BSP, 0 elsewhere.
+    """
+
+    name: str
+    mode: str
+    staleness_bound: int = 0
+    backup_worker_count: int = 0
+
+    @property
+    def label(self) -> str:
+        """For a person, such as `SSP(3)`."""
+        if self.mode == "ssp":
+            return f"SSP({self.staleness_bound})"
+        backups = f" + {self.backup_worker_count}" if self.backup_worker_count else ""
+        return f"{self.mode.upper()}{backups}"
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the gradients of several workers make one update."""
+        return self.mode == "bsp"
+
+    def gradients_per_update(self, worker_count: int) -> int:
+        """How many workers' gradients one update is the mean of."""
+        return worker_count - self.backup_worker_count if self.is_synchronous else 1
+
+    def coordinator_options(self) -> list[str]:
+        """What `psserver coordinator` is told besides `--mode`."""
+        if self.mode == "ssp":
+            return ["--staleness", str(self.staleness_bound)]
+        if self.backup_worker_count:
+            return ["--backup-workers", str(self.backup_worker_count)]
+        return []
+
+
+def parse_modes(text: str, worker_count: int) -> tuple[ComparedMode, ...]:
+    """Reads names that are separated by commas.
+
+    Raises:
+        ValueError: One is no mode, twice there, or needs more workers.
+    """
+    modes = tuple(_parse(name.strip()) for name in text.split(","))
+    names = [mode.name for mode in modes]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{text!r} names a mode twice")
+    for mode in modes:
+        if mode.backup_worker_count >= worker_count:
+            raise ValueError(
+                f"{mode.name} needs more workers than the {worker_count} there are: "
+                "a clock needs one that is no backup"
+            )
+    return modes
+
+
+def _parse(name: str) -> ComparedMode:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no mode to compare; there are {EXAMPLES}")
+    backups, bound = int(found["backups"] or 0), int(found["bound"] or 0)
+    return ComparedMode(
+        name=f"bsp+{backups}"
+        if backups
+        else f"ssp:{bound}"
+        if found["bound"]
+        else name.split("+")[0],
+        mode=name[:3],
+        staleness_bound=bound,
+        backup_worker_count=backups,
+    )

@@ -1,0 +1,100 @@
+"""The comparison as a picture, where matplotlib is installed."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from psworker.ctl.compare.figures import Figures
+from psworker.ctl.compare.ratios import ideal_s
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PICTURE_FILE: Final = "compare.png"
+
+NOT_INSTALLED: Final = (
+    "no picture: matplotlib is not installed; run `pip install 'paramserver[plot]'`"
+)
+
+# Of Okabe and Ito, which people who see colours differently can tell apart.
+_COLOURS: Final = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_PANEL_INCHES: Final = (4.6, 3.4)
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Path:
+    """Draws all runs; where the picture is."""
+    # Not `pyplot`: it would look for a screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    loads = list(dict.fromkeys(each.conditions.load for each in figures))
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(3 * width, len(loads) * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(loads), 3, squeeze=False)
+    for row, load in zip(panels, loads, strict=True):
+        runs = [each for each in figures if each.conditions.load is load]
+        _draw_accuracy(row[0], runs, target_accuracy)
+        row[0].set_title(f"{load}: {load.description}", loc="left", fontsize=10)
+        _draw_rates(row[1], runs)
+        _draw_staleness(row[2], runs)
+    path = folder / PICTURE_FILE
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _draw_accuracy(
+    axes: "Axes", runs: Sequence[Figures], target_accuracy: float
+) -> None:
+    for colour, run in zip(_COLOURS, runs, strict=False):
+        axes.plot(
+            [point.at_s for point in run.curve],
+            [point.accuracy for point in run.curve],
+            color=colour,
+            label=run.conditions.mode.label,
+        )
+        axes.plot(run.curve[-1].at_s, run.curve[-1].accuracy, "o", color=colour)
+    axes.axhline(target_accuracy, color="0.6", linestyle=":", linewidth=1)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("held-out accuracy")
+    axes.set_ylim(0.5, 1.0)
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower right", frameon=False)
+
+
+def _draw_rates(axes: "Axes", runs: Sequence[Figures]) -> None:
+    labels = [run.conditions.mode.label for run in runs]
+    rates = [run.samples_per_s for run in runs]
+    bars = axes.bar(labels, rates, color=_COLOURS[: len(runs)], width=0.6)
+    axes.bar_label(bars, [f"{rate:.0f}" for rate in rates], padding=2)
+    for index, run in enumerate(runs):
+        ideal = run.sample_count / ideal_s(run.conditions)
+        axes.plot([index - 0.4, index + 0.4], [ideal, ideal], color="0.4", linewidth=1)
+    axes.plot([], [], color="0.4", linewidth=1, label="if only the delays took time")
+    axes.set_ylabel("samples in updates a second")
+    axes.margins(y=0.25)
+    axes.legend(loc="upper left", frameon=False)
+
+
+def _draw_staleness(axes: "Axes", runs: Sequence[Figures]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for colour, run in zip(_COLOURS, runs, strict=False):
+        total = sum(run.staleness_counts.values())
+        largest = run.staleness_max
+        axes.plot(
+            range(largest + 1),
+            [run.staleness_counts.get(each, 0) / total for each in range(largest + 1)],
+            color=colour,
+            marker=".",
+            label=run.conditions.mode.label,
+        )
+    axes.set_xlabel("staleness, in updates")
+    axes.set_ylabel("share of gradients")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
