@@ -250,7 +250,7 @@ class ClockProgress:
             is_counted = push.worker in counted or not has_backups
             outcomes[push] = outcome if is_counted else Outcome.DROPPED
             told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
-            self._state.dedupe.finish(push.worker, push.sequence, outcomes[push], told)
+            self._state.end(push, outcomes[push], told)
         self._clocks.note_progress()
         for push, became in outcomes.items():
             told = nonfinite if became is Outcome.SKIPPED else ()

@@ -6,7 +6,7 @@ The owner takes effects in order and carries them out. Only `ApplyChunk` and
 
 from dataclasses import dataclass
 
-from psserver.core.push import DataRange, PushId, Reply
+from psserver.core.push import DataRange, Outcome, PushId, Reply
 from psserver.core.record import ClockChoice, WorkerKey
 from pswire.reasons import Refusal
 
@@ -45,6 +45,14 @@ class ApplyChunk:
     hyperparameters: tuple[tuple[float, ...], ...]
     pusher: WorkerKey | None = None
     staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushDone:
+    """A push is done here, for the history; its answer may have to wait."""
+
+    push: PushId
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +196,7 @@ class ChunkTorn:
 
 ShardEffect = (
     ApplyChunk
+    | PushDone
     | Finish
     | RefusePush
     | Staged

@@ -277,9 +277,7 @@ class PushProgress:
     def _finish(self, push: PushId, done: DonePush) -> None:
         self._open.pop(push, None)
         self._told.pop(push, None)
-        self._state.dedupe.finish(
-            push.worker, push.sequence, done.outcome, done.nonfinite
-        )
+        self._state.end(push, done.outcome, done.nonfinite)
         self._blocked[push] = done
         self._clocks.note_progress()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from psserver.core.attendance import Attendance
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import DedupeTable, PushEntry
-from psserver.core.effects import ChunkTorn, Finish, ShardEffect
+from psserver.core.effects import ChunkTorn, Finish, PushDone, ShardEffect
 from psserver.core.hyperparameters import HyperparameterComparison
 from psserver.core.push import Outcome, PushId, Reply
 from psserver.core.record import ClockChoice, Member, Mode, WorkerKey
@@ -99,6 +99,13 @@ class ShardState:
             staleness_bound=record.staleness_bound if record.mode is Mode.SSP else 0,
             nonfinite_worker_ids=nonfinite,
         )
+
+    def end(
+        self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
+    ) -> None:
+        """Everything of a push is done."""
+        self.dedupe.finish(push.worker, push.sequence, outcome, nonfinite)
+        self.effects.append(PushDone(push=push, outcome=outcome))
 
     def finish(self, push: PushId, reply: Reply, *, needs_all: bool = False) -> None:
         """Orders that a push be answered."""
