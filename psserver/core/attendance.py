@@ -14,9 +14,10 @@ class Attendance:
         self._idle: dict[WorkerKey, int] = {}
 
     def note_push(self, push: PushId, now_ms: int) -> None:
-        """The worker pushes: it has data."""
+        """The worker pushes: it has data, unless that is an older push sent again."""
         self._heard_ms[push.worker] = now_ms
-        self._idle.pop(push.worker, None)
+        if push.sequence >= self._idle.get(push.worker, 0):
+            self._idle.pop(push.worker, None)
 
     def note_idle(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
         """The worker has no data for its next push."""

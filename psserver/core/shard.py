@@ -81,8 +81,9 @@ class ShardCore:
         )
 
     def closed_sequence(self, worker: WorkerKey) -> int:
-        """A worker's last push that is done, and counts if the worker has ended."""
-        return self.clocks.done_of(worker)
+        """A worker's last push that is done; of one that has ended, that counts."""
+        ended = self.clocks.departure_of(worker)
+        return self.clocks.done_of(worker) if ended is None else ended.last_sequence
 
     def take_effects(self) -> list[ShardEffect]:
         """Effects since the last call, in order."""
