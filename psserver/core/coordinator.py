@@ -15,10 +15,12 @@ from psserver.core.fence import ActiveFence
 from psserver.core.job_model import JobModel
 from psserver.core.job_progress import JobProgress
 from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.ledger import EpochLedger
+from psserver.core.ledger import Enrolments, EpochLedger
+from psserver.core.loss import floor_of, waiting_text
+from psserver.core.mode_change import mode_target, target_of
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
-from psserver.core.roster import GONE, Roster, WorkerEntry, WorkerState
+from psserver.core.roster import GONE, PRESENT, Roster, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardSlot
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -47,6 +49,7 @@ class CoordinatorCore:
         self.snapshots = self._progress.snapshots
         self.model = JobModel()
         self._patient_until_ms = 0
+        self._now_ms = 0
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -61,6 +64,18 @@ class CoordinatorCore:
     def record(self) -> Record | None:
         """Newest record, None before the start."""
         return self._progress.record
+
+    @property
+    def workers_floor(self) -> int:
+        """Members below which no lost one is taken out."""
+        if self.record is None:
+            return self.settings.workers_min
+        return floor_of(self.record, self.settings)
+
+    @property
+    def evicted_count(self) -> int:
+        """Workers that were evicted since this process began."""
+        return self._progress.evicted_count
 
     @property
     def failure(self) -> str:
@@ -94,7 +109,7 @@ class CoordinatorCore:
         optimizers: tuple[OptimizerSpec, ...],
         record: Record | None,
         incarnations: dict[str, int],
-        processes: dict[str, str],
+        processes: dict[WorkerKey, str],
         now_ms: int,
     ) -> None:
         """Goes on from durable state after a restart.
@@ -110,18 +125,22 @@ class CoordinatorCore:
             return
         for end in record.departures:
             if not end.evicted:
-                self.roster.restore_left(end.member.worker)
+                self.roster.restore_left(end.member.worker, now_ms)
         for member in record.members:
             self.roster.restore(
                 member.worker,
-                processes.get(member.worker.worker_id, ""),
+                processes.get(member.worker, ""),
                 now_ms + self.settings.lease_ttl_ms,
             )
 
-    def restore_ledger(self, epochs: tuple[EpochLedger, ...]) -> None:
+    def restore_ledger(
+        self, epochs: tuple[EpochLedger, ...], enrolments: Enrolments = ()
+    ) -> None:
         """Goes on with the data of all epochs, after `restore`."""
         members = self.record.members if self.record is not None else ()
-        self.ledger.restore(epochs, frozenset(member.worker for member in members))
+        self.ledger.restore(
+            epochs, frozenset(member.worker for member in members), enrolments
+        )
 
     # Shards
 
@@ -206,16 +225,18 @@ class CoordinatorCore:
         """A worker's stream is open; its owner has sent it the whole state.
 
         Raises:
-            Refusal: `WORKER_INCARNATION_STALE` when it was lost before it joined, or
-                has left; no state changed.
+            Refusal: `WORKER_INCARNATION_STALE` when it was lost before it joined, has
+                left, or was lost and replaced; no state changed.
         """
         self.check_present(entry)
         entry.is_watching = True
         entry.broken_ms = None
         entry.heard_ms = now_ms
-        if entry.state is WorkerState.SUSPECT:
+        if entry.state in PRESENT:
             entry.state = WorkerState.MEMBER
         fence = self.fence
+        if fence is not None and entry.worker in fence.change.evictions:
+            self._progress.abort(f"{entry.worker} is back", now_ms)
         if fence is not None and fence.seeder == entry.worker:
             self._progress.effects.append(
                 OrderSeed(worker=entry.worker, fence_number=fence.number)
@@ -228,15 +249,28 @@ class CoordinatorCore:
         entry.heard_ms = now_ms
         if entry.state is WorkerState.MEMBER:
             entry.state = WorkerState.SUSPECT
+        grace_ms = self.settings.reconnect_grace_ms
+        if self.roster.most_broke(now_ms, grace_ms=grace_ms):
+            self.have_patience(now_ms)
 
-    @staticmethod
-    def check_present(entry: WorkerEntry) -> None:
+    def condemn(self, worker: WorkerKey, now_ms: int) -> None:
+        """A member's bytes contradict what it says of them: it is to be taken out.
+
+        As one that is lost, it stays as long as too few would be left without it, and
+        with `WAIT` while no replacement can come, since it lives.
+        """
+        entry = self.roster.find(worker)
+        if entry is not None and entry.state in PRESENT:
+            entry.is_condemned = True
+            self._progress.pump(now_ms)
+
+    def check_present(self, entry: WorkerEntry) -> None:
         """Refuses a start of a worker that is over.
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE`; no state changed.
         """
-        if entry.state in GONE:
+        if entry.state in GONE or self.roster.is_replaced(entry):
             raise Refusal(
                 ErrorReason.WORKER_INCARNATION_STALE,
                 f"{entry.worker} has left, or was lost",
@@ -280,16 +314,59 @@ class CoordinatorCore:
         *,
         sequence: int,
         consumed: tuple[DataRange, ...],
+        dropped: tuple[DataRange, ...] = (),
         now_ms: int,
     ) -> None:
-        """A worker ends its membership after push `sequence`."""
+        """A worker ends its membership after push `sequence`.
+
+        Args:
+            entry: The worker.
+            sequence: Its last push that was acknowledged.
+            consumed: Data it used since its last report.
+            dropped: Data whose pushes were thrown away since its last report.
+            now_ms: Monotonic time.
+        """
         self.ledger.consume(entry.worker, consumed)
-        if entry.state in (WorkerState.MEMBER, WorkerState.SUSPECT):
+        self.ledger.drop(entry.worker, dropped)
+        if entry.state in PRESENT:
             entry.state = WorkerState.LEAVING
             entry.last_sequence = sequence
         elif entry.state in (WorkerState.REGISTERED, WorkerState.JOINING):
             self._progress.withdraw(entry, now_ms)
         self._progress.pump(now_ms)
+
+    # Mode
+
+    def set_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
+        """Asks for another mode, by a fence; the newest wish counts.
+
+        Backup workers are of no effect outside BSP, and are back when it is.
+
+        Args:
+            mode: The mode.
+            staleness_bound: In SSP, in clocks; without meaning in the other modes.
+            now_ms: Monotonic time.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, `NOT_STARTED` or `SHARD_LOST`; no state
+                changed.
+        """
+        self._check_alive()
+        target = mode_target(mode, staleness_bound)
+        if self.record is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"there is no mode to change yet: the job waits for "
+                f"{self.waiting_for()}",
+            )
+        self._progress.wanted_mode = target
+        self._progress.pump(now_ms)
+
+    def mode_is(self, mode: Mode, staleness_bound: int) -> bool:
+        """Whether the newest record names this mode, with this bound in SSP."""
+        if self.record is None:
+            return False
+        return target_of(self.record) == mode_target(mode, staleness_bound)
 
     # Snapshots and data
 
@@ -325,9 +402,12 @@ class CoordinatorCore:
     def participants(self, loader: str) -> tuple[WorkerKey, ...]:
         """Members that lease data for a loader, in the order of ranks.
 
-        Empty outside BSP, where data is dealt on demand.
+        Empty outside BSP and with backup workers, where data is dealt on demand: the
+        slow ones get less.
         """
         if self.record is None or self.record.mode is not Mode.BSP:
+            return ()
+        if self.settings.backup_worker_count:
             return ()
         enrolled = self.ledger.participants(loader)
         return tuple(m.worker for m in self.record.members if m.worker in enrolled)
@@ -336,6 +416,7 @@ class CoordinatorCore:
 
     def tick(self, now_ms: int) -> None:
         """Does what has become due."""
+        self._now_ms = now_ms
         self._progress.end_overdue(now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
@@ -343,6 +424,8 @@ class CoordinatorCore:
             # Losing a shard ends the job, so it gets half a lease to come back.
             for slot in self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2):
                 self._progress.fail(f"shard {slot.index} at {slot.address} was lost")
+        lease_ttl_ms = self.settings.lease_ttl_ms
+        self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
         self._progress.free_images(now_ms)
         self._progress.pump(now_ms)
 
@@ -361,6 +444,8 @@ class CoordinatorCore:
                 )
             elif self.fence is not None and self.fence.seeder is not None:
                 parts.append(f"the first values from {self.fence.seeder.worker_id}")
+        else:
+            parts += waiting_text(self.roster, self.record, self.settings, self._now_ms)
         return ", ".join(parts)
 
     # Inside
@@ -372,7 +457,7 @@ class CoordinatorCore:
             lease_ttl_ms=self.settings.lease_ttl_ms,
         ):
             if entry.state is WorkerState.SUSPECT:
-                entry.state = WorkerState.EVICTED
+                entry.state = WorkerState.LOST
             else:
                 self._progress.withdraw(entry, now_ms)
 

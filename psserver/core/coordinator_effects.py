@@ -2,14 +2,23 @@
 
 from dataclasses import dataclass
 
+from psserver.core.ledger import Enrolments, EpochLedger
 from psserver.core.record import FenceKind, Record, WorkerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Make a record durable before anything after this is sent."""
+    """Make a record durable, at once with what it changes, before anything after this.
+
+    Attributes:
+        record: The record.
+        epochs: Data of epochs that it changes: what those held whom it ends.
+        enrolments: Who leases data from now on.
+    """
 
     record: Record
+    epochs: tuple[EpochLedger, ...] = ()
+    enrolments: Enrolments = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,22 @@ announced. No answer in time and no record written: abort, name the shard, queue
 again.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from psserver.core.effects import FenceReport
-from psserver.core.record import Departure, FenceKind, Member, Record, WorkerKey
+from psserver.core.effects import FenceReport, WorkerHolding
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import (
+    ClockChoice,
+    Departure,
+    FenceKind,
+    LossPolicy,
+    Member,
+    Mode,
+    Record,
+    WorkerKey,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,13 @@ class MembershipChange:
         return bool(self.joins or self.leaves or self.evictions)
 
 
+class ModeTarget(NamedTuple):
+    """A mode with its staleness bound, 0 outside SSP."""
+
+    mode: Mode
+    staleness_bound: int
+
+
 @dataclass(slots=True)
 class ActiveFence:
     """A fence between its preparation and its end.
@@ -40,6 +58,7 @@ class ActiveFence:
         kind: What it is for.
         opened_ms: When it was prepared.
         change: For a membership fence, what it carries.
+        target: For a mode fence, the mode from then on.
         seeder: For a start, whose values count.
         starters: For a start, the first members, in the order of ranks.
         reports: Reports by shard index.
@@ -49,9 +68,19 @@ class ActiveFence:
     kind: FenceKind
     opened_ms: int
     change: MembershipChange = field(default_factory=MembershipChange)
+    target: ModeTarget | None = None
     seeder: WorkerKey | None = None
     starters: tuple[WorkerKey, ...] = ()
     reports: dict[int, FenceReport] = field(default_factory=dict)
+
+    @property
+    def evicting(self) -> tuple[WorkerKey, ...]:
+        """Workers whose data the shards are to list: all that its record ends.
+
+        Also those that leave: the answer to their last push may have been lost.
+        """
+        leaving = (worker for worker, _ in self.change.leaves)
+        return (*self.change.evictions, *leaving)
 
     def silent_shards(self, shard_count: int) -> list[int]:
         """Shards that have not reported."""
@@ -62,60 +91,117 @@ class ActiveFence:
         return worker in self.starters or worker in self.change.joins
 
 
-def first_record(fence: ActiveFence, template: Record) -> Record:
+def first_record(fence: ActiveFence, settings: JobSettings) -> Record:
     """The record of a start: everybody at clock 0, in the order of worker ids."""
-    members = tuple(
-        Member(worker=worker, rank=rank, base_clock=0)
-        for rank, worker in enumerate(fence.starters)
-    )
     return Record(
         fence_number=fence.number,
-        generation=template.generation + 1,
+        generation=1,
         kind=FenceKind.START,
-        members=members,
-        mode=template.mode,
-        staleness_bound=template.staleness_bound,
+        members=tuple(
+            Member(worker=worker, rank=rank, base_clock=0)
+            for rank, worker in enumerate(fence.starters)
+        ),
+        mode=settings.mode,
+        staleness_bound=settings.staleness_bound,
+        workers_floor=settings.workers_min,
     )
 
 
-def membership_record(fence: ActiveFence, previous: Record) -> Record:
+def membership_record(
+    fence: ActiveFence, previous: Record, settings: JobSettings
+) -> Record:
     """Decides a membership fence from the reports of all shards.
 
     A worker that leaves says itself which push was its last. Of one that is evicted
-    every shard holds L or L+1 complete clocks; L, the minimum, counts. A joiner
+    every shard holds L or L+1 complete pushes; L, the minimum, counts. A joiner
     contributes from the clock after the highest of which any shard holds a trailer.
+    """
+    reports = tuple(fence.reports.values())
+    shared = following_record(fence, previous)
+    departures = _departures(fence.change, previous, reports, shared.commit)
+    gone = {end.member.worker for end in departures}
+    staying = [m for m in previous.members if m.worker not in gone]
+    bases = _joiners_bases(fence.change.joins, shared, departures, reports, settings)
+    members = _with_joiners(staying, bases)
+    return replace(
+        shared,
+        members=members,
+        departures=(*shared.departures, *departures),
+        departed_step_count=previous.departed_step_count
+        + sum(end.last_sequence for end in departures),
+        workers_floor=_floor_after(previous, departures, members, bases, settings),
+    )
+
+
+def following_record(fence: ActiveFence, previous: Record) -> Record:
+    """What the record of any fence has in common with all others after the start.
+
     Departures whose last clock is still open somewhere are told again, since the
     version of such a clock follows from the newest record alone.
     """
     reports = tuple(fence.reports.values())
-    applied_min = min(report.applied_clock for report in reports)
-    departures = _departures(fence.change, previous, reports)
-    open_still = [e for e in previous.departures if e.last_clock > applied_min]
-    gone = {end.member.worker for end in departures}
-    staying = [m for m in previous.members if m.worker not in gone]
-    members = _with_joiners(staying, fence.change.joins, reports)
     skipped = {clock for report in reports for clock in report.skip_clocks}
-    return Record(
+    return replace(
+        previous,
         fence_number=fence.number,
         generation=previous.generation + 1,
-        kind=FenceKind.MEMBERSHIP,
-        members=tuple(members),
-        departures=(*open_still, *departures),
-        departed_step_count=previous.departed_step_count
-        + sum(end.step_count for end in departures),
+        kind=fence.kind,
+        departures=tuple(
+            e for e in previous.departures if _is_open(e, previous, reports)
+        ),
         skipped_clocks=tuple(sorted(skipped)),
-        mode=previous.mode,
-        staleness_bound=previous.staleness_bound,
+        commit=begun_commit(previous, reports),
     )
 
 
-def cut_clock(reports: Iterable[FenceReport]) -> int:
-    """In BSP a cut is one number: the highest clock that any shard has touched."""
-    return max(report.touched_clock_max for report in reports)
+def begun_commit(
+    record: Record, reports: Collection[FenceReport]
+) -> ClockChoice | None:
+    """With two-phase steps, the newest clock of BSP whose end must not hang.
+
+    Some shard has committed it, or shard 0 has chosen for it, and some shard is not
+    there yet: everything of it is on every shard, since a driver knew so. In SSP and
+    ASP a commit is of one push: its worker drives it, and when that one is gone every
+    shard knows by itself that the push is complete everywhere.
+    """
+    applied_min = min(report.applied_clock for report in reports)
+    choices = (choice for r in reports for choice in (r.committed, r.chosen))
+    begun = [
+        choice
+        for choice in choices
+        if choice is not None
+        and choice.clock > applied_min
+        and _is_of_bsp(record, choice.clock)
+    ]
+    return max(begun, key=lambda choice: choice.clock, default=None)
+
+
+def holding_of(report: FenceReport, worker: WorkerKey) -> WorkerHolding:
+    """What a shard holds of a member; nothing when it has not heard of it."""
+    return next(
+        (holding for holding in report.holdings if holding.worker == worker),
+        WorkerHolding(worker=worker, complete_sequence=0),
+    )
+
+
+def _is_of_bsp(record: Record, clock: int) -> bool:
+    is_before = clock <= record.mode_clock
+    return is_before is not (record.mode is Mode.BSP)
+
+
+def _is_open(end: Departure, record: Record, reports: Collection[FenceReport]) -> bool:
+    """Whether some shard may still lack pushes of a departed member that count."""
+    if record.mode is Mode.BSP or end.last_clock <= record.mode_clock:
+        return end.last_clock > min(report.applied_clock for report in reports)
+    # Pushed by itself: each shard had all of it, and applies it without delay.
+    return not all(report.is_settled for report in reports)
 
 
 def _departures(
-    change: MembershipChange, previous: Record, reports: tuple[FenceReport, ...]
+    change: MembershipChange,
+    previous: Record,
+    reports: tuple[FenceReport, ...],
+    commit: ClockChoice | None,
 ) -> tuple[Departure, ...]:
     found = []
     for worker, sequence in change.leaves:
@@ -124,38 +210,96 @@ def _departures(
             # What was acknowledged is complete everywhere, and so may be a last push
             # whose answer was lost: once any shard has applied of it, it counts. More
             # than that would make the others wait for pushes that nobody will send.
-            own = max(member.base_clock + sequence, cut_clock(reports))
-            last = min(own, _held_clock(reports, member))
-            found.append(Departure(member=member, last_clock=last, evicted=False))
+            own = max(sequence, _begun_sequence(member, previous, reports, commit))
+            last = min(own, _held_sequence(reports, worker))
+            found.append(_departure(member, last, evicted=False))
     for worker in change.evictions:
         member = previous.member_of(worker)
         if member is not None:
-            last = _held_clock(reports, member)
-            found.append(Departure(member=member, last_clock=last, evicted=True))
+            last = _held_sequence(reports, worker)
+            found.append(_departure(member, last, evicted=True))
     return tuple(found)
 
 
-def _held_clock(reports: tuple[FenceReport, ...], member: Member) -> int:
-    """Highest clock of a member that is complete on every shard."""
-    return min(_complete_clock(report, member) for report in reports)
+def _departure(member: Member, sequence: int, *, evicted: bool) -> Departure:
+    last_clock = member.clock_of(sequence)
+    return Departure(member=member, last_clock=last_clock, evicted=evicted)
 
 
-def _complete_clock(report: FenceReport, member: Member) -> int:
-    for holding in report.holdings:
-        if holding.worker == member.worker:
-            return max(holding.complete_clock, member.base_clock)
-    return member.base_clock
+def _begun_sequence(
+    member: Member,
+    previous: Record,
+    reports: tuple[FenceReport, ...],
+    commit: ClockChoice | None,
+) -> int:
+    """Highest push of a member that some shard has applied of, or must."""
+    worker = member.worker
+    found = max(holding_of(report, worker).touched_sequence for report in reports)
+    if previous.mode is Mode.BSP:
+        touched_clock = max(report.touched_clock_max for report in reports)
+        found = max(found, member.sequence_of(touched_clock))
+    if commit is not None and worker in commit.workers:
+        found = max(found, member.sequence_of(commit.clock))
+    return found
+
+
+def _held_sequence(reports: tuple[FenceReport, ...], worker: WorkerKey) -> int:
+    """Highest push of a member that is complete on every shard."""
+    return min(holding_of(report, worker).complete_sequence for report in reports)
+
+
+def _joiners_bases(
+    joins: tuple[WorkerKey, ...],
+    record: Record,
+    departures: tuple[Departure, ...],
+    reports: tuple[FenceReport, ...],
+    settings: JobSettings,
+) -> dict[WorkerKey, int]:
+    """Base clock of each joiner, in the order of worker ids.
+
+    With `WAIT` a replacement takes over the clock that its predecessor left open.
+    """
+    replaced = {}
+    if settings.worker_loss_policy is LossPolicy.WAIT:
+        closed = record.commit.clock if record.commit is not None else 0
+        replaced = {
+            end.member.worker.worker_id: max(
+                end.last_clock, end.member.base_clock, closed
+            )
+            for end in departures
+            if end.evicted
+        }
+    if record.mode is Mode.BSP:
+        begun = max(report.trailer_clock_max for report in reports)
+    else:
+        begun = max(report.frontier for report in reports)
+    common = max(begun, record.mode_clock)
+    return {worker: replaced.get(worker.worker_id, common) for worker in sorted(joins)}
 
 
 def _with_joiners(
-    staying: list[Member],
-    joins: tuple[WorkerKey, ...],
-    reports: tuple[FenceReport, ...],
-) -> list[Member]:
-    base_clock = max((report.trailer_clock_max for report in reports), default=0)
+    staying: list[Member], bases: dict[WorkerKey, int]
+) -> tuple[Member, ...]:
     members = list(staying)
-    for worker in sorted(joins):
+    for worker, base_clock in bases.items():
         taken = {member.rank for member in members}
         rank = next(r for r in range(len(taken) + 1) if r not in taken)
         members.append(Member(worker=worker, rank=rank, base_clock=base_clock))
-    return sorted(members, key=lambda member: member.rank)
+    return tuple(sorted(members, key=lambda member: member.rank))
+
+
+def _floor_after(
+    previous: Record,
+    departures: tuple[Departure, ...],
+    members: tuple[Member, ...],
+    bases: dict[WorkerKey, int],
+    settings: JobSettings,
+) -> int:
+    """The floor, lowered by those that leave and raised again by those that come."""
+    floor = previous.workers_floor
+    leave_count = sum(not end.evicted for end in departures)
+    if leave_count:
+        floor = min(floor, len(previous.members) - leave_count)
+    if bases:
+        floor = max(floor, min(settings.workers_min, len(members)))
+    return floor

@@ -1,6 +1,6 @@
 """Fences of a job: numbered, one at a time."""
 
-from psserver.core.fence import ActiveFence, MembershipChange
+from psserver.core.fence import ActiveFence, MembershipChange, ModeTarget
 from psserver.core.record import FenceKind, WorkerKey
 
 NUMBERS_PER_START = 1_000_000_000
@@ -34,6 +34,7 @@ class FenceSeries:
         now_ms: int,
         *,
         change: MembershipChange | None = None,
+        target: ModeTarget | None = None,
         starters: tuple[WorkerKey, ...] = (),
     ) -> ActiveFence:
         """Opens the next fence; none is open."""
@@ -43,6 +44,7 @@ class FenceSeries:
             kind=kind,
             opened_ms=now_ms,
             change=change or MembershipChange(),
+            target=target,
             seeder=starters[0] if starters else None,
             starters=starters,
         )

@@ -14,19 +14,27 @@ from psserver.core.coordinator_effects import (
     Prepare,
     ReleaseImage,
 )
+from psserver.core.cut import cut_after
+from psserver.core.departed_data import settle_data
 from psserver.core.fence import (
     ActiveFence,
-    cut_clock,
+    ModeTarget,
     first_record,
     membership_record,
 )
 from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.core.job_settings import JobSettings
-from psserver.core.ledger import DataLedger
-from psserver.core.record import FenceKind, Record
+from psserver.core.ledger import DataLedger, EpochLedger
+from psserver.core.loss import wanted_change
+from psserver.core.mode_change import is_settled, mode_record, target_of
+from psserver.core.record import FenceKind, Mode, Record
 from psserver.core.roster import Roster, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardMap
 from psserver.core.snapshots import SnapshotList
+
+MODE_RETRY_MS = 50
+"""Pause before a mode fence is tried again that found something of the mode before
+still to be applied: it comes with the workers' next pushes, not with more asking."""
 
 
 class JobProgress:
@@ -40,6 +48,8 @@ class JobProgress:
         snapshots: Cuts and their images.
         fences: The open fence, and the numbers of all.
         record: Newest record, None before the start.
+        wanted_mode: Mode that somebody has asked for, None when it is there.
+        evicted_count: Workers that were evicted since this process began.
         failure: Why the job can't go on, empty while it can.
         effects: What the owner is to do, in order.
     """
@@ -56,8 +66,11 @@ class JobProgress:
         )
         self.fences = FenceSeries(start_count)
         self.record: Record | None = None
+        self.wanted_mode: ModeTarget | None = None
+        self.evicted_count = 0
         self.failure = ""
         self.effects: list[CoordinatorEffect] = []
+        self._mode_due_ms: int | None = None
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -71,40 +84,44 @@ class JobProgress:
         if self.record is None:
             self._start_if_complete(now_ms)
             return
-        change = self.roster.pending_change(self.record)
+        change = wanted_change(self.roster, self.record, self.settings)
         if change:
-            if self.snapshots.pending is not None:
-                self.fail_cut("it gave way to a change of membership")
-                self.snapshots.is_wanted = True
+            self._have_cut_give_way("a change of membership")
             fence = self.fences.begin(FenceKind.MEMBERSHIP, now_ms, change=change)
             self._prepare(fence)
+        elif self._is_mode_due(self.record, now_ms):
+            self._have_cut_give_way("a change of mode")
+            target = self.wanted_mode
+            self._prepare(self.fences.begin(FenceKind.MODE, now_ms, target=target))
         elif self.snapshots.is_wanted and self.snapshots.has_room():
             self.snapshots.begin()
             self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
 
     def decide(self, now_ms: int) -> None:
         """All shards have reported: ends the fence by a record or a cut."""
-        fence = self.fences.end()
+        fence = self.fences.open
+        assert fence is not None
+        reason = self._undecidable(fence, now_ms)
+        if reason:
+            self.abort(reason, now_ms)
+            return
+        self.fences.end()
         if fence.kind is FenceKind.CUT:
             self._decide_cut(fence, now_ms)
             self.pump(now_ms)
             return
         if self.record is None:
-            template = Record(
-                fence_number=0,
-                generation=0,
-                kind=FenceKind.START,
-                members=(),
-                mode=self.settings.mode,
-                staleness_bound=self.settings.staleness_bound,
-            )
-            record = first_record(fence, template)
+            record = first_record(fence, self.settings)
+        elif fence.kind is FenceKind.MODE:
+            record = mode_record(fence, self.record)
         else:
-            record = membership_record(fence, self.record)
+            record = membership_record(fence, self.record, self.settings)
+        epochs = self._follow(fence, record, now_ms)
         self.record = record
-        self.effects.append(Persist(record=record))
+        self.effects.append(
+            Persist(record=record, epochs=epochs, enrolments=self.ledger.enrolments())
+        )
         self.effects.append(Announce(record=record))
-        self._follow(record)
         self.pump(now_ms)
 
     def abort(self, reason: str, now_ms: int) -> None:
@@ -135,7 +152,7 @@ class JobProgress:
 
     def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
         """Takes out a worker that is no member."""
-        entry.state = WorkerState.LEFT
+        entry.end(WorkerState.LEFT, now_ms)
         entry.broken_ms = None
         self.ledger.retire(entry.worker)
         fence = self.fences.open
@@ -173,16 +190,63 @@ class JobProgress:
 
     def _prepare(self, fence: ActiveFence) -> None:
         self.effects.append(
-            Prepare(fence_number=fence.number, kind=fence.kind, seeder=fence.seeder)
+            Prepare(
+                fence_number=fence.number,
+                kind=fence.kind,
+                seeder=fence.seeder,
+                evicting=fence.evicting,
+            )
         )
 
-    def _follow(self, record: Record) -> None:
-        """Brings the roster and the ledger in line with a record."""
+    def _have_cut_give_way(self, to_what: str) -> None:
+        """A cut that is being made ends, and is wanted again."""
+        if self.snapshots.pending is not None:
+            self.fail_cut(f"it gave way to {to_what}")
+            self.snapshots.is_wanted = True
+
+    def _is_mode_due(self, record: Record, now_ms: int) -> bool:
+        """Whether a mode fence is to be opened now."""
+        if self.wanted_mode == target_of(record):
+            self.wanted_mode = None
+        if self.wanted_mode is None:
+            self._mode_due_ms = None
+            return False
+        if self._mode_due_ms is None:
+            return True
+        # Tried before: a cut that has begun in between is left its time, or readers
+        # would get none for as long as the shards are not settled.
+        return now_ms >= self._mode_due_ms and self.snapshots.pending is None
+
+    def _undecidable(self, fence: ActiveFence, now_ms: int) -> str:
+        """Why a fence whose reports are all in can't be decided; empty if it can."""
+        if fence.kind is FenceKind.MODE and not is_settled(fence):
+            self._mode_due_ms = now_ms + MODE_RETRY_MS
+            return "pushes of the mode before are still to be applied"
+        if self.record is not None and fence.change.evictions:
+            now = wanted_change(self.roster, self.record, self.settings)
+            if not set(fence.change.evictions) <= set(now.evictions):
+                return "a worker that was lost is back, or too few would be left"
+        return ""
+
+    def _follow(
+        self, fence: ActiveFence, record: Record, now_ms: int
+    ) -> tuple[EpochLedger, ...]:
+        """Brings the roster and the ledger in line with a record.
+
+        Returns:
+            Epochs that changed with it.
+        """
+        changed = {}
         for end in record.departures:
-            entry = self.roster.find(end.member.worker)
-            if entry is not None and entry.state is not WorkerState.EVICTED:
-                entry.state = WorkerState.LEFT
-            self.ledger.retire(end.member.worker)
+            worker = end.member.worker
+            entry = self.roster.find(worker)
+            if entry is not None:
+                state = WorkerState.EVICTED if end.evicted else WorkerState.LEFT
+                entry.end(state, now_ms)
+            if self.record is not None and self.record.member_of(worker):
+                self.evicted_count += end.evicted
+                changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
+                settle_data(self.ledger, end, tuple(fence.reports.values()))
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:
@@ -191,13 +255,15 @@ class JobProgress:
                     WorkerState.MEMBER if entry.is_watching else WorkerState.SUSPECT
                 )
                 self.ledger.enroll(member.worker, entry.loaders)
+        if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
+            changed.update({id(e): e for e in self.ledger.recall()})
+        return tuple(changed.values())
 
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
         assert self.record is not None
-        clock = cut_clock(fence.reports.values())
-        version = self.record.version_at(clock)
+        cut = cut_after(self.record, fence.reports.values())
         generation = self.record.generation
-        if self.snapshots.is_newest(version=version, clock=clock):
+        if self.snapshots.is_newest(cut):
             self.snapshots.still_newest(generation)
             self.effects.append(
                 Abort(fence_number=fence.number, reason="nothing changed")
@@ -213,11 +279,12 @@ class JobProgress:
         spare = self.snapshots.make_room()
         if spare is not None:
             self.effects.append(ReleaseImage(snapshot_id=spare))
-        entry = self.snapshots.decide(
-            version=version, clock=clock, generation=generation, now_ms=now_ms
-        )
+        entry = self.snapshots.decide(cut, generation=generation, now_ms=now_ms)
         self.effects.append(
             DecideCut(
-                fence_number=fence.number, snapshot_id=entry.snapshot_id, clock=clock
+                fence_number=fence.number,
+                snapshot_id=entry.snapshot_id,
+                clock=cut.clock,
+                sequences=cut.sequences,
             )
         )

@@ -47,6 +47,16 @@ class JobSettings:
     is_staleness_scaled: bool = False
     delay_compensation: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Holds whoever makes them to what can't work otherwise."""
+        needs_clock = (
+            self.worker_loss_policy is LossPolicy.WAIT or self.backup_worker_count > 0
+        )
+        assert not needs_clock or self.step_atomicity is StepAtomicity.CLOCK, (
+            "to wait for a replacement, and to do without the slowest workers, nothing "
+            "of a clock may be applied before it is known of whom it consists"
+        )
+
 
 class JobPhase(Enum):
     """Stage of a job; mirrors `pswire.v1.JobPhase`."""

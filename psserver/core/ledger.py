@@ -3,16 +3,21 @@
 The order of an epoch is cut into batches. In BSP they are dealt by rounds: one batch
 to each participant, in the order of ranks, whoever asks first, so that a run repeats
 and equals one process that takes the batches in order. Otherwise they are dealt on
-demand, and fast workers get more. What a departed worker held and did not report as
-consumed is dealt again.
+demand, and fast workers get more. What a departed worker held and nobody knows to be
+used is dealt again. What was used in part (torn), or whose push was thrown away
+(dropped), is counted and not dealt again in this epoch.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
+
+Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]
+"""For each loader who leases data for it, to be kept."""
 
 HELD_COUNT_MAX = 4_096
 """Batches that a worker may hold of one epoch. Each answer repeats them all, and the
@@ -69,6 +74,8 @@ class EpochLedger:
         queues: Dealt, not yet handed out.
         held: Handed out, not yet reported as consumed.
         consumed_count: Positions reported as consumed.
+        torn_count: Positions of pushes that only some shards applied.
+        dropped_count: Positions whose pushes were thrown away.
     """
 
     loader: str
@@ -81,6 +88,8 @@ class EpochLedger:
     queues: dict[WorkerKey, deque[DataRange]] = field(default_factory=dict)
     held: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
     consumed_count: int = 0
+    torn_count: int = 0
+    dropped_count: int = 0
 
     @property
     def is_closed(self) -> bool:
@@ -123,12 +132,16 @@ class EpochLedger:
         return before + leased
 
     def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker reports ranges whose pushes were acknowledged; repeatable."""
-        held = self.held.get(worker, set())
-        for piece in ranges:
-            if piece in held:
-                held.discard(piece)
-                self.consumed_count += piece.position_count
+        """The worker's pushes of these ranges count; repeatable."""
+        self.consumed_count += self._close(worker, ranges)
+
+    def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """Only some shards applied the worker's push of these ranges; repeatable."""
+        self.torn_count += self._close(worker, ranges)
+
+    def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges were thrown away; repeatable."""
+        self.dropped_count += self._close(worker, ranges)
 
     def has_of(self, worker: WorkerKey) -> bool:
         """Whether the worker has anything that was not reported as consumed."""
@@ -138,6 +151,24 @@ class EpochLedger:
         """What the worker has and did not report is dealt again."""
         pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
         self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+
+    def recall(self) -> bool:
+        """Data is dealt on demand from now on: takes back what nobody has got.
+
+        Returns:
+            Whether there was any.
+        """
+        pieces = [piece for queue in self.queues.values() for piece in queue]
+        self.queues.clear()
+        self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+        return bool(pieces)
+
+    def _close(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> int:
+        """Takes from the worker what it holds of these; returns how many positions."""
+        held = self.held.get(worker, set())
+        closed = [piece for piece in dict.fromkeys(ranges) if piece in held]
+        held.difference_update(closed)
+        return sum(piece.position_count for piece in closed)
 
     @property
     def _has_more(self) -> bool:
@@ -190,11 +221,12 @@ class DataLedger:
         epoch: int,
         shape: EpochShape,
         consumed: tuple[DataRange, ...] = (),
+        dropped: tuple[DataRange, ...] = (),
     ) -> int:
         """Opens an epoch and returns its seed.
 
         What the worker holds of the loader's earlier epochs and does not report as
-        consumed is dealt again.
+        consumed or dropped is dealt again.
 
         Raises:
             Refusal: `MALFORMED_MESSAGE`, or `DATA_ORDER_MISMATCH` when the epoch is
@@ -213,6 +245,7 @@ class DataLedger:
             self._epochs[loader, epoch] = EpochLedger(loader, epoch, shape)
         self.enroll(worker, (loader,))
         self.consume(worker, consumed)
+        self.drop(worker, dropped)
         for (name, number), ledger in self._epochs.items():
             if name == loader and number < epoch:
                 ledger.give_back(worker)
@@ -222,6 +255,8 @@ class DataLedger:
         self, worker: WorkerKey, loader: str, epoch: int, order_digest: int
     ) -> EpochLedger:
         """Checks the worker's order against the first one registered.
+
+        Who asks takes part in the rounds from here on, if it did not before.
 
         Raises:
             Refusal: `NOT_STARTED` for an epoch nobody has opened, or
@@ -242,14 +277,34 @@ class DataLedger:
                 f"{worker} draws epoch {epoch} of {loader[:64]!r} in another order "
                 f"than {ledger.registrant}",
             )
+        self.enroll(worker, (loader,))
         return ledger
 
     def epochs(self) -> tuple[EpochLedger, ...]:
         """All epochs, to be kept."""
         return tuple(self._epochs.values())
 
+    def epochs_of(self, worker: WorkerKey) -> tuple[EpochLedger, ...]:
+        """Epochs of which the worker has anything."""
+        return tuple(each for each in self._epochs.values() if each.has_of(worker))
+
+    def enrolments(self) -> Enrolments:
+        """For each loader who leases data for it, in a fixed order, to be kept."""
+        return tuple(
+            (loader, tuple(sorted(workers)))
+            for loader, workers in sorted(self._participants.items())
+            if workers
+        )
+
+    def recall(self) -> tuple[EpochLedger, ...]:
+        """Data is dealt on demand from now on; returns the epochs that changed."""
+        return tuple(each for each in self._epochs.values() if each.recall())
+
     def restore(
-        self, epochs: tuple[EpochLedger, ...], members: frozenset[WorkerKey]
+        self,
+        epochs: tuple[EpochLedger, ...],
+        members: frozenset[WorkerKey],
+        enrolments: Enrolments = (),
     ) -> None:
         """Goes on from durable state after a restart.
 
@@ -257,7 +312,11 @@ class DataLedger:
             epochs: As they were kept.
             members: Workers of the newest record. What others hold is dealt again:
                 the record that ended them was kept before this could be.
+            enrolments: As they were kept.
         """
+        for loader, workers in enrolments:
+            for worker in members.intersection(workers):
+                self.enroll(worker, (loader,))
         self._epochs = {(e.loader, e.epoch): e for e in epochs}
         for ledger in epochs:
             for worker in {*ledger.queues, *ledger.held}:
@@ -271,11 +330,19 @@ class DataLedger:
         return frozenset(self._participants.get(loader, ()))
 
     def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker reports ranges of any epoch as consumed."""
-        for piece in ranges:
-            ledger = self._epochs.get((piece.loader, piece.epoch))
-            if ledger is not None:
-                ledger.consume(worker, (piece,))
+        """The worker's pushes of these ranges, of any epochs, count; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.consume(worker, (piece,))
+
+    def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """Only some shards applied the worker's push of these ranges; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.tear(worker, (piece,))
+
+    def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges were thrown away; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.drop(worker, (piece,))
 
     def retire(self, worker: WorkerKey) -> None:
         """The worker is gone: what it held and did not report is dealt again."""
@@ -283,3 +350,11 @@ class DataLedger:
             workers.discard(worker)
         for ledger in self._epochs.values():
             ledger.give_back(worker)
+
+    def _known(
+        self, ranges: tuple[DataRange, ...]
+    ) -> Iterable[tuple[EpochLedger, DataRange]]:
+        for piece in ranges:
+            ledger = self._epochs.get((piece.loader, piece.epoch))
+            if ledger is not None:
+                yield ledger, piece

@@ -1,17 +1,21 @@
 """Workers as the coordinator knows them: identities, signs of life, states.
 
 A worker's sign of life is its open watch stream, which gRPC's own threads keep alive
-without the interpreter. A broken stream makes the worker *suspect*; it is gone when
-it has not come back within the grace.
+without the interpreter. A broken stream makes the worker *suspect*; when it has not
+come back within the grace it is *lost*: still a member, until a fence may take it out.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from psserver.core.fence import MembershipChange
-from psserver.core.record import Record, WorkerKey
+from psserver.core.record import WorkerKey
 from pswire.limits import NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
+
+ENDED_KEPT_LEASES = 12
+"""Leases for which a start that is over is remembered, unless a newer start of the same
+worker comes first. Its process may ask again to leave, whose answer was lost, and is
+told that it has left; later it is told that it is closed, which is as true."""
 
 
 class WorkerState(Enum):
@@ -21,12 +25,16 @@ class WorkerState(Enum):
     JOINING = "joining"
     MEMBER = "member"
     SUSPECT = "suspect"
+    LOST = "lost"
     LEAVING = "leaving"
     LEFT = "left"
     EVICTED = "evicted"
 
 
 GONE = (WorkerState.LEFT, WorkerState.EVICTED)
+
+PRESENT = (WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.LOST)
+"""Stages of a member that has not said that it leaves."""
 
 
 @dataclass(slots=True)
@@ -43,6 +51,8 @@ class WorkerEntry:
         broken_ms: When its stream broke, None while it is open or was never opened.
         last_sequence: For one that leaves, its last acknowledged push.
         loaders: Loaders it leases data for.
+        is_condemned: Whether it is to be taken out although it lives.
+        ended_ms: When it left or was evicted.
     """
 
     worker: WorkerKey
@@ -54,10 +64,21 @@ class WorkerEntry:
     broken_ms: int | None = None
     last_sequence: int = 0
     loaders: tuple[str, ...] = ()
+    is_condemned: bool = False
+    ended_ms: int = 0
+
+    def end(self, state: WorkerState, now_ms: int) -> None:
+        """It has left, or was evicted; said again, nothing changes."""
+        if self.state not in GONE:
+            self.state = state
+            self.ended_ms = now_ms
 
 
 class Roster:
     """All workers of a job, by identity.
+
+    Starts that are over are forgotten: see `ENDED_KEPT_LEASES`. The count of starts of
+    an id is kept for ever, so that no push of an old one is taken for a new one's.
 
     Args:
         incarnations: Last incarnation of each worker id, from durable state.
@@ -72,13 +93,17 @@ class Roster:
     ) -> WorkerEntry:
         """Gives a process its identity; the same one when it asks again.
 
+        The id of a lost worker is free: whoever takes it replaces that one. The id of
+        one that is suspect, or leaves, will be free or taken in a moment, so that the
+        caller may try again.
+
         Raises:
             Refusal: `WORKER_ID_TAKEN` or `MALFORMED_MESSAGE`; no state changed.
         """
         if not process_id or len(process_id) > NAME_BYTES_MAX:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "process_id is empty or long")
         for entry in self._entries.values():
-            if entry.process_id == process_id:
+            if entry.process_id == process_id and self._is_open(entry):
                 return entry
         if len(worker_id.encode()) > NAME_BYTES_MAX:
             raise Refusal(
@@ -87,24 +112,14 @@ class Roster:
             )
         chosen = worker_id or self._free_id()
         holder = self.present(chosen)
-        if holder is not None:
+        if holder is not None and holder.state is not WorkerState.LOST:
             raise Refusal(
                 ErrorReason.WORKER_ID_TAKEN,
                 f"worker id {chosen[:64]!r} belongs to a process at {holder.address} "
                 f"that is {holder.state.value}",
                 worker_id=chosen,
             )
-        incarnation = self._incarnations.get(chosen, 0) + 1
-        self._incarnations[chosen] = incarnation
-        entry = WorkerEntry(
-            worker=WorkerKey(chosen, incarnation),
-            process_id=process_id,
-            address=address,
-            state=WorkerState.REGISTERED,
-            heard_ms=now_ms,
-        )
-        self._entries[entry.worker] = entry
-        return entry
+        return self._begin(chosen, process_id, address, now_ms)
 
     def entry(self, worker: WorkerKey) -> WorkerEntry:
         """The entry of one start of one worker.
@@ -114,7 +129,9 @@ class Roster:
                 evicted or replaced.
         """
         found = self._entries.get(worker)
-        if found is not None and found.state is not WorkerState.EVICTED:
+        if found is not None and (
+            found.state is WorkerState.LEFT or self._is_open(found)
+        ):
             return found
         if found is not None or worker.worker_id in self._incarnations:
             raise Refusal(
@@ -129,27 +146,25 @@ class Roster:
         return self._entries.get(worker)
 
     def present(self, worker_id: str) -> WorkerEntry | None:
-        """The start of a worker id that is not gone."""
-        for entry in self._entries.values():
-            if entry.worker.worker_id == worker_id and entry.state not in GONE:
-                return entry
-        return None
+        """The newest start of a worker id that is not gone."""
+        found = [
+            entry
+            for entry in self._entries.values()
+            if entry.worker.worker_id == worker_id and entry.state not in GONE
+        ]
+        return max(found, key=lambda entry: entry.worker, default=None)
+
+    def is_replaced(self, entry: WorkerEntry) -> bool:
+        """Whether a newer start took over the id of one that was lost."""
+        if entry.state is not WorkerState.LOST:
+            return False
+        newest = self.present(entry.worker.worker_id)
+        return newest is not None and newest.worker > entry.worker
 
     def in_state(self, *states: WorkerState) -> list[WorkerEntry]:
         """Entries in any of these states, in the order of worker ids."""
         found = [entry for entry in self._entries.values() if entry.state in states]
         return sorted(found, key=lambda entry: entry.worker)
-
-    def pending_change(self, record: Record) -> MembershipChange:
-        """What the next record would change."""
-        joining = self.in_state(WorkerState.JOINING)
-        leaving = self.in_state(WorkerState.LEAVING)
-        evicted = self.in_state(WorkerState.EVICTED)
-        return MembershipChange(
-            joins=tuple(entry.worker for entry in joining),
-            leaves=tuple((entry.worker, entry.last_sequence) for entry in leaving),
-            evictions=tuple(e.worker for e in evicted if record.member_of(e.worker)),
-        )
 
     def lost(
         self, now_ms: int, *, grace_ms: int, lease_ttl_ms: int
@@ -174,17 +189,40 @@ class Roster:
             )
         ]
 
+    def most_broke(self, now_ms: int, *, grace_ms: int) -> bool:
+        """Whether most members' streams broke within the grace.
+
+        At least two: with one it is the worker. More than half: so many machines do
+        not fail in a moment, but the coordinator's own network does.
+        """
+        members = self.in_state(WorkerState.MEMBER, WorkerState.SUSPECT)
+        watching_count = sum(entry.is_watching for entry in members)
+        broken_count = sum(
+            not entry.is_watching
+            and entry.broken_ms is not None
+            and 0 <= now_ms - entry.broken_ms <= grace_ms
+            for entry in members
+        )
+        return broken_count >= 2 and broken_count > watching_count
+
+    def forget_ended(self, now_ms: int, *, lease_ttl_ms: int) -> None:
+        """Forgets starts that have been over for long: nobody asks any more."""
+        kept_ms = ENDED_KEPT_LEASES * lease_ttl_ms
+        for worker, entry in list(self._entries.items()):
+            if entry.state in GONE and now_ms - entry.ended_ms >= kept_ms:
+                del self._entries[worker]
+
     @property
     def incarnations(self) -> dict[str, int]:
         """Last incarnation of each worker id, to be kept."""
         return dict(self._incarnations)
 
     @property
-    def processes(self) -> dict[str, str]:
-        """Process of each worker id that is present, to be kept."""
+    def processes(self) -> dict[WorkerKey, str]:
+        """Process of each start that is not over, to be kept."""
         return {
-            entry.worker.worker_id: entry.process_id
-            for entry in self._entries.values()
+            worker: entry.process_id
+            for worker, entry in self._entries.items()
             if entry.state not in GONE
         }
 
@@ -205,14 +243,44 @@ class Roster:
             broken_ms=absent_from_ms,
         )
 
-    def restore_left(self, worker: WorkerKey) -> None:
+    def restore_left(self, worker: WorkerKey, now_ms: int) -> None:
         """A worker that the last record ended, after the coordinator's restart.
 
         It may not have heard so, and asks to leave again.
         """
         self._entries[worker] = WorkerEntry(
-            worker=worker, process_id="", address="", state=WorkerState.LEFT, heard_ms=0
+            worker=worker,
+            process_id="",
+            address="",
+            state=WorkerState.LEFT,
+            heard_ms=0,
+            ended_ms=now_ms,
         )
+
+    # Inside
+
+    def _begin(
+        self, worker_id: str, process_id: str, address: str, now_ms: int
+    ) -> WorkerEntry:
+        """A new start of a worker; those of it that are over are forgotten."""
+        for worker, entry in list(self._entries.items()):
+            if worker.worker_id == worker_id and entry.state in GONE:
+                del self._entries[worker]
+        incarnation = self._incarnations.get(worker_id, 0) + 1
+        self._incarnations[worker_id] = incarnation
+        entry = WorkerEntry(
+            worker=WorkerKey(worker_id, incarnation),
+            process_id=process_id,
+            address=address,
+            state=WorkerState.REGISTERED,
+            heard_ms=now_ms,
+        )
+        self._entries[entry.worker] = entry
+        return entry
+
+    def _is_open(self, entry: WorkerEntry) -> bool:
+        """Whether its process may still act as this start."""
+        return entry.state not in GONE and not self.is_replaced(entry)
 
     def _free_id(self) -> str:
         number = 0

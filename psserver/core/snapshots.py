@@ -7,6 +7,9 @@ a pin lasts its time, then the reader is told that the snapshot is gone.
 from collections import deque
 from dataclasses import dataclass, field
 
+from psserver.core.cut import Cut
+from psserver.core.record import WorkerKey
+
 IMAGE_COUNT_MAX = 2
 """Images a shard keeps, shared by all readers."""
 
@@ -23,6 +26,7 @@ class SnapshotEntry:
         version: Steps of all workers ever that are in it.
         clock: Clock of the cut.
         generation: Generation of the cut.
+        sequences: Of each member, its last push that is in.
         decided_ms: When the cut was decided.
         ready: Shards that have copied.
         pins: Readers that may still read it, with the end of each pin.
@@ -32,6 +36,7 @@ class SnapshotEntry:
     version: int
     clock: int
     generation: int
+    sequences: tuple[tuple[WorkerKey, int], ...] = ()
     decided_ms: int = 0
     ready: set[int] = field(default_factory=set)
     pins: dict[int, int] = field(default_factory=dict)
@@ -85,21 +90,30 @@ class SnapshotList:
         """A fence for a cut opens: it serves all who have asked so far."""
         self.is_wanted = False
 
-    def decide(
-        self, *, version: int, clock: int, generation: int, now_ms: int = 0
-    ) -> SnapshotEntry:
+    def decide(self, cut: Cut, *, generation: int, now_ms: int = 0) -> SnapshotEntry:
         """Names a cut; its images are being copied."""
         entry = SnapshotEntry(
-            self._next_id, version, clock, generation, decided_ms=now_ms
+            self._next_id,
+            cut.version,
+            cut.clock,
+            generation,
+            sequences=cut.sequences,
+            decided_ms=now_ms,
         )
         self._next_id += 1
         self.pending = entry
         return entry
 
-    def is_newest(self, *, version: int, clock: int) -> bool:
-        """Whether the newest snapshot has all that a cut here would have."""
+    def is_newest(self, cut: Cut) -> bool:
+        """Whether the newest snapshot has all that this cut would have.
+
+        By the sequences too: members that are not the same ones may have come equally
+        far, and of one that was evicted in between shards may have applied more.
+        """
         newest = self.newest
-        return newest is not None and (newest.version, newest.clock) == (version, clock)
+        return newest is not None and cut == Cut(
+            clock=newest.clock, sequences=newest.sequences, version=newest.version
+        )
 
     def still_newest(self, generation: int) -> None:
         """A cut found that nothing has changed since the newest snapshot."""

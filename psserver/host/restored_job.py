@@ -57,7 +57,7 @@ def restored_core(
         processes=stored.worker_processes,
         now_ms=now_ms,
     )
-    core.restore_ledger(store.load_epochs())
+    core.restore_ledger(store.load_epochs(), stored.enrolments)
     if stored.record is not None:
         log.info("went on with generation %d", stored.record.generation)
     return core

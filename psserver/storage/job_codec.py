@@ -6,10 +6,12 @@ JSON and not protobuf, so that the file can be read with sqlite3 and a text edit
 import json
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.ledger import Enrolments, EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import (
+    ClockChoice,
     Departure,
     FenceKind,
     Member,
@@ -49,7 +51,8 @@ class StoredJob:
     record: Record | None = None
     shards: tuple[StoredShard, ...] = ()
     incarnations: dict[str, int] = field(default_factory=dict)
-    worker_processes: dict[str, str] = field(default_factory=dict)
+    worker_processes: dict[WorkerKey, str] = field(default_factory=dict)
+    enrolments: Enrolments = ()
 
 
 def dump_record(record: Record) -> str:
@@ -77,15 +80,52 @@ def load_record(text: str) -> Record:
         skipped_clocks=tuple(data["skipped_clocks"]),
         mode=Mode(data["mode"]),
         staleness_bound=data["staleness_bound"],
+        mode_clock=data["mode_clock"],
+        workers_floor=data["workers_floor"],
+        commit=_choice(data["commit"]),
     )
 
 
-def _member(data: dict[str, object]) -> Member:
-    worker, rank, base_clock = data["worker"], data["rank"], data["base_clock"]
-    assert isinstance(worker, list)
-    assert isinstance(rank, int)
-    assert isinstance(base_clock, int)
-    return Member(worker=WorkerKey(*worker), rank=rank, base_clock=base_clock)
+def _member(data: dict[str, Any]) -> Member:
+    return Member(
+        worker=WorkerKey(*data["worker"]),
+        rank=data["rank"],
+        base_clock=data["base_clock"],
+        base_sequence=data["base_sequence"],
+    )
+
+
+def _choice(data: list[Any] | None) -> ClockChoice | None:
+    if data is None:
+        return None
+    clock, workers = data
+    return ClockChoice(clock, tuple(WorkerKey(*worker) for worker in workers))
+
+
+def dump_processes(processes: dict[WorkerKey, str]) -> str:
+    """Writes the process of each start of a worker."""
+    return json.dumps([[*worker, process] for worker, process in processes.items()])
+
+
+def load_processes(text: str) -> dict[WorkerKey, str]:
+    """Reads the process of each start of a worker."""
+    return {
+        WorkerKey(worker_id, incarnation): process
+        for worker_id, incarnation, process in json.loads(text)
+    }
+
+
+def dump_enrolments(enrolments: Enrolments) -> str:
+    """Writes who leases data."""
+    return json.dumps(enrolments)
+
+
+def load_enrolments(text: str) -> Enrolments:
+    """Reads who leases data."""
+    return tuple(
+        (loader, tuple(WorkerKey(*worker) for worker in workers))
+        for loader, workers in json.loads(text)
+    )
 
 
 def dump_model(schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> str:
@@ -142,6 +182,8 @@ def dump_epoch(ledger: EpochLedger) -> str:
             "queues": [[w, list(q)] for w, q in ledger.queues.items()],
             "held": [[w, sorted(h)] for w, h in ledger.held.items()],
             "consumed_count": ledger.consumed_count,
+            "torn_count": ledger.torn_count,
+            "dropped_count": ledger.dropped_count,
         }
     )
 
@@ -167,4 +209,6 @@ def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
             for w, pieces in data["held"]
         },
         consumed_count=data["consumed_count"],
+        torn_count=data["torn_count"],
+        dropped_count=data["dropped_count"],
     )

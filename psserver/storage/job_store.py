@@ -11,22 +11,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from psserver.core.ledger import EpochLedger
-from psserver.core.record import Record
+from psserver.core.ledger import Enrolments, EpochLedger
+from psserver.core.record import Record, WorkerKey
 from psserver.storage.job_codec import (
     StoredJob,
     StoredShard,
+    dump_enrolments,
     dump_epoch,
     dump_model,
+    dump_processes,
     dump_record,
+    load_enrolments,
     load_epoch,
     load_model,
+    load_processes,
     load_record,
 )
 from psserver.storage.state_folder import StateFolderError
 from pswire.schema import ModelSchema, OptimizerSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Format of the file; another one is refused by name."""
 
 LOCK_TIMEOUT_S = 1.0
@@ -90,7 +94,8 @@ class JobStore:
                 for shard in json.loads(self._get("shards") or "[]")
             ),
             incarnations=json.loads(self._get("incarnations") or "{}"),
-            worker_processes=json.loads(self._get("worker_processes") or "{}"),
+            worker_processes=load_processes(self._get("worker_processes") or "[]"),
+            enrolments=load_enrolments(self._get("enrolments") or "[]"),
         )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
@@ -115,9 +120,28 @@ class JobStore:
         """Keeps what the job trains."""
         self._put("model", dump_model(schema, optimizers))
 
-    def save_record(self, record: Record) -> None:
-        """Makes a record durable; it is when this returns."""
+    def save_record(
+        self,
+        record: Record,
+        epochs: tuple[EpochLedger, ...] = (),
+        enrolments: Enrolments = (),
+    ) -> None:
+        """Makes a record durable, at once with what it changes.
+
+        Data of a worker that a record ends is accounted for with it: one without the
+        other would deal it twice, or never, after a restart.
+
+        Args:
+            record: The record.
+            epochs: Data of epochs that it changes.
+            enrolments: Who leases data from now on.
+        """
+        self._db.execute("BEGIN")
         self._put("record", dump_record(record))
+        self._put("enrolments", dump_enrolments(enrolments))
+        for ledger in epochs:
+            self.save_epoch(ledger)
+        self._db.execute("COMMIT")
 
     def save_shards(self, shards: tuple[StoredShard, ...]) -> None:
         """Keeps the shard map."""
@@ -128,12 +152,12 @@ class JobStore:
         self._put("shards", json.dumps(rows))
 
     def save_workers(
-        self, incarnations: dict[str, int], processes: dict[str, str]
+        self, incarnations: dict[str, int], processes: dict[WorkerKey, str]
     ) -> None:
-        """Keeps the last incarnation of each worker id, and its process."""
+        """Keeps the last incarnation of each worker id, and who is which process."""
         self._db.execute("BEGIN")
         self._put("incarnations", json.dumps(incarnations))
-        self._put("worker_processes", json.dumps(processes))
+        self._put("worker_processes", dump_processes(processes))
         self._db.execute("COMMIT")
 
     def save_epoch(self, ledger: EpochLedger) -> None:

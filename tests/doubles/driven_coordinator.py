@@ -12,7 +12,7 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.record import FenceKind, Record
+from psserver.core.record import FenceKind, Member, Record
 from psserver.core.roster import WorkerEntry
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
@@ -28,10 +28,16 @@ class DrivenCoordinator:
     """
 
     def __init__(
-        self, *, shard_count: int = 2, workers_min: int = 1, lease_ttl_ms: int = 10_000
+        self,
+        *,
+        shard_count: int = 2,
+        workers_min: int = 1,
+        lease_ttl_ms: int = 10_000,
+        settings: JobSettings | None = None,
     ) -> None:
         self.core = CoordinatorCore(
-            JobSettings(
+            settings
+            or JobSettings(
                 job_id="job",
                 shard_count=shard_count,
                 workers_min=workers_min,
@@ -42,12 +48,25 @@ class DrivenCoordinator:
         self.effects: list[CoordinatorEffect] = []
 
     @classmethod
-    def running(cls, *names: str, shard_count: int = 2) -> "DrivenCoordinator":
-        """A job that has started with these workers."""
-        driven = cls(shard_count=shard_count, workers_min=len(names))
-        driven.add_shards()
+    def running(
+        cls,
+        *names: str,
+        shard_count: int = 2,
+        loaders: tuple[str, ...] = (),
+        settings: JobSettings | None = None,
+    ) -> "DrivenCoordinator":
+        """A job that has started with these workers, and could go on with one.
+
+        Args:
+            names: Ids of the workers.
+            shard_count: Shards it has.
+            loaders: Loaders of each worker.
+            settings: Its settings, if not as usual.
+        """
+        driven = cls(shard_count=shard_count, settings=settings)
         for name in names:
-            driven.add_worker(name)
+            driven.add_worker(name, *loaders)
+        driven.add_shards()
         driven.report_all()
         assert driven.core.record is not None
         driven.forget()
@@ -80,46 +99,73 @@ class DrivenCoordinator:
     def break_shard(self, index: int) -> None:
         self.core.shard_broken(self.core.shards.slots[index], self.now_ms)
 
+    def report_of(
+        self,
+        *,
+        complete: dict[str, int] | None = None,
+        applied: int = 0,
+        trailer: int = 0,
+        touched: int = 0,
+    ) -> FenceReport:
+        """What a shard of a job in BSP reports to the open fence.
+
+        Args:
+            complete: For some worker ids, clock of the last push that is complete, if
+                it is not `applied`.
+            applied: Highest clock that is complete.
+            trailer: Highest clock of which there is a trailer, if it is above.
+            touched: Highest clock of which something was applied, if it is above.
+        """
+        fence = self.core.fence
+        members = self.core.record.members if self.core.record is not None else ()
+        given = complete or {}
+        return FenceReport(
+            fence_number=fence.number if fence is not None else 0,
+            holdings=tuple(
+                WorkerHolding(
+                    worker=m.worker,
+                    complete_sequence=_sequence(
+                        m, given.get(m.worker.worker_id, applied)
+                    ),
+                    trailer_sequence=_sequence(m, max(trailer, applied)),
+                    touched_sequence=_sequence(m, max(touched, applied)),
+                )
+                for m in members
+            ),
+            trailer_clock_max=max(trailer, touched, applied),
+            touched_clock_max=max(touched, applied),
+            applied_clock=applied,
+            frontier=applied,
+        )
+
+    def send(self, index: int, report: FenceReport) -> None:
+        """A shard's report arrives."""
+        self.core.report_fence(self.core.shards.slots[index], report, self.now_ms)
+
+    def send_all(self, report: FenceReport) -> None:
+        """The same report arrives from every shard."""
+        for index in range(self.core.settings.shard_count):
+            self.send(index, report)
+
     def report(
         self,
         index: int,
         *,
         complete: dict[str, int] | None = None,
+        applied: int = 0,
         trailer: int = 0,
         touched: int = 0,
-        applied: int = 0,
-        skips: tuple[int, ...] = (),
-        fence_number: int | None = None,
     ) -> None:
-        """A shard's report to the open fence."""
-        fence = self.core.fence
-        number = fence_number or (fence.number if fence is not None else 0)
-        members = self.core.record.members if self.core.record is not None else ()
-        given = complete or {}
-        report = FenceReport(
-            fence_number=number,
-            holdings=tuple(
-                WorkerHolding(
-                    worker=each.worker,
-                    complete_clock=given.get(each.worker.worker_id, applied),
-                )
-                for each in members
-            ),
-            trailer_clock_max=max(trailer, applied),
-            touched_clock_max=max(touched, applied),
-            applied_clock=applied,
-            skip_clocks=skips,
+        """A shard's report to the open fence; see `report_of`."""
+        report = self.report_of(
+            complete=complete, applied=applied, trailer=trailer, touched=touched
         )
-        self.core.report_fence(self.core.shards.slots[index], report, self.now_ms)
+        self.send(index, report)
 
     def report_all(self, *, applied: int = 0, trailer: int = 0) -> None:
-        """The same report from every shard."""
-        fence = self.core.fence
-        assert fence is not None
-        for index in range(self.core.settings.shard_count):
-            self.report(
-                index, applied=applied, trailer=trailer, fence_number=fence.number
-            )
+        """The same report from every shard; see `report_of`."""
+        assert self.core.fence is not None
+        self.send_all(self.report_of(applied=applied, trailer=trailer))
 
     def copy_all(self, snapshot_id: int) -> None:
         """Every shard has its image."""
@@ -193,3 +239,8 @@ class DrivenCoordinator:
                 assert effect.record in kept
                 told.append(effect.record)
         return told
+
+
+def _sequence(member: Member, clock: int) -> int:
+    """The push of a clock; what was pushed before its base is done."""
+    return max(member.base_sequence, member.sequence_of(clock))

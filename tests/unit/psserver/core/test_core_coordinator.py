@@ -1,5 +1,7 @@
 """The coordinator: start, membership, losses; one fence at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.core.coordinator_effects import (
@@ -288,8 +290,8 @@ def test_departures_are_told_again_while_their_last_clock_is_open() -> None:
 def test_a_skip_that_one_shard_saw_is_for_all() -> None:
     job = DrivenCoordinator.running("a", "b")
     job.lose(job.core.roster.entry(key("b")))
-    job.report(0, applied=6, skips=(7,))
-    job.report(1, applied=6, skips=(7, 6))
+    job.send(0, replace(job.report_of(applied=6), skip_clocks=(7,)))
+    job.send(1, replace(job.report_of(applied=6), skip_clocks=(7, 6)))
 
     assert job.record.skipped_clocks == (6, 7)
 
@@ -335,8 +337,11 @@ def test_a_suspect_that_does_not_come_back_is_evicted() -> None:
     entry = job.core.roster.entry(key("b"))
     job.lose(entry)
 
-    assert state_of(entry) is WorkerState.EVICTED
+    assert state_of(entry) is WorkerState.LOST
     assert job.fence_kinds() == [FenceKind.MEMBERSHIP]
+    job.report_all()
+    assert state_of(entry) is WorkerState.EVICTED
+    assert job.core.evicted_count == 1
     with pytest.raises(Refusal) as caught:
         job.core.roster.entry(key("b"))
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
@@ -380,7 +385,7 @@ def test_a_fence_without_all_reports_is_aborted_and_tried_again() -> None:
     assert abort.reason == "no report from shard 1"
     assert job.fence_kinds() == [FenceKind.MEMBERSHIP] * 2
     assert job.announced() == []
-    job.report(1, fence_number=abort.fence_number)
+    job.send(1, replace(job.report_of(), fence_number=abort.fence_number))
     assert job.announced() == []
     job.report_all()
     assert job.bases.keys() == {"a/1", "b/1"}

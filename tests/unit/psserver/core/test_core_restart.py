@@ -2,6 +2,7 @@
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Prepare
+from psserver.core.cut import Cut
 from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import EpochLedger, EpochShape
@@ -21,7 +22,7 @@ def restarted(newest: Record | None, *, start_count: int = 1) -> CoordinatorCore
         optimizers=OPTIMIZERS,
         record=newest,
         incarnations={"a": 1, "b": 3},
-        processes={"a": "process-a"},
+        processes={key("a"): "process-a"},
         now_ms=0,
     )
     slot = core.register_shard(process_id="shard", address="host:1", now_ms=0)
@@ -47,7 +48,9 @@ def test_no_number_comes_twice_though_cuts_leave_no_record() -> None:
         assert prepare.fence_number == start_count * NUMBERS_PER_START + 1
         # A shard that is frozen in a fence of the process before goes on.
         assert core.fence_closed_number == start_count * NUMBERS_PER_START
-        decided = core.snapshots.decide(version=1, clock=1, generation=7)
+        decided = core.snapshots.decide(
+            Cut(clock=1, sequences=(), version=1), generation=7
+        )
         assert decided.snapshot_id == start_count * NUMBERS_PER_START + 1
 
 
@@ -64,7 +67,7 @@ def test_one_that_stood_still_itself_loses_nobody_for_a_lease() -> None:
 
     job.core.worker_broken(entry, job.now_ms)
     job.pass_time(500)
-    assert entry.state is WorkerState.EVICTED
+    assert entry.state is WorkerState.LOST
 
 
 def test_nobody_is_lost_before_a_lease_has_passed() -> None:
@@ -73,9 +76,7 @@ def test_nobody_is_lost_before_a_lease_has_passed() -> None:
     core.tick(10_499)
     assert entry.state is WorkerState.SUSPECT
     core.tick(10_500)
-    assert [e.state for e in core.roster.in_state(*WorkerState)] == [
-        WorkerState.EVICTED
-    ]
+    assert [e.state for e in core.roster.in_state(*WorkerState)] == [WorkerState.LOST]
 
 
 def test_a_member_that_comes_back_is_a_member_again() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from psserver.core.coordinator_effects import Abort, DecideCut, ReleaseImage
+from psserver.core.cut import Cut
 from psserver.core.record import FenceKind
 from psserver.core.snapshots import IMAGE_COUNT_MAX, SnapshotEntry, SnapshotList
 from pswire.reasons import ErrorReason, Refusal
@@ -14,7 +15,7 @@ def want(job: DrivenCoordinator) -> int:
     return job.core.want_cut(job.now_ms)
 
 
-def cut(job: DrivenCoordinator, *, applied: int = 0) -> SnapshotEntry:
+def take(job: DrivenCoordinator, *, applied: int = 0) -> SnapshotEntry:
     """A snapshot from wish to images."""
     want(job)
     job.report_all(applied=applied)
@@ -71,7 +72,7 @@ def test_before_the_start_there_is_nothing_to_cut() -> None:
 
 def test_a_cut_that_finds_nothing_new_gives_the_newest_snapshot_again() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=3)
+    first = take(job, applied=3)
     wanted = want(job)
     job.report_all(applied=3)
 
@@ -204,9 +205,9 @@ def test_a_broken_connection_fails_the_cut_whose_decision_it_may_have_lost() -> 
 
 def test_a_snapshot_is_freed_when_a_newer_one_is_there_and_nobody_reads_it() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=1)
+    first = take(job, applied=1)
     pin = job.core.snapshots.pin(first, job.now_ms)
-    cut(job, applied=2)
+    take(job, applied=2)
     job.pass_time(1)
     assert released(job) == []
 
@@ -217,9 +218,9 @@ def test_a_snapshot_is_freed_when_a_newer_one_is_there_and_nobody_reads_it() -> 
 
 def test_a_pin_lasts_its_time() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=1)
+    first = take(job, applied=1)
     job.core.snapshots.pin(first, job.now_ms)
-    cut(job, applied=2)
+    take(job, applied=2)
     job.pass_time(job.core.settings.pin_ttl_ms - 1)
     assert released(job) == []
     job.pass_time(1)
@@ -228,9 +229,9 @@ def test_a_pin_lasts_its_time() -> None:
 
 def test_a_third_image_waits_until_one_is_freed() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=1)
+    first = take(job, applied=1)
     pin = job.core.snapshots.pin(first, job.now_ms)
-    second = cut(job, applied=2)
+    second = take(job, applied=2)
     job.core.snapshots.pin(second, job.now_ms)
     want(job)
     assert job.fence_kinds() == [FenceKind.CUT] * IMAGE_COUNT_MAX
@@ -246,19 +247,19 @@ def test_a_third_image_waits_until_one_is_freed() -> None:
 
 def test_a_slow_reader_of_an_older_snapshot_holds_up_nobody() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=1)
+    first = take(job, applied=1)
     job.core.snapshots.pin(first, job.now_ms)
     for applied in (2, 3, 4):
-        newest = cut(job, applied=applied)
+        newest = take(job, applied=applied)
         assert newest.clock == applied
     assert released(job) == [2, 3]
 
 
 def test_one_that_is_read_since_the_cut_began_does_not_make_room() -> None:
     job = DrivenCoordinator.running("a")
-    first = cut(job, applied=1)
+    first = take(job, applied=1)
     job.core.snapshots.pin(first, job.now_ms)
-    second = cut(job, applied=2)
+    second = take(job, applied=2)
     job.forget()
     wanted = want(job)
     pin = job.core.snapshots.pin(second, job.now_ms)
@@ -274,7 +275,8 @@ def test_one_that_is_read_since_the_cut_began_does_not_make_room() -> None:
 
 def test_the_newest_snapshot_stays_without_a_pin() -> None:
     snapshots = SnapshotList(shard_count=1, pin_ttl_ms=10)
-    entry = snapshots.decide(version=1, clock=1, generation=1)
+    cut = Cut(clock=1, sequences=(), version=1)
+    entry = snapshots.decide(cut, generation=1)
     snapshots.copied(entry.snapshot_id, 0)
     assert snapshots.take_released(1_000_000) == []
     assert snapshots.copied(entry.snapshot_id, 0)
@@ -291,5 +293,5 @@ def test_after_the_last_worker_has_left_the_final_snapshot_holds_all() -> None:
     for name in "ab":
         job.leave(job.core.roster.entry(key(name)), 4)
         job.report_all(applied=4)
-    final = cut(job, applied=4)
+    final = take(job, applied=4)
     assert (final.version, final.clock) == (8, 4)

@@ -39,7 +39,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
         store.save_model(SCHEMA, OPTIMIZERS)
         store.save_record(record({"a": 0, "b": 3}, generation=4))
         store.save_shards(SHARDS)
-        store.save_workers({"a": 1, "b": 7}, {"b": "process"})
+        store.save_workers({"a": 1, "b": 7}, {key("b/7"): "process"})
         for epoch in epochs:
             store.save_epoch(epoch)
 
@@ -53,7 +53,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
             record=record({"a": 0, "b": 3}, generation=4),
             shards=SHARDS,
             incarnations={"a": 1, "b": 7},
-            worker_processes={"b": "process"},
+            worker_processes={key("b/7"): "process"},
         )
         assert sorted(store.load_epochs(), key=lambda e: e.epoch) == list(epochs)
 
@@ -129,13 +129,13 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     with new_job(tmp_path):
         pass
     database = sqlite3.connect(tmp_path / "job.sqlite")
-    database.execute("UPDATE facts SET value = '2' WHERE name = 'format'")
+    database.execute("UPDATE facts SET value = '1' WHERE name = 'format'")
     database.commit()
     database.close()
 
     with pytest.raises(StateFolderError) as caught:
         JobStore(tmp_path)
-    assert f"has format 2, this release writes {FORMAT_VERSION}" in str(caught.value)
+    assert f"has format 1, this release writes {FORMAT_VERSION}" in str(caught.value)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

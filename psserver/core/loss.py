@@ -1,0 +1,111 @@
+"""Who comes in, leaves and is taken out with the next record.
+
+A lost worker stays a member, so that no clock closes without it, until a fence may take
+it out: with `CONTINUE` as soon as those left are at least the floor, with `WAIT` only
+together with a replacement under the same worker id.
+"""
+
+from psserver.core.fence import MembershipChange
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import LossPolicy, Record, WorkerKey
+from psserver.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
+
+
+def wanted_change(
+    roster: Roster, record: Record, settings: JobSettings
+) -> MembershipChange:
+    """What the next record is to change, as things stand.
+
+    A joiner whose id belongs to a lost member waits until that one may be taken out:
+    nobody is there twice.
+    """
+    leaves = tuple(
+        (entry.worker, entry.last_sequence)
+        for entry in roster.in_state(WorkerState.LEAVING)
+    )
+    evictions = _evictions(roster, record, settings, leave_count=len(leaves))
+    ended = {*evictions, *(worker for worker, _ in leaves)}
+    staying = {m.worker.worker_id for m in record.members if m.worker not in ended}
+    return MembershipChange(
+        joins=tuple(
+            entry.worker
+            for entry in roster.in_state(WorkerState.JOINING)
+            if entry.worker.worker_id not in staying
+        ),
+        leaves=leaves,
+        evictions=evictions,
+    )
+
+
+def floor_of(record: Record, settings: JobSettings) -> int:
+    """Members below which no lost one is taken out.
+
+    A coordinator that is started again with a lower `workers_min` goes on below the
+    floor that was written.
+    """
+    return min(record.workers_floor, settings.workers_min)
+
+
+def waiting_text(
+    roster: Roster, record: Record, settings: JobSettings, now_ms: int
+) -> list[str]:
+    """Lost workers that the job waits for: how long, and what would end it."""
+    lost = [e for e in roster.in_state(WorkerState.LOST) if record.member_of(e.worker)]
+    replaced = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
+    waits = settings.worker_loss_policy is LossPolicy.WAIT
+    lacking = floor_of(record, settings) - len(_left(roster))
+    found = []
+    for entry in lost:
+        name = entry.worker.worker_id
+        if waits and name not in replaced:
+            cure = f"it comes back, or a new worker joins with --worker-id {name}"
+        elif not waits and lacking > 0:
+            who = "another worker joins" if lacking == 1 else f"{lacking} others join"
+            cure = (
+                f"it comes back, or {who}: without it there would be "
+                f"{len(_left(roster))}, the job wants {floor_of(record, settings)}"
+            )
+        else:
+            cure = "a fence takes it out"
+        silent_s = max(0, now_ms - entry.heard_ms) / 1000
+        found.append(f"{name}, lost and silent for {silent_s:.0f} s, until {cure}")
+    return found
+
+
+def _evictions(
+    roster: Roster, record: Record, settings: JobSettings, *, leave_count: int
+) -> tuple[WorkerKey, ...]:
+    """Who is taken out: all that may be, or nobody.
+
+    To take out one of two lost ones serves nobody while the other one holds every
+    clock open, and one that comes back a second later had lost its place for nothing.
+    """
+    if settings.worker_loss_policy is LossPolicy.WAIT:
+        joining = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
+        lost = roster.in_state(WorkerState.LOST)
+        out = [entry for entry in lost if entry.worker.worker_id in joining]
+    else:
+        out = [
+            entry
+            for entry in roster.in_state(*PRESENT)
+            if entry.state is WorkerState.LOST or entry.is_condemned
+        ]
+        floor = floor_of(record, settings)
+        if leave_count:
+            floor = min(floor, len(record.members) - leave_count)
+        if len(_left(roster)) < floor:
+            out = []
+    return tuple(entry.worker for entry in out if record.member_of(entry.worker))
+
+
+def _left(roster: Roster) -> list[WorkerEntry]:
+    """Those the job would go on with: members that are there, and who wants to join.
+
+    Not one that is suspect: it may be lost in a moment, or back.
+    """
+    members = roster.in_state(WorkerState.MEMBER)
+    joining = roster.in_state(WorkerState.JOINING)
+    return [
+        *(entry for entry in members if not entry.is_condemned),
+        *(entry for entry in joining if entry.is_watching),
+    ]
