@@ -97,7 +97,9 @@ class CoordinatorHost:
         for effect in self.core.take_effects():
             match effect:
                 case Persist():
-                    self._store.save_record(effect.record)
+                    self._store.save_record(
+                        effect.record, effect.epochs, effect.enrolments
+                    )
                 case SchemaFixed():
                     assert self.core.model.schema is not None
                     self._store.save_model(
