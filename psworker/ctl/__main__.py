@@ -1,90 +1,35 @@
 """The `psctl` command line. What a command needs is imported when it runs."""
 
-import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
 
-from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.versions import version_text
+from psworker.ctl import job_commands, snapshot_commands
 from psworker.ctl.failures import report
+from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, say
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-snapshot_app = typer.Typer(no_args_is_help=True, help="Pull snapshots of a job.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure paramserver here.")
-app.add_typer(snapshot_app, name="snapshot")
+app.command()(job_commands.status)
+app.command()(job_commands.mode)
+app.add_typer(snapshot_commands.app, name="snapshot")
 app.add_typer(bench_app, name="bench")
 
-T = TypeVar("T")
-
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"
-
-
-def _coordinator(text: str) -> Address:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if address.port == 0:
-        raise typer.BadParameter("port 0 is for listening; name the port it took")
-    return address
-
-
-CoordinatorOption = Annotated[
-    Address,
-    typer.Option(
-        "--coordinator",
-        parser=_coordinator,
-        metavar="HOST:PORT",
-        envvar="PS_COORDINATOR",
-        help="The job's coordinator.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON for programs, see docs/psctl.md.")
-]
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(version_text())
         raise typer.Exit(ExitCode.DONE)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
-def _progress(text: str) -> None:
-    typer.echo(f"psctl: {text}", err=True)
-
-
-def _parsed(option: str, parse: Callable[[], T]) -> T:
-    """What an option says, or the end of the command with exit code 2."""
-    try:
-        return parse()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        _progress("interrupted; every process that it had started is gone")
-        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 @app.callback()
@@ -109,21 +54,6 @@ def psctl(
     """
     if debug:
         os.environ[_DEBUG_VARIABLE] = "1"
-
-
-@app.command()
-def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
-    """Shows where a job stands: phase, whom it waits for, shards, workers, lag.
-
-    Example: psctl status --coordinator localhost:7070
-    """
-    from psworker.ctl.status import read_status, status_json, status_text
-
-    found = read_status(coordinator)
-    if as_json:
-        _print_json(status_json(coordinator, found))
-    else:
-        typer.echo(status_text(found))
 
 
 class DemoData(StrEnum):
@@ -177,7 +107,7 @@ def demo(
     """
     from psworker.ctl.demo.command import run_demo
 
-    with _interruptible():
+    with interruptible():
         report_text = run_demo(
             data.value,
             worker_count=workers,
@@ -195,7 +125,7 @@ def compare(
     samples: Annotated[
         int,
         typer.Option(min=1, help="Samples in updates, the same for each mode."),
-    ] = 28_160,
+    ] = 25_600,
     modes: Annotated[
         str,
         typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
@@ -242,8 +172,8 @@ def compare(
     from psworker.ctl.compare.report import comparison_json, comparison_text
 
     settings = CompareSettings(
-        modes=_parsed("--modes", lambda: parse_modes(modes, workers)),
-        loads=_parsed("--loads", lambda: parse_loads(loads)),
+        modes=parsed("--modes", lambda: parse_modes(modes, workers)),
+        loads=parsed("--loads", lambda: parse_loads(loads)),
         worker_count=workers,
         sample_count=samples,
         base_ms=base_ms,
@@ -252,72 +182,12 @@ def compare(
         snapshot_interval_s=snapshot_interval,
         out=out,
     )
-    with _interruptible():
-        comparison = run_comparison(settings, _progress)
+    with interruptible():
+        comparison = run_comparison(settings, say)
     if as_json:
-        _print_json(comparison_json(comparison))
+        print_json(comparison_json(comparison))
     else:
         typer.echo(comparison_text(comparison))
-
-
-@snapshot_app.command("get")
-def snapshot_get(
-    *,
-    coordinator: CoordinatorOption,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help="Where to write, as safetensors."
-        ),
-    ],
-    newer_than: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="VERSION", help="Wait for a version above this."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which model, where the job has several."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest wait.")
-    ] = 60.0,
-    as_json: JsonOption = False,
-) -> None:
-    """Writes a snapshot to a file that loads into the plain model.
-
-    Example: psctl snapshot get --out model.safetensors
-
-    The file has one version of all parameters and appears whole or not at all.
-    """
-    from psworker.ctl.snapshots import get_snapshot
-
-    _progress(f"asking {coordinator} for a snapshot")
-    saved = get_snapshot(
-        coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
-    )
-    if as_json:
-        _print_json(saved)
-    else:
-        typer.echo(
-            f"version {saved['version']} (clock {saved['clock']}) is in {saved['path']}"
-        )
-
-
-@snapshot_app.command("list")
-def snapshot_list(
-    *, coordinator: CoordinatorOption, as_json: JsonOption = False
-) -> None:
-    """Lists the snapshots the job holds: in this release the newest one.
-
-    Example: psctl snapshot list --json
-    """
-    from psworker.ctl.snapshots import list_snapshots, listing_text
-
-    listing = list_snapshots(coordinator)
-    if as_json:
-        _print_json(listing)
-    else:
-        typer.echo(listing_text(listing))
 
 
 @app.command("check-history")
@@ -345,7 +215,7 @@ def check_history_command(
 
     found = check_history(histories)
     if as_json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
     else:
         typer.echo(found.to_text())
     if not found.is_clean:
@@ -369,10 +239,10 @@ def bench_step_command(
     """
     from psworker.ctl.bench.step import bench_step, bench_text
 
-    with _interruptible():
-        figures = bench_step(mib, repetitions, _progress)
+    with interruptible():
+        figures = bench_step(mib, repetitions, say)
     if as_json:
-        _print_json(figures)
+        print_json(figures)
     else:
         typer.echo(bench_text(figures))
 

@@ -5,7 +5,8 @@ The JSON keeps its names within a `schema_version`; new ones may be added.
 """
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from pswire.addresses import Address
 from pswire.reasons import Refusal
@@ -13,9 +14,18 @@ from psworker.ctl.tables import aligned, byte_text, printable
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.transport.call_error import CallError
-from psworker.transport.status_client import JobStatus, WorkerState, fetch_status
+from psworker.transport.status_client import (
+    JobRules,
+    JobStatus,
+    ShardState,
+    WorkerState,
+    fetch_status,
+)
+from psworker.transport.values import Mode
 
-SCHEMA_VERSION: Final = 1
+T = TypeVar("T")
+
+SCHEMA_VERSION: Final = 2
 
 CONNECT_TIMEOUT_S: Final = 2.0
 """Longest wait for something to listen there. A person looks now, not later."""
@@ -31,123 +41,230 @@ def read_status(coordinator: Address) -> JobStatus:
         ConnectError: It can't be reached; the text says why.
         PsError: It refused.
     """
-    wait_reachable(coordinator, CONNECT_TIMEOUT_S)
+    return ask(
+        coordinator,
+        fetch_status(str(coordinator), timeout_s=TIMEOUT_S),
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def ask(
+    coordinator: Address, question: Coroutine[Any, Any, T], *, timeout_s: float
+) -> T:
+    """The coordinator's answer.
+
+    Args:
+        coordinator: Where it is.
+        question: The call.
+        timeout_s: Longest time that the call takes, for texts.
+
+    Raises:
+        ConnectError: It can't be reached; the text says why.
+        PsError: It refused.
+    """
     try:
-        return asyncio.run(fetch_status(str(coordinator), timeout_s=TIMEOUT_S))
+        wait_reachable(coordinator, CONNECT_TIMEOUT_S)
+        return asyncio.run(question)
     except CallError as error:
         if error.refusal is not None:
             raise error.to_ps_error() from error
         problem = problem_behind_call(coordinator, error.code, error.text)
-        raise unreachable(coordinator, TIMEOUT_S, problem) from error
+        raise unreachable(coordinator, timeout_s, problem) from error
     except Refusal as refusal:
         raise error_of_refusal(refusal) from refusal
+    finally:
+        question.close()
 
 
-def lag_of(worker: WorkerState, status: JobStatus) -> int:
-    """Clocks the worker is behind the one that is ahead."""
-    return max(each.clock for each in status.workers) - worker.clock
+def lag_of(worker: WorkerState, status: JobStatus) -> int | None:
+    """Clocks a member is behind the one that is ahead; None for who has no clock."""
+    if not worker.is_member:
+        return None
+    return max(each.clock for each in status.workers if each.is_member) - worker.clock
 
 
 def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
     """The status for programs. Unknown is `null`, never a magic number."""
-    settings = status.settings
+    is_asp = status.mode is Mode.ASP
     return {
         "schema_version": SCHEMA_VERSION,
         "coordinator": str(coordinator),
-        "job": {
-            "job_id": settings.job_id,
-            "mode": settings.mode.value,
-            "staleness_bound": settings.staleness_bound,
-            "shard_count": settings.shard_count,
-            "workers_min": settings.workers_min,
-            "lease_ttl_ms": settings.lease_ttl_ms,
-        },
+        "job": _rules_json(status.rules),
         "phase": status.phase,
+        "mode": status.mode.value,
+        "staleness_bound": None if is_asp else status.staleness_bound,
+        "mode_clock": status.mode_clock,
         "generation": status.generation,
+        "workers_floor": status.workers_floor,
+        "evicted_count": status.evicted_count,
         "waiting_for": status.waiting_for or None,
         "failure": status.failure or None,
         "snapshot_version": _known(status.snapshot_version),
         "tensor_count": status.tensor_count,
         "parameter_bytes": status.parameter_bytes,
-        "workers": [
-            {
-                "worker_id": worker.worker_id,
-                "incarnation": worker.incarnation,
-                "rank": _known(worker.rank),
-                "state": worker.state,
-                "clock": worker.clock,
-                "lag": lag_of(worker, status),
-                "silent_ms": _known(worker.silent_ms),
-                "address": worker.address or None,
-            }
-            for worker in status.workers
-        ],
-        "shards": [
-            {
-                "shard_index": shard.shard_index,
-                "incarnation": shard.incarnation,
-                "state": shard.state,
-                "address": shard.address or None,
-                "silent_ms": _known(shard.silent_ms),
-                "parameter_bytes": shard.parameter_bytes,
-                "optimizer_bytes": shard.optimizer_bytes,
-                "clock": shard.clock,
-                "version": shard.version,
-            }
-            for shard in status.shards
-        ],
+        "workers": [_worker_json(worker, status) for worker in status.workers],
+        "shards": [_shard_json(shard) for shard in status.shards],
+    }
+
+
+def _rules_json(rules: JobRules) -> dict[str, object]:
+    return {
+        "job_id": rules.job_id,
+        "shard_count": rules.shard_count,
+        "workers_min": rules.workers_min,
+        "lease_ttl_ms": rules.lease_ttl_ms,
+        "worker_loss_policy": rules.worker_loss_policy,
+        "step_atomicity": rules.step_atomicity,
+        "backup_worker_count": rules.backup_worker_count,
+        "staleness_scaling": rules.is_staleness_scaled,
+        "delay_compensation": rules.delay_compensation,
+    }
+
+
+def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
+    return {
+        "worker_id": worker.worker_id,
+        "incarnation": worker.incarnation,
+        "rank": _known(worker.rank),
+        "state": worker.state,
+        "clock": worker.clock if worker.is_member else None,
+        "lead": worker.lead if worker.is_member else None,
+        "lag": lag_of(worker, status),
+        "silent_ms": _known(worker.silent_ms),
+        "address": worker.address or None,
+    }
+
+
+def _shard_json(shard: ShardState) -> dict[str, object]:
+    waiting = shard.waiting
+    return {
+        "shard_index": shard.shard_index,
+        "incarnation": shard.incarnation,
+        "state": shard.state,
+        "address": shard.address or None,
+        "silent_ms": _known(shard.silent_ms),
+        "parameter_bytes": shard.parameter_bytes,
+        "optimizer_bytes": shard.optimizer_bytes,
+        "clock": shard.clock,
+        "frontier": shard.frontier,
+        "version": shard.version,
+        "queued_push_count": shard.queued_push_count,
+        "torn_step_count": shard.torn_step_count,
+        "staleness_counts": list(shard.staleness_counts),
+        "waiting": None
+        if waiting is None
+        else {
+            "clock": waiting.clock,
+            "waited_ms": waiting.waited_ms,
+            "reason": waiting.reason,
+            "awaited": [
+                {
+                    "name": other.name,
+                    "clock": other.clock,
+                    "silent_ms": _known(other.silent_ms),
+                }
+                for other in waiting.awaited
+            ],
+        },
     }
 
 
 def status_text(status: JobStatus) -> str:
     """The status for people."""
-    settings = status.settings
-    mode = settings.mode.value
-    if mode == "ssp":
-        mode += f" (staleness {settings.staleness_bound})"
+    return "\n".join(
+        [
+            *_facts(status),
+            "",
+            _shard_table(status.shards),
+            "",
+            _worker_table(status) if status.workers else "no workers",
+        ]
+    )
+
+
+def mode_text(mode: Mode, staleness_bound: int) -> str:
+    """A mode in words, such as `ssp, at most 3 clocks apart`."""
+    bound = f", at most {staleness_bound} clocks apart" if mode is Mode.SSP else ""
+    return f"{mode.value}{bound}"
+
+
+def _facts(status: JobStatus) -> list[str]:
+    since = f", after clock {status.mode_clock}" if status.mode_clock else ""
     facts = [
-        f"job         {printable(settings.job_id)}",
-        f"mode        {mode}",
+        f"job         {printable(status.rules.job_id)}",
+        f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
         f"phase       {status.phase}, generation {status.generation}",
+        f"losses      {status.evicted_count} workers taken out, "
+        f"never below {status.workers_floor}; on a loss: "
+        f"{printable(status.rules.worker_loss_policy)}",
         f"model       {status.tensor_count} tensors, "
         f"{byte_text(status.parameter_bytes)}",
         f"snapshot    {_version_text(status.snapshot_version)}",
         f"waits for   {printable(status.waiting_for) or 'nobody'}",
     ]
+    staleness = _staleness_text(status.shards)
+    if staleness:
+        facts.append(f"staleness   {staleness}")
     if status.failure:
         facts.append(f"failure     {printable(status.failure)}")
-    shards = aligned(
-        ("SHARD", "STATE", "CLOCK", "VERSION", "SILENT", "PARAMETERS", "ADDRESS"),
+    return facts
+
+
+def _staleness_text(shards: tuple[ShardState, ...]) -> str:
+    """How many pushes had which staleness, over all shards; empty when none had."""
+    length = max((len(shard.staleness_counts) for shard in shards), default=0)
+    totals = [0] * length
+    for shard in shards:
+        for staleness, count in enumerate(shard.staleness_counts):
+            totals[staleness] += count
+    total = sum(totals)
+    return ", ".join(
+        f"{staleness}{'+' if staleness == length - 1 else ''}: {count / total:.1%}"
+        for staleness, count in enumerate(totals)
+        if count
+    )
+
+
+def _shard_table(shards: tuple[ShardState, ...]) -> str:
+    return aligned(
+        (
+            *("SHARD", "STATE", "CLOCK", "FRONTIER", "VERSION", "QUEUE", "TORN"),
+            *("SILENT", "PARAMETERS", "ADDRESS"),
+        ),
         [
             (
                 shard.shard_index,
                 shard.state,
                 shard.clock,
+                shard.frontier,
                 shard.version,
+                shard.queued_push_count,
+                shard.torn_step_count,
                 _silence_text(shard.silent_ms),
                 byte_text(shard.parameter_bytes),
                 shard.address or "-",
             )
-            for shard in status.shards
+            for shard in shards
         ],
     )
-    workers = aligned(
-        ("WORKER", "RANK", "STATE", "CLOCK", "LAG", "SILENT", "ADDRESS"),
+
+
+def _worker_table(status: JobStatus) -> str:
+    return aligned(
+        ("WORKER", "RANK", "STATE", "CLOCK", "LEAD", "LAG", "SILENT", "ADDRESS"),
         [
             (
                 worker.worker_id,
                 "-" if worker.rank < 0 else str(worker.rank),
                 worker.state,
-                worker.clock,
-                lag_of(worker, status),
+                worker.clock if worker.is_member else "-",
+                worker.lead if worker.is_member else "-",
+                lag_of(worker, status) if worker.is_member else "-",
                 _silence_text(worker.silent_ms),
                 worker.address or "-",
             )
             for worker in status.workers
         ],
-    )
-    return "\n".join(
-        [*facts, "", shards, "", workers if status.workers else "no workers"]
     )
 
 

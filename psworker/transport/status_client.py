@@ -1,17 +1,40 @@
-"""Where a job stands, asked by a person's tools. No torch behind it."""
+"""Where a job stands and how it is told to change, for a person's tools. No torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.limits import PROTOCOL_VERSION
+from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as pb
+from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.transport import messages, values
+from psworker.transport import messages
 from psworker.transport.call_error import translated
+from psworker.transport.values import Mode, Waiting
 
 if TYPE_CHECKING:
+    import grpc.aio
+
     from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
+
+ANSWER_MARGIN_S: Final = 2.0
+"""What a call's deadline leaves the coordinator above its own wait, to say why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRules:
+    """What is fixed when the coordinator starts."""
+
+    job_id: str
+    shard_count: int
+    workers_min: int
+    lease_ttl_ms: int
+    worker_loss_policy: str
+    step_atomicity: str
+    backup_worker_count: int
+    is_staleness_scaled: bool
+    delay_compensation: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +46,14 @@ class WorkerState:
     rank: int
     state: str
     clock: int
+    lead: int
     silent_ms: int
     address: str
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it takes part, so that it has a clock."""
+        return self.rank >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +68,12 @@ class ShardState:
     parameter_bytes: int
     optimizer_bytes: int
     clock: int
+    frontier: int
     version: int
+    queued_push_count: int
+    torn_step_count: int
+    staleness_counts: tuple[int, ...]
+    waiting: Waiting | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +81,14 @@ class JobStatus:
     """Where a job stands.
 
     Attributes:
-        settings: What is fixed when the coordinator starts.
+        rules: What is fixed when the coordinator starts.
+        mode: How workers keep together now.
+        staleness_bound: Largest lead in SSP, in clocks.
+        mode_clock: Clock after which the mode rules.
         phase: `waiting`, `seeding`, `running`, `finished` or `failed`.
         generation: Newest generation.
+        workers_floor: Members below which no lost one is taken out.
+        evicted_count: Workers that were ever taken out.
         workers: All workers that are not gone.
         shards: All shards.
         waiting_for: Whom the job waits for, in words.
@@ -59,9 +98,14 @@ class JobStatus:
         failure: Why the job failed, else empty.
     """
 
-    settings: values.JobSettings
+    rules: JobRules
+    mode: Mode
+    staleness_bound: int
+    mode_clock: int
     phase: str
     generation: int
+    workers_floor: int
+    evicted_count: int
     workers: tuple[WorkerState, ...]
     shards: tuple[ShardState, ...]
     waiting_for: str
@@ -71,13 +115,12 @@ class JobStatus:
     failure: str
 
 
-_PHASES: Final = {
-    pb.JOB_PHASE_WAITING: "waiting",
-    pb.JOB_PHASE_SEEDING: "seeding",
-    pb.JOB_PHASE_RUNNING: "running",
-    pb.JOB_PHASE_FINISHED: "finished",
-    pb.JOB_PHASE_FAILED: "failed",
-}
+@dataclass(frozen=True, slots=True)
+class ModeChange:
+    """The record that changed the mode: its generation, and after which clock."""
+
+    generation: int
+    mode_clock: int
 
 
 async def fetch_status(address: str, *, timeout_s: float) -> JobStatus:
@@ -88,49 +131,138 @@ async def fetch_status(address: str, *, timeout_s: float) -> JobStatus:
         Refusal: The answer can't be read.
     """
     async with aio_channel(address, ChannelKind.CONTROL) as channel:
-        stub = cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
         with translated(f"the coordinator at {address}"):
-            response = await stub.GetStatus(
+            response = await _stub(channel).GetStatus(
                 pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION),
                 timeout=timeout_s,
             )
-    return _status_of(response)
+    return status_of(response)
 
 
-def _status_of(message: pb.GetStatusResponse) -> JobStatus:
+async def change_mode(
+    address: str, mode: Mode, staleness_bound: int, *, timeout_s: float
+) -> ModeChange:
+    """Changes the mode of a running job; returns when the record is written.
+
+    Args:
+        address: Of the coordinator.
+        mode: The new mode.
+        staleness_bound: In SSP, the largest lead, in clocks; else 0.
+        timeout_s: Longest wait for the record.
+
+    Raises:
+        CallError: It gave no answer, or refused.
+    """
+    async with aio_channel(address, ChannelKind.CONTROL) as channel:
+        with translated(f"the coordinator at {address}"):
+            response = await _stub(channel).SetMode(
+                pb.SetModeRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    mode=membership_pb2.Mode.Value(f"MODE_{mode.name}"),
+                    staleness_bound=staleness_bound,
+                    timeout_ms=round(timeout_s * 1000),
+                ),
+                timeout=timeout_s + ANSWER_MARGIN_S,
+            )
+    return ModeChange(response.generation, response.mode_clock)
+
+
+def _stub(channel: "grpc.aio.Channel") -> "CoordinatorServiceAsyncStub":
+    return cast("CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel))
+
+
+def status_of(message: pb.GetStatusResponse) -> JobStatus:
+    """Where a job stands.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` for a mode that only a newer release knows.
+    """
     return JobStatus(
-        settings=messages.settings_of(message.settings),
-        phase=_PHASES.get(message.phase, f"unknown ({message.phase})"),
+        rules=_rules_of(message.settings),
+        mode=_mode_of(message.mode),
+        staleness_bound=message.staleness_bound,
+        mode_clock=message.mode_clock,
+        phase=_name(pb.JobPhase, message.phase, "JOB_PHASE_"),
         generation=message.generation,
-        workers=tuple(
-            WorkerState(
-                worker_id=each.worker.worker_id,
-                incarnation=each.worker.incarnation,
-                rank=each.rank,
-                state=each.state,
-                clock=each.clock,
-                silent_ms=each.silent_ms,
-                address=each.address,
-            )
-            for each in message.workers
-        ),
-        shards=tuple(
-            ShardState(
-                shard_index=each.shard.shard_index,
-                incarnation=each.shard.incarnation,
-                state=each.state,
-                address=each.shard.address,
-                silent_ms=each.silent_ms,
-                parameter_bytes=each.parameter_bytes,
-                optimizer_bytes=each.optimizer_bytes,
-                clock=each.applied_clock,
-                version=each.version,
-            )
-            for each in message.shards
-        ),
+        workers_floor=message.workers_floor,
+        evicted_count=message.evicted_count,
+        workers=tuple(map(_worker_of, message.workers)),
+        shards=tuple(map(_shard_of, message.shards)),
         waiting_for=message.waiting_for,
         snapshot_version=message.snapshot_version,
         tensor_count=message.tensor_count,
         parameter_bytes=message.parameter_bytes,
         failure=message.failure,
     )
+
+
+def _rules_of(message: membership_pb2.JobSettings) -> JobRules:
+    return JobRules(
+        job_id=message.job_id,
+        shard_count=message.shard_count,
+        workers_min=message.workers_min,
+        lease_ttl_ms=message.lease_ttl_ms,
+        worker_loss_policy=_name(
+            membership_pb2.WorkerLossPolicy,
+            message.worker_loss_policy,
+            "WORKER_LOSS_POLICY_",
+        ),
+        step_atomicity=_name(
+            membership_pb2.StepAtomicity, message.step_atomicity, "STEP_ATOMICITY_"
+        ),
+        backup_worker_count=message.backup_worker_count,
+        is_staleness_scaled=message.staleness_scaling,
+        delay_compensation=message.delay_compensation,
+    )
+
+
+def _worker_of(message: pb.WorkerStatus) -> WorkerState:
+    return WorkerState(
+        worker_id=message.worker.worker_id,
+        incarnation=message.worker.incarnation,
+        rank=message.rank,
+        state=message.state,
+        clock=message.clock,
+        lead=message.lead,
+        silent_ms=message.silent_ms,
+        address=message.address,
+    )
+
+
+def _shard_of(message: pb.ShardStatus) -> ShardState:
+    is_waiting = message.HasField("waiting")
+    return ShardState(
+        shard_index=message.shard.shard_index,
+        incarnation=message.shard.incarnation,
+        state=message.state,
+        address=message.shard.address,
+        silent_ms=message.silent_ms,
+        parameter_bytes=message.parameter_bytes,
+        optimizer_bytes=message.optimizer_bytes,
+        clock=message.applied_clock,
+        frontier=message.frontier,
+        version=message.version,
+        queued_push_count=message.queued_push_count,
+        torn_step_count=message.torn_step_count,
+        staleness_counts=tuple(message.staleness_counts),
+        waiting=messages.waiting_of(message.waiting) if is_waiting else None,
+    )
+
+
+def _mode_of(value: membership_pb2.Mode.ValueType) -> Mode:
+    name = _name(membership_pb2.Mode, value, "MODE_")
+    try:
+        return Mode(name)
+    except ValueError:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"mode {value} is not one this release knows"
+        ) from None
+
+
+def _name(kind: object, value: int, prefix: str) -> str:
+    """The name of an enum's value as people read it; one of a newer peer by number."""
+    try:
+        name: str = kind.Name(value)  # type: ignore[attr-defined]
+    except ValueError:
+        return f"unknown ({value})"
+    return name.removeprefix(prefix).lower()

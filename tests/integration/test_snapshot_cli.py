@@ -54,7 +54,7 @@ def test_status_tells_people_and_programs_the_same(running: Running) -> None:
     assert "running, generation 1" in text.stdout
     assert "\x1b" not in text.stdout
     found = json.loads(running.psctl("status", "--json").stdout)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["phase"] == "running"
     assert [shard["state"] for shard in found["shards"]] == ["ready", "ready"]
     (worker,) = found["workers"]

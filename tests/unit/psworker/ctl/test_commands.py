@@ -3,16 +3,18 @@
 import pytest
 from typer.testing import CliRunner
 
+from pswire.exit_codes import ExitCode
 from psworker.ctl.__main__ import app
+from psworker.ctl.failures import CommandError
 
 RUN = CliRunner()
 
 
 def test_commands_of_later_releases_dont_exist() -> None:
     listed = RUN.invoke(app, ["--help"]).output
-    for name in ("status", "snapshot", "demo", "bench"):
+    for name in ("status", "mode", "snapshot", "demo", "bench"):
         assert name in listed
-    for name in ("top", "doctor", "checkpoint", "mode"):
+    for name in ("top", "doctor", "checkpoint"):
         assert RUN.invoke(app, [name]).exit_code == 2
 
 
@@ -34,6 +36,9 @@ def test_modes_of_later_releases_are_refused_as_such(mode: str) -> None:
         ["demo", "--mode", "nonsense"],
         ["demo", "--workers", "0"],
         ["bench", "step", "--mib", "0"],
+        ["mode"],
+        ["mode", "nonsense", "--coordinator", "127.0.0.1:1"],
+        ["mode", "ssp", "--timeout", "0", "--coordinator", "127.0.0.1:1"],
     ],
 )
 def test_wrong_use_is_exit_code_2(
@@ -43,8 +48,25 @@ def test_wrong_use_is_exit_code_2(
     assert RUN.invoke(app, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["status", "snapshot", "demo", "bench"])
+@pytest.mark.parametrize("command", ["status", "mode", "snapshot", "demo", "bench"])
 def test_each_command_has_help(command: str) -> None:
     done = RUN.invoke(app, [command, "--help"])
     assert done.exit_code == 0
     assert "Usage:" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["bsp", "--staleness", "3"], "has no meaning in bsp"),
+        (["asp", "--staleness", "0"], "only ssp bounds"),
+        (["ssp", "--staleness", "-1"], "is not in 0 to"),
+    ],
+)
+def test_a_bound_that_does_not_go_with_the_mode_is_wrong_use(
+    arguments: list[str], word: str
+) -> None:
+    done = RUN.invoke(app, ["mode", "--coordinator", "127.0.0.1:1", *arguments])
+    assert isinstance(done.exception, CommandError)
+    assert done.exception.exit_code == ExitCode.USAGE
+    assert word in str(done.exception)

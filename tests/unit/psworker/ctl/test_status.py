@@ -1,10 +1,20 @@
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from pswire.addresses import Address
+from pswire.v1 import coordinator_service_pb2 as pb
+from pswire.v1 import membership_pb2
 from psworker.ctl.status import status_json, status_text
-from psworker.transport.status_client import JobStatus, ShardState, WorkerState
-from psworker.transport.values import JobSettings, Mode
+from psworker.transport.status_client import (
+    JobRules,
+    JobStatus,
+    ShardState,
+    WorkerState,
+    status_of,
+)
+from psworker.transport.values import Awaited, Mode, Waiting
 
 COORDINATOR = Address("127.0.0.1", 7070)
 
@@ -16,6 +26,7 @@ def _worker(worker_id: str, **changes: object) -> WorkerState:
         rank=0,
         state="member",
         clock=12,
+        lead=3,
         silent_ms=0,
         address="127.0.0.1:5000",
     )
@@ -23,17 +34,25 @@ def _worker(worker_id: str, **changes: object) -> WorkerState:
 
 
 STATUS = JobStatus(
-    settings=JobSettings(
+    rules=JobRules(
         job_id="job-1",
         shard_count=2,
-        mode=Mode.BSP,
-        staleness_bound=0,
         workers_min=2,
         lease_ttl_ms=10_000,
+        worker_loss_policy="continue",
+        step_atomicity="chunk",
+        backup_worker_count=0,
+        is_staleness_scaled=False,
+        delay_compensation=0.0,
     ),
+    mode=Mode.BSP,
+    staleness_bound=0,
+    mode_clock=0,
+    workers_floor=2,
+    evicted_count=1,
     phase="running",
     generation=3,
-    workers=(_worker("w0"), _worker("w1", rank=1, clock=9, silent_ms=2300)),
+    workers=(_worker("w0"), _worker("w1", rank=1, clock=9, lead=0, silent_ms=2300)),
     shards=(
         ShardState(
             shard_index=0,
@@ -43,8 +62,18 @@ STATUS = JobStatus(
             silent_ms=100,
             parameter_bytes=3 << 20,
             optimizer_bytes=0,
-            clock=12,
+            clock=9,
+            frontier=9,
             version=21,
+            queued_push_count=3,
+            torn_step_count=1,
+            staleness_counts=(),
+            waiting=Waiting(
+                clock=10,
+                waited_ms=7000,
+                reason="",
+                awaited=(Awaited("w1", 9, 8000), Awaited("w2", 9, -1)),
+            ),
         ),
         ShardState(
             shard_index=1,
@@ -55,7 +84,12 @@ STATUS = JobStatus(
             parameter_bytes=0,
             optimizer_bytes=0,
             clock=0,
+            frontier=0,
             version=0,
+            queued_push_count=0,
+            torn_step_count=0,
+            staleness_counts=(),
+            waiting=None,
         ),
     ),
     waiting_for="w1 (clock 9, silent for 2 s)",
@@ -68,14 +102,36 @@ STATUS = JobStatus(
 
 def test_the_json_says_null_where_nothing_is_known() -> None:
     read = json.loads(json.dumps(status_json(COORDINATOR, STATUS)))
-    assert read["schema_version"] == 1
+    assert read["schema_version"] == 2
     assert read["coordinator"] == "127.0.0.1:7070"
     assert read["snapshot_version"] is None
     assert read["failure"] is None
     assert read["shards"][1]["silent_ms"] is None
     assert read["shards"][1]["address"] is None
     assert [worker["lag"] for worker in read["workers"]] == [0, 3]
-    assert read["job"]["mode"] == "bsp"
+    assert [worker["lead"] for worker in read["workers"]] == [3, 0]
+    assert (read["mode"], read["staleness_bound"]) == ("bsp", 0)
+    assert read["shards"][0]["waiting"]["awaited"] == [
+        {"name": "w1", "clock": 9, "silent_ms": 8000},
+        {"name": "w2", "clock": 9, "silent_ms": None},
+    ]
+    assert read["shards"][1]["waiting"] is None
+
+
+def test_who_is_no_member_has_no_clock_and_changes_nobodys() -> None:
+    joiner = _worker("w2", rank=-1, state="joining", clock=0, lead=0)
+    status = replace(STATUS, workers=(*STATUS.workers, joiner))
+    (*members, last) = _workers_json(status)
+    assert [worker["lag"] for worker in members] == [0, 3]
+    assert (last["clock"], last["lead"], last["lag"]) == (None, None, None)
+    assert status_text(status).splitlines()[-1].split()[3:6] == ["-", "-", "-"]
+
+
+def _workers_json(status: JobStatus) -> list[dict[str, object]]:
+    read: list[dict[str, object]] = json.loads(
+        json.dumps(status_json(COORDINATOR, status)["workers"])
+    )
+    return read
 
 
 def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
@@ -83,7 +139,7 @@ def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
     assert "waits for   w1 (clock 9, silent for 2 s)" in text
     lines = text.splitlines()
     (laggard,) = [line for line in lines if line.startswith("w1 ")]
-    assert laggard.split()[3:5] == ["9", "3"]
+    assert laggard.split()[3:6] == ["9", "0", "3"]
     assert "2.3 s" in laggard
     assert any(line.strip().startswith("1  missing") for line in lines)
     assert "never heard" in text
@@ -104,6 +160,58 @@ def test_a_job_without_workers_and_a_failed_one_say_so() -> None:
     assert "failure     shard 1 is lost" in status_text(failed)
 
 
+def test_every_name_of_the_json_is_documented(repository: Path) -> None:
+    text = (repository / "docs" / "psctl.md").read_text()
+    documented = set(re.findall(r"`(?:job\.|\.)?([a-z_]+)(?:\[\])?`", text))
+    assert _names(status_json(COORDINATOR, STATUS)) - {"job"} <= documented
+
+
+def _names(value: object) -> set[str]:
+    if isinstance(value, dict):
+        return {*value, *(name for each in value.values() for name in _names(each))}
+    if isinstance(value, list):
+        return {name for each in value for name in _names(each)}
+    return set()
+
+
 def test_the_bound_is_part_of_the_mode() -> None:
-    settings = replace(STATUS.settings, mode=Mode.SSP, staleness_bound=3)
-    assert "ssp (staleness 3)" in status_text(replace(STATUS, settings=settings))
+    ssp = replace(STATUS, mode=Mode.SSP, staleness_bound=3, mode_clock=7)
+    assert "ssp, at most 3 clocks apart, after clock 7" in status_text(ssp)
+    asp = replace(STATUS, mode=Mode.ASP)
+    assert "mode        asp\n" in status_text(asp)
+    assert status_json(COORDINATOR, asp)["staleness_bound"] is None
+
+
+def test_the_staleness_of_all_pushes_is_summed_up() -> None:
+    shards = tuple(
+        replace(shard, staleness_counts=counts)
+        for shard, counts in zip(STATUS.shards, [(3, 0, 1), (4, 0, 0)], strict=True)
+    )
+    text = status_text(replace(STATUS, shards=shards))
+    assert "staleness   0: 87.5%, 2+: 12.5%" in text
+    assert "staleness " not in status_text(STATUS)
+
+
+def test_an_answer_becomes_a_status() -> None:
+    message = pb.GetStatusResponse(
+        settings=membership_pb2.JobSettings(
+            worker_loss_policy=membership_pb2.WORKER_LOSS_POLICY_WAIT,
+            step_atomicity=membership_pb2.STEP_ATOMICITY_CLOCK,
+        ),
+        phase=pb.JOB_PHASE_RUNNING,
+        mode=membership_pb2.MODE_ASP,
+        shards=[pb.ShardStatus(staleness_counts=[5, 1], queued_push_count=2)],
+    )
+    status = status_of(message)
+    assert (status.phase, status.mode) == ("running", Mode.ASP)
+    assert (status.rules.worker_loss_policy, status.rules.step_atomicity) == (
+        "wait",
+        "clock",
+    )
+    assert status.shards[0].staleness_counts == (5, 1)
+    assert status.shards[0].waiting is None
+
+
+def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
+    message = pb.GetStatusResponse(phase=pb.JobPhase.ValueType(77), mode=1)
+    assert status_of(message).phase == "unknown (77)"

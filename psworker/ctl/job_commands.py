@@ -1,0 +1,75 @@
+"""The commands of `psctl` that look at a job, or change it, while it runs."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from pswire.limits import STALENESS_BOUND_DEFAULT
+from psworker.ctl.options import CoordinatorOption, JsonOption, print_json
+
+
+class ModeName(StrEnum):
+    """How workers keep together."""
+
+    BSP = "bsp"
+    SSP = "ssp"
+    ASP = "asp"
+
+
+def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
+    """Shows where a job stands: phase, whom it waits for, shards, workers, lead.
+
+    Example: psctl status --coordinator localhost:7070
+    """
+    from psworker.ctl.status import read_status, status_json, status_text
+
+    found = read_status(coordinator)
+    if as_json:
+        print_json(status_json(coordinator, found))
+    else:
+        typer.echo(status_text(found))
+
+
+def mode(
+    name: Annotated[
+        ModeName,
+        typer.Argument(
+            metavar="bsp|ssp|asp",
+            help="In lockstep, a bounded number of clocks apart, or freely.",
+            show_default=False,
+        ),
+    ],
+    *,
+    coordinator: CoordinatorOption,
+    staleness: Annotated[
+        int | None,
+        typer.Option(
+            metavar="S",
+            help="With ssp, clocks that a worker may be ahead of the slowest one; "
+            f"{STALENESS_BOUND_DEFAULT} by default.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Longest wait.")
+    ] = 30.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Changes how workers keep together while they go on training.
+
+    Example: psctl mode ssp --staleness 3
+
+    Prints after which clock the mode rules, and the generation that it begins. After
+    the time-out the change is still wanted, and comes when nothing stands in its way.
+    """
+    from psworker.ctl.mode import changed_text, set_mode
+    from psworker.transport.values import Mode
+
+    changed = set_mode(
+        coordinator, Mode(name.value), staleness=staleness, timeout_s=timeout
+    )
+    if as_json:
+        print_json(changed)
+    else:
+        typer.echo(changed_text(changed))

@@ -1,0 +1,83 @@
+"""`psctl mode`: changes how workers keep together while the job runs."""
+
+from typing import Final, TypedDict
+
+from pswire.addresses import Address
+from pswire.exit_codes import ExitCode
+from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from psworker.ctl.failures import CommandError
+from psworker.ctl.status import ask, mode_text
+from psworker.transport.status_client import change_mode
+from psworker.transport.values import Mode
+
+SCHEMA_VERSION: Final = 1
+
+
+class ChangedMode(TypedDict):
+    """The mode that rules, and since when."""
+
+    schema_version: int
+    coordinator: str
+    mode: str
+    staleness_bound: int | None
+    generation: int
+    mode_clock: int
+
+
+def set_mode(
+    coordinator: Address, mode: Mode, *, staleness: int | None, timeout_s: float
+) -> ChangedMode:
+    """Changes the mode; returns when the coordinator has written it down.
+
+    Args:
+        coordinator: Of the job.
+        mode: The new mode.
+        staleness: With SSP, clocks that workers may be apart; None for the default.
+        timeout_s: Longest wait.
+
+    Raises:
+        CommandError: The bound does not go with the mode.
+        PsError: The mode could not be changed, or not in time.
+    """
+    bound = _bound(mode, staleness)
+    changed = ask(
+        coordinator,
+        change_mode(str(coordinator), mode, bound, timeout_s=timeout_s),
+        timeout_s=timeout_s,
+    )
+    return ChangedMode(
+        schema_version=SCHEMA_VERSION,
+        coordinator=str(coordinator),
+        mode=mode.value,
+        staleness_bound=None if mode is Mode.ASP else bound,
+        generation=changed.generation,
+        mode_clock=changed.mode_clock,
+    )
+
+
+def changed_text(changed: ChangedMode) -> str:
+    """The change for people."""
+    mode = mode_text(Mode(changed["mode"]), changed["staleness_bound"] or 0)
+    return (
+        f"{mode}, after clock {changed['mode_clock']} (generation "
+        f"{changed['generation']})"
+    )
+
+
+def _bound(mode: Mode, staleness: int | None) -> int:
+    if mode is not Mode.SSP:
+        if staleness is not None:
+            raise CommandError(
+                f"--staleness {staleness} has no meaning in {mode.value}: only ssp "
+                "bounds how far workers are apart; leave it out, or say ssp",
+                ExitCode.USAGE,
+            )
+        return 0
+    bound = STALENESS_BOUND_DEFAULT if staleness is None else staleness
+    if not 0 <= bound <= STALENESS_BOUND_MAX:
+        raise CommandError(
+            f"--staleness {bound} is not in 0 to {STALENESS_BOUND_MAX}; asp has no "
+            "bound at all",
+            ExitCode.USAGE,
+        )
+    return bound

@@ -1,0 +1,70 @@
+"""The commands of `psctl snapshot`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psworker.ctl.options import CoordinatorOption, JsonOption, print_json, say
+
+app = typer.Typer(no_args_is_help=True, help="Pull snapshots of a job.")
+
+
+@app.command("get")
+def snapshot_get(
+    *,
+    coordinator: CoordinatorOption,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help="Where to write, as safetensors."
+        ),
+    ],
+    newer_than: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="VERSION", help="Wait for a version above this."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which model, where the job has several."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest wait.")
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a snapshot to a file that loads into the plain model.
+
+    Example: psctl snapshot get --out model.safetensors
+
+    The file has one version of all parameters and appears whole or not at all.
+    """
+    from psworker.ctl.snapshots import get_snapshot
+
+    say(f"asking {coordinator} for a snapshot")
+    saved = get_snapshot(
+        coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
+    )
+    if as_json:
+        print_json(saved)
+    else:
+        typer.echo(
+            f"version {saved['version']} (clock {saved['clock']}) is in {saved['path']}"
+        )
+
+
+@app.command("list")
+def snapshot_list(
+    *, coordinator: CoordinatorOption, as_json: JsonOption = False
+) -> None:
+    """Lists the snapshots the job holds: in this release the newest one.
+
+    Example: psctl snapshot list --json
+    """
+    from psworker.ctl.snapshots import list_snapshots, listing_text
+
+    listing = list_snapshots(coordinator)
+    if as_json:
+        print_json(listing)
+    else:
+        typer.echo(listing_text(listing))
