@@ -91,7 +91,7 @@ clean: ## remove what these commands made
 	@echo '  installing paramserver with its dependencies and tools' >&2
 	@$(BIN)/pip install $(PIP_FLAGS) hatchling editables --constraint constraints.txt
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
-		--editable '.[demo,mnist5k,dev]'
+		--editable '.[demo,mnist5k,plot,dev]'
 	@touch $@
 
 .venv-protogen/installed: constraints-protogen.txt

@@ -2,6 +2,8 @@
 
 import math
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Final
 
 import torch
 
+from psworker import event_loop
 from psworker.ctl.compare.figures import Figures, RunConditions, figures_of
 from psworker.ctl.compare.job import SHARD_COUNT, Tell, run_job
 from psworker.ctl.compare.loads import Load
@@ -32,7 +35,7 @@ _BASE_OVER_WORK: Final = 5
 delays are what is measured."""
 
 _MEASURED_CLOCKS: Final = 40
-_START_S: Final = 7.0
+_START_S: Final = 10.0
 """What the start of a job's processes takes on two cores, for the forecast."""
 
 
@@ -75,7 +78,11 @@ def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
         tell(NOT_INSTALLED)
     torch.set_num_threads(1)
     task = load_task(TASK_NAME)
-    with signals_interrupt(), scratch_folder("paramserver-compare-") as scratch:
+    with (
+        signals_interrupt(),
+        scratch_folder("paramserver-compare-") as scratch,
+        _event_loop_kept(),
+    ):
         base_s, reason = _choose_base(settings, task, scratch, tell)
         figures = _run_all(settings, base_s, task, scratch, tell)
     files = write_tables(figures, folder)
@@ -93,6 +100,16 @@ def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
         ratios=tuple(ratios_to_bsp(figures)),
         files=tuple(files),
     )
+
+
+@contextmanager
+def _event_loop_kept() -> Iterator[None]:
+    """Keeps one event loop for all runs: gRPC can't follow to another."""
+    event_loop.acquire()
+    try:
+        yield
+    finally:
+        event_loop.release()
 
 
 def _run_all(

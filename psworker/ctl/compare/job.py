@@ -115,7 +115,7 @@ def _follow(
         line = children.next_line(_POLL_S)
         children.check(daemon_names(SHARD_COUNT))
         now_s = time.monotonic()
-        if now_s - told_s >= _TELL_INTERVAL_S:
+        if steps and now_s - told_s >= _TELL_INTERVAL_S:
             told_s = now_s
             done = sum(not step.is_dropped for step in steps)
             tell(f"{done} of {conditions.gradient_count} gradients are in updates")

@@ -18,7 +18,7 @@ NOT_INSTALLED: Final = (
 )
 
 # Of Okabe and Ito, which people who see colours differently can tell apart.
-_COLOURS: Final = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_COLOURS: Final = ("#4D4D4D", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _PANEL_INCHES: Final = (4.6, 3.4)
 
 
@@ -44,6 +44,7 @@ def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Pa
         row[0].set_title(f"{load}: {load.description}", loc="left", fontsize=10)
         _draw_rates(row[1], runs)
         _draw_staleness(row[2], runs)
+        row[2].set_title("0 in BSP", loc="left", fontsize=10)
     path = folder / PICTURE_FILE
     figure.savefig(path, dpi=130)
     return path
@@ -72,12 +73,15 @@ def _draw_rates(axes: "Axes", runs: Sequence[Figures]) -> None:
     labels = [run.conditions.mode.label for run in runs]
     rates = [run.samples_per_s for run in runs]
     bars = axes.bar(labels, rates, color=_COLOURS[: len(runs)], width=0.6)
-    axes.bar_label(bars, [f"{rate:.0f}" for rate in rates], padding=2)
+    axes.bar_label(
+        bars, [f"{rate:.0f}" for rate in rates], label_type="center", color="white"
+    )
     for index, run in enumerate(runs):
         ideal = run.sample_count / ideal_s(run.conditions)
-        axes.plot([index - 0.4, index + 0.4], [ideal, ideal], color="0.4", linewidth=1)
-    axes.plot([], [], color="0.4", linewidth=1, label="if only the delays took time")
+        axes.plot([index - 0.4, index + 0.4], [ideal, ideal], color="0.1", linewidth=1)
+    axes.plot([], [], color="0.1", linewidth=1, label="if only the delays took time")
     axes.set_ylabel("samples in updates a second")
+    axes.set_xlim(-0.6, len(runs) - 0.4)
     axes.margins(y=0.25)
     axes.legend(loc="upper left", frameon=False)
 
@@ -86,15 +90,23 @@ def _draw_staleness(axes: "Axes", runs: Sequence[Figures]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for colour, run in zip(_COLOURS, runs, strict=False):
+        if run.conditions.mode.is_synchronous:
+            continue  # Always 0, which would hide what the others have there.
         total = sum(run.staleness_counts.values())
-        largest = run.staleness_max
         axes.plot(
-            range(largest + 1),
-            [run.staleness_counts.get(each, 0) / total for each in range(largest + 1)],
+            range(run.staleness_max + 1),
+            [
+                run.staleness_counts.get(each, 0) / total
+                for each in range(run.staleness_max + 1)
+            ],
             color=colour,
             marker=".",
             label=run.conditions.mode.label,
         )
+    axes.set_xlim(-0.5, max(run.staleness_max for run in runs) + 1)
+    axes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(loc="upper right", frameon=False)
     axes.set_xlabel("staleness, in updates")
     axes.set_ylabel("share of gradients")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
