@@ -183,7 +183,7 @@ class CoordinatorHost:
                     fence_number=fence.number,
                     kind=fence.kind,
                     seeder=fence.seeder,
-                    evicting=fence.change.evictions,
+                    evicting=fence.evicting,
                 )
             )
         for snapshot_id in self.core.snapshots.released:
