@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,15 @@ Insecure = Annotated[
         "--insecure", help="Listen beyond loopback although nothing protects the port."
     ),
 ]
+History = Annotated[
+    str,
+    typer.Option(
+        envvar="PS_HISTORY",
+        metavar="FILE|FOLDER/",
+        help="Where to write a history for `psctl check-history`, see docs/history.md.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
@@ -79,11 +89,15 @@ def coordinator(
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
     insecure: Insecure = False,
+    history: History = "",
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
     """Serves one job: settings, membership, shard map, data, snapshots."""
-    config = job.config(ListenConfig(address=listen, insecure=insecure), state_dir)
+    config = replace(
+        job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
+        history=history,
+    )
     from psserver.daemon.coordinator import run_coordinator
 
     _run("coordinator", run_coordinator(config), verbose=verbose)
@@ -117,6 +131,7 @@ def shard(
         4, os.cpu_count() or 1
     ),
     insecure: Insecure = False,
+    history: History = "",
     verbose: Verbose = False,
 ) -> None:
     """Holds one shard of the parameters and runs the optimizer on it."""
@@ -126,6 +141,7 @@ def shard(
         advertise=advertise,
         state_dir=state_dir,
         thread_count=threads,
+        history=history,
     )
     from psserver.daemon.shard import run_shard
 
@@ -139,11 +155,15 @@ def local(
     listen: Listen = "127.0.0.1:7070",  # type: ignore[assignment]
     state_dir: StateDir,
     insecure: Insecure = False,
+    history: History = "",
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
     """Runs a coordinator and its shards on this machine under one supervisor."""
-    config = job.config(ListenConfig(address=listen, insecure=insecure), state_dir)
+    config = replace(
+        job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
+        history=history,
+    )
     from psserver.daemon.local import run_local
 
     daemons = run_local(config, job.arguments(), verbose=verbose)

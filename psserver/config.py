@@ -74,6 +74,7 @@ class CoordinatorConfig:
         lease_ttl_ms: Bound on the detection of a lost process. Shorter finds it
             sooner, and takes slow machines for dead ones.
         job_seed: From which the seeds of all epochs follow; 0 for a random one.
+        history: Where it writes its history, see `pswire.history`; empty for none.
     """
 
     listen: ListenConfig
@@ -89,6 +90,7 @@ class CoordinatorConfig:
     delay_compensation: float = 0.0
     lease_ttl_ms: int = 10_000
     job_seed: int = 0
+    history: str = ""
 
     def validate(self) -> None:
         """Checks every setting.
@@ -234,6 +236,7 @@ class ShardConfig:
         advertise: Where workers reach it; None for where it listens.
         state_dir: Folder of its durable state.
         thread_count: Threads that apply updates.
+        history: Where it writes its history, see `pswire.history`; empty for none.
     """
 
     listen: ListenConfig
@@ -241,6 +244,7 @@ class ShardConfig:
     advertise: Address | None
     state_dir: Path
     thread_count: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+    history: str = ""
 
     def validate(self) -> None:
         """Checks every setting.

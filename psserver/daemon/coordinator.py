@@ -12,6 +12,7 @@ from psserver.core.record import Mode
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
 from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.history import CoordinatorHistory
 from psserver.host.restored_job import new_job_id
 from psserver.rpc.coordinator_service import SERVICE, coordinator_handler
 from psserver.rpc.server import ServerKind, make_server
@@ -36,6 +37,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             job_id=new_job_id(), job_seed=config.job_seed or secrets.randbits(62)
         )
         host = CoordinatorHost(settings, store)
+        host.history = CoordinatorHistory.open(config.history, host.core.settings)
         server = make_server(
             ServerKind.COORDINATOR,
             [coordinator_handler(host)],
@@ -54,6 +56,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         finally:
             await health.enter_graceful_shutdown()
             await server.stop(DRAIN_TIMEOUT_S)
+            host.history.close()
 
 
 def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 from psserver.config import ConfigurationError
 from psserver.daemon.job_failed import JobFailedError
 from psserver.storage.state_folder import StateFolderError
+from pswire import failpoints
 from pswire.exit_codes import ExitCode
+from pswire.failpoints import FailpointError
+from pswire.history import HistoryPathError
 from pswire.reasons import ErrorReason, Refusal
 
 log = logging.getLogger("psserver")
@@ -26,8 +29,13 @@ _CODE_OF_REASON = {
 def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
     """Runs a daemon to its end."""
     try:
+        failpoints.arm()
+    except FailpointError as error:
+        daemon.close()
+        return _said(str(error), ExitCode.BAD_CONFIGURATION)
+    try:
         _run(daemon)
-    except (ConfigurationError, StateFolderError) as error:
+    except (ConfigurationError, HistoryPathError, StateFolderError) as error:
         return _said(str(error), ExitCode.BAD_CONFIGURATION)
     except JobFailedError as error:
         return _said(f"the job has failed: {error}", ExitCode.PEER_UNAVAILABLE)

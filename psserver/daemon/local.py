@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 
-from psserver.config import CoordinatorConfig
+from psserver.config import ConfigurationError, CoordinatorConfig
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, stay
+from pswire.history import is_for_many
 
 log = logging.getLogger("psserver.local")
 
@@ -32,6 +33,11 @@ async def run_local(
         JobFailedError: A daemon ended by itself.
     """
     config.validate()
+    if config.history and not is_for_many(config.history):
+        raise ConfigurationError(
+            f"--history {config.history} is one file, and these are "
+            f"{1 + config.shard_count} processes: give a folder that ends with a slash"
+        )
     children: list[asyncio.subprocess.Process] = []
     try:
         await stay(_supervise(config, job_arguments, children, verbose=verbose))
@@ -48,6 +54,7 @@ async def _supervise(
 ) -> None:
     common = ["--insecure"] if config.listen.insecure else []
     common += ["--verbose"] if verbose else []
+    common += [f"--history={config.history}"] if config.history else []
     coordinator = await _start(
         "coordinator",
         f"--listen={config.listen.address}",

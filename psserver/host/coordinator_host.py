@@ -23,6 +23,7 @@ from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
 from psserver.host.data_leases import DataLeases
+from psserver.host.history import CoordinatorHistory
 from psserver.host.job_waits import JobWaits
 from psserver.host.monotonic import now_ms
 from psserver.host.restored_job import restored_core
@@ -30,6 +31,7 @@ from psserver.host.snapshot_requests import SnapshotRequests
 from psserver.host.watch_queues import Queue, WatchQueues
 from psserver.storage.job_codec import StoredShard
 from psserver.storage.job_store import JobStore
+from pswire import failpoints
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
@@ -56,10 +58,12 @@ class CoordinatorHost:
         waits: For whom the job waits.
         data: Leases of data.
         snapshots: Readers that want one.
+        history: What it decided, for an offline check.
     """
 
     def __init__(self, settings: JobSettings, store: JobStore) -> None:
         self._store = store
+        self.history = CoordinatorHistory()
         self._queues = WatchQueues()
         self.core = restored_core(settings, store, now_ms())
         self._logged = self.core.record
@@ -100,6 +104,9 @@ class CoordinatorHost:
                     self._store.save_record(
                         effect.record, effect.epochs, effect.enrolments
                     )
+                    self.history.persisted(effect.record)
+                    if failpoints.armed:
+                        failpoints.hit("coordinator.record_persisted")
                 case SchemaFixed():
                     assert self.core.model.schema is not None
                     self._store.save_model(
@@ -108,14 +115,27 @@ class CoordinatorHost:
                     self._queues.tell_shards(effect)
                 case Abort():
                     log.debug("fence %d: %s", effect.fence_number, effect.reason)
+                    self.history.told(effect)
                     self._queues.tell_shards(effect)
-                case Prepare() | DecideCut() | ReleaseImage():
+                case Prepare():
+                    self.history.told(effect)
+                    if failpoints.armed:
+                        failpoints.hit("coordinator.fence_prepared")
+                    self._queues.tell_shards(effect)
+                case DecideCut():
+                    self.history.told(effect)
+                    if failpoints.armed:
+                        failpoints.hit("coordinator.cut_decided")
+                    self._queues.tell_shards(effect)
+                case ReleaseImage():
                     self._queues.tell_shards(effect)
                 case OrderSeed():
                     self._queues.tell_worker(effect.worker, effect)
                 case Announce():
                     self._log_record(effect.record)
                     self._queues.tell_everybody(effect)
+                    if failpoints.armed:
+                        failpoints.hit("coordinator.record_announced")
                 case EndJob():
                     log.error("the job has failed: %s", effect.reason)
                     self._queues.tell_everybody(effect)
