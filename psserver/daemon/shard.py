@@ -16,6 +16,7 @@ from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_client import CoordinatorClient
 from psserver.rpc.late_handler import LateHandler
 from psserver.rpc.parameter_service import SERVICE, ParameterService
+from psserver.rpc.record_codec import read_settings
 from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.state_folder import held_folder
 from psserver.tensors.supported_optimizers import load_optimizers
@@ -79,8 +80,7 @@ async def _serve(
         host = ShardHost(
             shard_index=place.shard_index,
             incarnation=place.incarnation,
-            job_id=place.settings.job_id,
-            shard_count=place.settings.shard_count,
+            settings=read_settings(place.settings),
             thread_count=config.thread_count,
         )
         late.set(ParameterService(host).handler())

@@ -5,15 +5,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from psserver.core.push import Reply
+from psserver.core.record import ClockChoice
 from pswire.reasons import Refusal
 
 QUEUED_BYTES_MAX = 8 << 20
 """Encoded chunks kept for a call that does not read. Beyond it only the chunk's index
-is kept and the values are encoded again when they are wanted, which is right since
-they can't change before this worker has answered with its next push."""
+is kept and the values are encoded again when they are wanted. In SSP and ASP newer
+values are as good. In BSP they can't change before this worker has answered with its
+next push, but with backup workers: then it was too late for the next clock, whose
+reply has it pull again."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outgoing:
     """A chunk to send.
 
@@ -25,34 +28,44 @@ class Outgoing:
 
     chunk_index: int
     presence: tuple[bool, ...] | None
-    message: bytes | None
+    message: bytes | None = None
 
 
 class PushSession:
-    """Chunks and the reply on their way to one call.
+    """Chunks and the reply on their way to one call; each chunk at most once.
 
     Args:
         wants_values: Whether the call asked for values.
+        opened_ms: When it came.
     """
 
-    def __init__(self, *, wants_values: bool) -> None:
+    def __init__(self, *, wants_values: bool, opened_ms: int) -> None:
         self.wants_values = wants_values
+        self.opened_ms = opened_ms
         self._chunks: deque[Outgoing] = deque()
+        self._given: set[int] = set()
         self._queued_bytes = 0
+        self._staged: ClockChoice | None = None
         self._reply: Reply | None = None
         self._failure: Refusal | None = None
         self._wake = asyncio.Event()
 
     def put(self, chunk: Outgoing) -> None:
-        """Queues a chunk."""
-        if not self.wants_values:
+        """Queues a chunk that the call has not had yet."""
+        if not self.wants_values or chunk.chunk_index in self._given:
             return
+        self._given.add(chunk.chunk_index)
         size = len(chunk.message or b"")
         if self._queued_bytes + size > QUEUED_BYTES_MAX:
-            chunk = Outgoing(chunk.chunk_index, chunk.presence, None)
+            chunk = Outgoing(chunk.chunk_index, chunk.presence)
             size = 0
         self._queued_bytes += size
         self._chunks.append(chunk)
+        self._wake.set()
+
+    def tell_staged(self, choice: ClockChoice) -> None:
+        """Everything of the clock is there; replaces what was not told yet."""
+        self._staged = choice
         self._wake.set()
 
     def finish(self, reply: Reply) -> None:
@@ -65,13 +78,13 @@ class PushSession:
         self._failure = refusal
         self._wake.set()
 
-    async def next(self, timeout_s: float) -> Outgoing | Reply | None:
+    async def next(self, timeout_s: float) -> Outgoing | ClockChoice | Reply | None:
         """What to send next; None when nothing came in time.
 
         Raises:
             Refusal: The call is over.
         """
-        if not (self._chunks or self._reply or self._failure):
+        if not self._has_news:
             self._wake.clear()
             try:
                 async with asyncio.timeout(timeout_s):
@@ -84,4 +97,11 @@ class PushSession:
             chunk = self._chunks.popleft()
             self._queued_bytes -= len(chunk.message or b"")
             return chunk
-        return self._reply
+        if self._reply is not None:
+            return self._reply
+        staged, self._staged = self._staged, None
+        return staged
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._chunks or self._staged or self._reply or self._failure)

@@ -6,7 +6,6 @@ taken, so that a coordinator's restart costs a shard nothing but time.
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -15,11 +14,14 @@ import grpc.aio
 
 from psserver.core.effects import FenceReport
 from psserver.core.record import FenceKind
-from psserver.host.shard_host import CutReport, ShardHost
-from psserver.rpc.push_codec import waiting_message
-from psserver.rpc.record_codec import identity_message, read_identity, read_record
+from psserver.host.cut_images import CutReport
+from psserver.host.shard_host import ShardHost
+from psserver.rpc.coordinator_outage import Outage, Silence
+from psserver.rpc.fence_codec import fence_request
+from psserver.rpc.progress_report import ProgressReport
+from psserver.rpc.record_codec import read_identity, read_record, read_sequences
 from pswire.error_details import is_decided, refusal_from_rpc_error
-from pswire.limits import PROTOCOL_VERSION, WAITING_INTERVAL_MS
+from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
@@ -74,20 +76,23 @@ class CoordinatorClient:
         Raises:
             Refusal: This start of the shard is not wanted any more.
         """
+        silence = Silence(host)
         try:
             async with asyncio.TaskGroup() as duties:
-                reports = duties.create_task(self.send_reports(host))
-                progress = duties.create_task(self.send_progress(host))
+                reports = duties.create_task(self._send_reports(host, silence))
+                progress = duties.create_task(self._send_progress(host, silence))
                 try:
-                    await self.follow(host)
+                    await self._follow(host, silence)
                 finally:
                     reports.cancel()
                     progress.cancel()
         except ExceptionGroup as group:
             # Whichever came first: the others are its company.
             raise group.exceptions[0] from None
+        finally:
+            silence.close()
 
-    async def follow(self, host: ShardHost) -> None:
+    async def _follow(self, host: ShardHost, silence: Silence) -> None:
         """Follows the job until it ends.
 
         Raises:
@@ -98,49 +103,39 @@ class CoordinatorClient:
             shard_index=host.shard_index,
             incarnation=host.incarnation,
         )
-        outage = _Outage(self._address)
+        outage = Outage(self._address)
         while not host.end_reason:
             why = "it ended the watch"
             try:
                 async for event in self._stub.WatchShard(request):
                     outage.end()
                     _take_event(host, event)
+                    silence.opened()
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error)
                 why = error.details() or error.code().name
+            silence.broke()
             if not host.end_reason:
                 outage.note(why)
                 await asyncio.sleep(RETRY_S)
 
-    async def send_reports(self, host: ShardHost) -> None:
+    async def _send_reports(self, host: ShardHost, silence: Silence) -> None:
         """Sends reports in order, each until it is taken."""
         while True:
             await self._send_report(host, await host.outbox.get())
+            silence.heard()
 
-    async def send_progress(self, host: ShardHost) -> None:
+    async def _send_progress(self, host: ShardHost, silence: Silence) -> None:
         """Tells where the shard stands, every second; a lost one does not matter."""
-        clock, since_ms = -1, host.now_ms()
+        report = ProgressReport(host)
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             if not host.has_model or host.end_reason:
                 continue
-            model = host.model
-            if model.core.clocks.applied_clock != clock:
-                clock, since_ms = model.core.clocks.applied_clock, host.now_ms()
-            request = messages.ReportProgressRequest(
-                job_id=host.job_id,
-                shard_index=host.shard_index,
-                incarnation=host.incarnation,
-                applied_clock=clock,
-                version=model.core.clocks.version,
-                parameter_bytes=model.engine.byte_count,
-                optimizer_bytes=model.engine.state_byte_count,
-            )
-            waited_ms = host.now_ms() - since_ms
-            if waited_ms >= WAITING_INTERVAL_MS:
-                request.waiting.CopyFrom(waiting_message(host, waited_ms))
+            request = report.message()
             try:
                 await self._stub.ReportProgress(request, timeout=CALL_TIMEOUT_S)
+                silence.heard()
             except grpc.aio.AioRpcError as error:
                 log.debug("progress was not taken: %s", error.details())
 
@@ -148,7 +143,12 @@ class CoordinatorClient:
         self, host: ShardHost, report: FenceReport | CutReport
     ) -> None:
         if isinstance(report, FenceReport):
-            fence = _fence_request(host, report)
+            fence = fence_request(
+                report,
+                job_id=host.job_id,
+                shard_index=host.shard_index,
+                incarnation=host.incarnation,
+            )
             await self._until_answered(
                 lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
             )
@@ -161,7 +161,7 @@ class CoordinatorClient:
     async def _until_answered(
         self, call: Callable[[], Awaitable[Response]]
     ) -> Response:
-        outage = _Outage(self._address)
+        outage = Outage(self._address)
         while True:
             try:
                 return await call()
@@ -169,34 +169,6 @@ class CoordinatorClient:
                 _raise_if_decided(error)
                 outage.note(error.details() or error.code().name)
                 await asyncio.sleep(RETRY_S)
-
-
-class _Outage:
-    """Says that the coordinator does not answer: at first, then every few seconds."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._began_s: float | None = None
-        self._said_s = 0.0
-
-    def note(self, why: str) -> None:
-        """An attempt has failed."""
-        now_s = time.monotonic()
-        is_first = self._began_s is None
-        if self._began_s is None:
-            self._began_s = now_s
-        if is_first or now_s - self._said_s >= WAITING_INTERVAL_MS / 1000:
-            self._said_s = now_s
-            log.warning(
-                "waiting for the coordinator at %s for %.0f s: %s",
-                self._address,
-                now_s - self._began_s,
-                why,
-            )
-
-    def end(self) -> None:
-        """It answers."""
-        self._began_s = None
 
 
 def _raise_if_decided(error: grpc.aio.AioRpcError) -> None:
@@ -219,14 +191,24 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
             seeder = (
                 read_identity(prepare.seeder) if prepare.HasField("seeder") else None
             )
-            host.prepare_fence(prepare.fence_number, FenceKind(prepare.kind), seeder)
+            host.prepare_fence(
+                prepare.fence_number,
+                FenceKind(prepare.kind),
+                seeder,
+                [read_identity(worker) for worker in prepare.evicting],
+            )
         case "record":
             host.install_record(read_record(event.record))
         case "abort":
             host.abort_fence(event.abort.fence_number)
         case "cut":
             cut = event.cut
-            host.decide_cut(cut.fence_number, cut.snapshot_id, cut.clock)
+            host.decide_cut(
+                cut.fence_number,
+                cut.snapshot_id,
+                cut.clock,
+                read_sequences(cut.sequences),
+            )
         case "release":
             host.release_image(event.release.snapshot_id)
         case "end":
@@ -239,33 +221,13 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     schema = schema_from_message(view.schema)
     host.adopt(
         schema,
-        place(schema, host.shard_count),
+        place(schema, host.settings.shard_count),
         tuple(optimizer_from_message(o, schema) for o in view.optimizers),
     )
     if view.HasField("record"):
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)
-    host.release_images_up_to(view.snapshot_closed_id)
-
-
-def _fence_request(host: ShardHost, report: FenceReport) -> messages.ReportFenceRequest:
-    return messages.ReportFenceRequest(
-        job_id=host.job_id,
-        fence_number=report.fence_number,
-        shard_index=host.shard_index,
-        incarnation=host.incarnation,
-        workers=[
-            messages.WorkerReport(
-                worker=identity_message(holding.worker),
-                complete_clock=holding.complete_clock,
-            )
-            for holding in report.holdings
-        ],
-        trailer_clock_max=report.trailer_clock_max,
-        touched_clock_max=report.touched_clock_max,
-        applied_clock=report.applied_clock,
-        skip_clocks=report.skip_clocks,
-    )
+    host.images.release_up_to(view.snapshot_closed_id)
 
 
 def _cut_request(host: ShardHost, report: CutReport) -> messages.ReportCutRequest:

@@ -5,19 +5,24 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from psserver.core.push import Outcome, Reply
+from psserver.core.push import Reply
+from psserver.core.record import ClockChoice, WorkerKey
+from psserver.host.monotonic import now_ms
 from psserver.host.push_session import Outgoing
 from psserver.host.shard_host import ShardHost
+from psserver.rpc import step_calls
 from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
     check_frame,
     check_target,
+    checked_clock,
     reply_message,
     waiting_message,
 )
 from psserver.rpc.readiness import catch_up, model_known
+from psserver.rpc.record_codec import choice_message
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     SEED_CHUNK_FIELD,
@@ -68,6 +73,16 @@ class ParameterService:
                         messages.AwaitContributionResponse.SerializeToString
                     ),
                 ),
+                "Commit": grpc.unary_unary_rpc_method_handler(
+                    unary(self.commit),
+                    request_deserializer=reader(messages.CommitRequest),
+                    response_serializer=messages.CommitResponse.SerializeToString,
+                ),
+                "Ready": grpc.unary_unary_rpc_method_handler(
+                    unary(self.ready),
+                    request_deserializer=reader(messages.ReadyRequest),
+                    response_serializer=messages.ReadyResponse.SerializeToString,
+                ),
                 "PullSnapshot": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull_snapshot),
                     request_deserializer=reader(messages.PullSnapshotRequest),
@@ -81,20 +96,15 @@ class ParameterService:
         """Takes a push and answers with the updated chunks, then the reply."""
         call = await PushCall.open(self._host, requests, wants_values=True)
         try:
-            started_ms = self._host.now_ms()
+            started_ms = now_ms()
             while True:
                 item = await call.session.next(WAITING_INTERVAL_MS / 1000)
-                if item is None:
-                    waited_ms = self._host.now_ms() - started_ms
-                    waiting = waiting_message(self._host, waited_ms)
-                    response = messages.PushPullResponse(waiting=waiting)
-                    yield response.SerializeToString()
-                elif isinstance(item, Reply):
-                    reply = reply_message(self._host, item)
-                    yield messages.PushPullResponse(reply=reply).SerializeToString()
+                if isinstance(item, Outgoing):
+                    yield await self._chunk_message(item, call.push.worker)
+                    continue
+                yield self._response(item, started_ms).SerializeToString()
+                if isinstance(item, Reply):
                     return
-                else:
-                    yield self._chunk_message(item)
         finally:
             await call.close()
 
@@ -117,18 +127,22 @@ class ParameterService:
         host = self._host
         check_target(host, request)
         worker = worker_key(request.worker)
+        clock = checked_clock(request.clock)
         await catch_up(host, request.generation)
         core = host.model.core
-        started_ms = host.now_ms()
+        started_ms = now_ms()
 
         def is_over() -> bool:
             """Whether there is nothing to wait for, be it that it will never come."""
-            is_there = core.clocks.applied_clock >= request.clock
             is_member = core.clocks.member_of(worker) is not None
-            return is_there or not is_member or bool(host.end_reason)
+            return (
+                not is_member
+                or bool(host.end_reason)
+                or core.admits_pull(worker, clock)
+            )
 
         while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
-            waiting = waiting_message(host, host.now_ms() - started_ms)
+            waiting = waiting_message(host, now_ms() - started_ms)
             yield messages.PullResponse(waiting=waiting).SerializeToString()
         host.check_open()
         if core.clocks.member_of(worker) is None:
@@ -136,17 +150,10 @@ class ParameterService:
                 ErrorReason.WORKER_INCARNATION_STALE,
                 f"{worker} is no member; readers take snapshots",
             )
+        # Before the values: they may go on while they are sent, and hold no less.
+        reply = core.pull_reply(worker, clock)
         for chunk in reversed(host.model.chunks):
-            yield host.values_message(chunk.index, None, RESPONSE_CHUNK_FIELD)
-        record = core.clocks.record
-        assert record is not None
-        reply = Reply(
-            outcome=Outcome.APPLIED,
-            generation=record.generation,
-            version=core.clocks.version,
-            frontier=core.clocks.frontier,
-            clock=request.clock,
-        )
+            yield await host.values_message(chunk.index, None, worker)
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
 
@@ -175,10 +182,13 @@ class ParameterService:
         """Says what the shard holds of a worker's pushes."""
         host = self._host
         check_target(host, request)
-        window = host.model.core.dedupe.window_of(worker_key(request.worker))
+        worker = worker_key(request.worker)
+        core = host.model.core
+        closed = core.closed_sequence(worker)
+        entries = core.dedupe.window_of(worker).entries
         return messages.GetSessionResponse(
             shard_incarnation=host.incarnation,
-            sequence_done_max=window.done_sequence,
+            sequence_done_max=closed,
             pushes=[
                 messages.SessionPush(
                     sequence=sequence,
@@ -191,8 +201,8 @@ class ParameterService:
                         for index in sorted(entry.digests)
                     ],
                 )
-                for sequence, entry in window.entries.items()
-                if sequence > window.done_sequence
+                for sequence, entry in entries.items()
+                if sequence > closed
             ],
         )
 
@@ -200,15 +210,19 @@ class ParameterService:
         self, request: messages.AwaitContributionRequest, context: Context
     ) -> messages.AwaitContributionResponse:
         """Returns once a clock waits only for workers without data."""
-        host = self._host
-        check_target(host, request)
-        await catch_up(host, request.generation)
-        awaited = await host.await_contribution(
-            worker_key(request.worker), request.clock
-        )
-        return messages.AwaitContributionResponse(
-            clock=awaited.clock, optimizer=awaited.optimizer
-        )
+        return await step_calls.await_contribution(self._host, request)
+
+    async def commit(
+        self, request: messages.CommitRequest, context: Context
+    ) -> messages.CommitResponse:
+        """Applies a clock, or a push, of which every shard holds all."""
+        return await step_calls.commit(self._host, request)
+
+    async def ready(
+        self, request: messages.ReadyRequest, context: Context
+    ) -> messages.ReadyResponse:
+        """Takes word that every shard holds a push; says whose pushes count."""
+        return await step_calls.ready(self._host, request)
 
     async def pull_snapshot(
         self, request: messages.PullSnapshotRequest, context: Context
@@ -216,7 +230,7 @@ class ParameterService:
         """Sends this shard's part of a snapshot."""
         host = self._host
         check_target(host, request)
-        image = host.image(request.snapshot_id)
+        image = host.images.image(request.snapshot_id)
         for chunk in host.model.chunks:
             presence = bits_to_bytes((True,) * len(chunk.slices))
             yield encode_chunk(
@@ -228,12 +242,20 @@ class ParameterService:
 
     # Inside
 
-    def _chunk_message(self, item: Outgoing) -> bytes:
+    def _response(
+        self, item: ClockChoice | Reply | None, started_ms: int
+    ) -> messages.PushPullResponse:
+        if item is None:
+            waiting = waiting_message(self._host, now_ms() - started_ms)
+            return messages.PushPullResponse(waiting=waiting)
+        if isinstance(item, Reply):
+            return messages.PushPullResponse(reply=reply_message(self._host, item))
+        return messages.PushPullResponse(staged=choice_message(item))
+
+    async def _chunk_message(self, item: Outgoing, worker: WorkerKey) -> bytes:
         if item.message is not None:
             return item.message
-        return self._host.values_message(
-            item.chunk_index, item.presence, RESPONSE_CHUNK_FIELD
-        )
+        return await self._host.values_message(item.chunk_index, item.presence, worker)
 
     async def _stage_seed(self, header: messages.SeedHeader, view: memoryview) -> None:
         host = self._host

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 from psserver.core.dedupe import PushEntry
 from psserver.core.push import PushId, StagedChunk
+from psserver.host.monotonic import now_ms
 from psserver.host.push_session import PushSession
 from psserver.host.shard_host import ShardHost
+from psserver.host.shard_model import shard_rules
 from psserver.rpc.guard import as_refusal
 from psserver.rpc.push_codec import (
     PushMessage,
@@ -39,7 +41,7 @@ class PushCall:
         *,
         wants_values: bool,
     ) -> None:
-        self.session = PushSession(wants_values=wants_values)
+        self.session = PushSession(wants_values=wants_values, opened_ms=now_ms())
         self._host = host
         self.push = push
         self._entry = entry
@@ -74,10 +76,21 @@ class PushCall:
         cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
     ) -> "PushCall":
         check_target(host, header)
-        push = push_id(header)
+        if (
+            not wants_values
+            and shard_rules(host.settings, host.shard_index).is_two_phase
+        ):
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                "with two-phase steps a push goes by PushPull, on which its worker is "
+                "told when to commit",
+            )
+        push = push_id(header.worker, header.sequence)
         await catch_up(host, header.generation)
         core = host.model.core
-        entry = core.open_push(push, header.clock, host.now_ms())
+        entry = core.open_push(
+            push, header.clock, now_ms(), generation=header.generation
+        )
         check_window(header)
         core.acknowledge(push.worker, header.sequence_unacknowledged_min)
         return cls(host, push, entry, header.optimizer, wants_values=wants_values)

@@ -11,6 +11,8 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from psserver.core.push import PushId, Reply, Trailer
+from psserver.core.record import ClockChoice
+from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
@@ -18,7 +20,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 
 SEQUENCE_MAX = 1 << 62
-"""No worker pushes that often; a larger number is garbage."""
+"""No worker pushes that often; a larger number, of pushes or clocks, is garbage."""
 
 UNACKNOWLEDGED_COUNT_MAX = 64
 """Pushes of a worker that a shard remembers after they are done. A worker has one on
@@ -86,18 +88,46 @@ def check_target(host: ShardHost, call: Addressed) -> None:
         )
 
 
-def push_id(header: push_pb2.PushHeader) -> PushId:
+def push_id(worker: membership_pb2.WorkerIdentity, sequence: int) -> PushId:
     """Reads a push's id.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`.
     """
-    if not 1 <= header.sequence <= SEQUENCE_MAX:
+    if not 1 <= sequence <= SEQUENCE_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"sequence {sequence} is not in 1 to 2^62"
+        )
+    return PushId(worker_key(worker), sequence)
+
+
+def checked_clock(clock: int) -> int:
+    """Reads a clock.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    if not 0 <= clock <= SEQUENCE_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, f"clock {clock} is not in 0 to 2^62"
+        )
+    return clock
+
+
+def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
+    """Reads a clock with its contributors from a worker.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    workers = tuple(worker_key(each) for each in choice.workers)
+    if not workers or list(workers) != sorted(set(workers)):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            f"sequence {header.sequence} is not in 1 to 2^62",
+            f"{len(workers)} contributors that are none, not in the order of their "
+            "ids, or not all different",
         )
-    return PushId(worker_key(header.worker), header.sequence)
+    return ClockChoice(checked_clock(choice.clock), workers)
 
 
 def check_window(header: push_pb2.PushHeader) -> None:
@@ -188,12 +218,13 @@ def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
 def waiting_message(host: ShardHost, waited_ms: int) -> push_pb2.Waiting:
     """Says whom a call waits for."""
     core = host.model.core
+    number = core.clocks.next_clock
     return push_pb2.Waiting(
-        clock=core.clocks.applied_clock + 1,
+        clock=core.frontier + 1 if number is None else number,
         waited_ms=waited_ms,
-        reason=core.waiting_reason,
+        reason=host.waiting_reason,
         awaited=[
             push_pb2.Awaited(name=name, clock=clock, silent_ms=silent_ms)
-            for name, clock, silent_ms in core.awaited(host.now_ms())
+            for name, clock, silent_ms in core.awaited(now_ms())
         ],
     )

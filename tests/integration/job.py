@@ -105,21 +105,8 @@ def _coordinator_host(settings: JobSettings, store: JobStore) -> CoordinatorHost
     return host
 
 
-def _shard_host(
-    *,
-    shard_index: int,
-    incarnation: int,
-    job_id: str,
-    shard_count: int,
-    thread_count: int,
-) -> ShardHost:
-    host = ShardHost(
-        shard_index=shard_index,
-        incarnation=incarnation,
-        job_id=job_id,
-        shard_count=shard_count,
-        thread_count=thread_count,
-    )
+def _shard_host(**arguments: Any) -> ShardHost:  # noqa: ANN401, as the host has them
+    host = ShardHost(**arguments)
     _current.get().shard = host
     return host
 

@@ -1,0 +1,146 @@
+"""Updates of chunks: the arithmetic, and the new values for those who wait for them."""
+
+from collections.abc import Callable
+
+from psserver.core.effects import ApplyChunk
+from psserver.core.push import PushId
+from psserver.host.arithmetic import Arithmetic
+from psserver.host.push_session import Outgoing
+from psserver.host.push_sessions import PushSessions
+from psserver.host.shard_model import ShardModel
+from psserver.tensors.aggregate import Contribution
+from psserver.tensors.apply_engine import AppliedChunk
+from pswire.frames import RESPONSE_CHUNK_FIELD
+
+Failed = Callable[[int, BaseException], None]
+
+
+class ChunkUpdates:
+    """Carries out `ApplyChunk`.
+
+    The update of a clock of BSP is the same for all of its pushes: one message goes to
+    the calls of all. In SSP and ASP the values are for whoever pushed, when they may be
+    given already; if not, they come with the answer to the push, newer by then.
+
+    Args:
+        arithmetic: Where the work is done.
+        sessions: Calls that wait for values.
+        pump: Called when a thread has ended one.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        sessions: PushSessions,
+        pump: Callable[[], None],
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._sessions = sessions
+        self._pump = pump
+
+    def begin(self, model: ShardModel, effect: ApplyChunk, failed: Failed) -> None:
+        """Applies a chunk, tells the core and hands out the new values.
+
+        Args:
+            model: What the shard holds.
+            effect: The order.
+            failed: Given the chunk's index and the error of a thread.
+        """
+        push = self._push_of(model, effect)
+        work = self._work(model, effect, push)
+
+        def applied(done: tuple[AppliedChunk, Outgoing | None]) -> None:
+            update, values = done
+            model.core.chunk_applied(effect.chunk_index, update.torn_worker_ids)
+            if values is not None:
+                self._hand_out(model, effect, push, values)
+            self._pump()
+
+        size = sum(len(_payload(part.payload)) for part in effect.contributions)
+        self._arithmetic.run(
+            work,
+            size,
+            then=applied,
+            failed=lambda error: failed(effect.chunk_index, error),
+        )
+
+    @staticmethod
+    def _push_of(model: ShardModel, effect: ApplyChunk) -> PushId | None:
+        """The push of a member that is applied by itself.
+
+        Asked for before the arithmetic: a record that comes meanwhile may number
+        clocks anew.
+        """
+        if effect.pusher is None:
+            return None
+        member = model.core.clocks.member_of(effect.pusher)
+        if member is None:
+            return None
+        return PushId(effect.pusher, member.sequence_of(effect.clock))
+
+    def _gives_values(self, model: ShardModel, push: PushId) -> bool:
+        session = self._sessions.of(push)
+        is_wanted = session is not None and session.wants_values
+        return is_wanted and model.core.admits_values(push)
+
+    def _work(
+        self, model: ShardModel, effect: ApplyChunk, push: PushId | None
+    ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
+        contributions = [
+            Contribution(
+                worker_id=part.worker_id,
+                weight=part.weight,
+                presence=part.presence,
+                data=_payload(part.payload),
+                loss_scale=part.loss_scale,
+            )
+            for part in effect.contributions
+        ]
+        chunk_index = effect.chunk_index
+        is_clock = effect.pusher is None
+        is_given = push is not None and self._gives_values(model, push)
+
+        def work() -> tuple[AppliedChunk, Outgoing | None]:
+            applied = model.engine.apply(
+                chunk_index,
+                optimizer=effect.optimizer,
+                contributions=contributions,
+                total_weight=effect.total_weight,
+                hyperparameters=effect.hyperparameters,
+                pusher=effect.pusher,
+                staleness=effect.staleness,
+            )
+            # Others may have changed slices that this push did not.
+            presence = (
+                applied.presence if is_clock else model.engine.updatable(chunk_index)
+            )
+            if not (any(presence) if is_clock else is_given):
+                return applied, None
+            message = model.engine.encode(
+                chunk_index,
+                RESPONSE_CHUNK_FIELD,
+                presence=presence,
+                reader=effect.pusher,
+            )
+            return applied, Outgoing(chunk_index, presence, message)
+
+        return work
+
+    def _hand_out(
+        self,
+        model: ShardModel,
+        effect: ApplyChunk,
+        push: PushId | None,
+        values: Outgoing,
+    ) -> None:
+        is_clock = effect.pusher is None
+        pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
+        for each in pushes:
+            session = self._sessions.of(each) if each is not None else None
+            if session is not None:
+                session.put(values)
+
+
+def _payload(payload: object) -> memoryview:
+    assert isinstance(payload, memoryview)
+    return payload

@@ -1,0 +1,71 @@
+"""What a shard holds once the coordinator has told what the job trains."""
+
+from dataclasses import dataclass
+
+from psserver.core.job_settings import JobSettings
+from psserver.core.shard import ShardCore
+from psserver.core.shard_rules import ShardRules
+from psserver.tensors.apply_engine import ApplyEngine
+from psserver.tensors.delay_rules import DelayRules
+from pswire.placement import Chunk, Placement
+from pswire.schema import ModelSchema, OptimizerSpec
+
+
+@dataclass(slots=True)
+class ShardModel:
+    """A shard's protocol and its numbers.
+
+    Attributes:
+        schema: Tensors of the job.
+        optimizers: Optimizers of the job.
+        placement: How the tensors are cut.
+        engine: Values and optimizer state.
+        core: The protocol.
+        chunks: Chunks of this shard, in schema order.
+    """
+
+    schema: ModelSchema
+    optimizers: tuple[OptimizerSpec, ...]
+    placement: Placement
+    engine: ApplyEngine
+    core: ShardCore
+    chunks: tuple[Chunk, ...]
+
+
+def shard_rules(settings: JobSettings, shard_index: int) -> ShardRules:
+    """When a shard of a job applies a push."""
+    return ShardRules(
+        step_atomicity=settings.step_atomicity,
+        backup_worker_count=settings.backup_worker_count,
+        is_first=shard_index == 0,
+    )
+
+
+def shard_model(
+    schema: ModelSchema,
+    placement: Placement,
+    optimizers: tuple[OptimizerSpec, ...],
+    *,
+    settings: JobSettings,
+    shard_index: int,
+) -> ShardModel:
+    """A shard at its beginning: values are zeros, to be seeded.
+
+    Raises:
+        Refusal: For an optimizer that this shard can't run, or too little memory.
+    """
+    chunks = placement.chunks_by_shard[shard_index]
+    delay = DelayRules(
+        is_rate_scaled=settings.is_staleness_scaled,
+        compensation=settings.delay_compensation,
+    )
+    return ShardModel(
+        schema=schema,
+        optimizers=optimizers,
+        placement=placement,
+        engine=ApplyEngine(schema, placement, shard_index, optimizers, delay=delay),
+        core=ShardCore(
+            [chunk.index for chunk in chunks], rules=shard_rules(settings, shard_index)
+        ),
+        chunks=chunks,
+    )
