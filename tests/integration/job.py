@@ -154,6 +154,7 @@ class Job:
         lease_ttl_ms: int = 10_000,
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
         port: int = 0,
+        **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
 
@@ -165,7 +166,9 @@ class Job:
             advertise: For some shards, makes the address that workers are told from
                 the one that it listens on.
             port: Of the coordinator; 0 takes a free one.
+            settings: Further ones of `CoordinatorConfig`.
         """
+        self._settings = settings
         self._port = port
         self._folder = folder
         self._shard_count = shard_count
@@ -305,6 +308,7 @@ class Job:
                     workers_min=self.workers_min,
                     lease_ttl_ms=self._lease_ttl_ms,
                     job_seed=1,
+                    **self._settings,
                 )
             )
         )
