@@ -16,13 +16,12 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.push import DataRange
 from psserver.core.record import Mode, Record, WorkerKey
-from psserver.core.roster import GONE, WorkerEntry
+from psserver.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
-from psserver.host.data_leases import DataLeases
+from psserver.host.data_leases import DataLeases, DataReport
 from psserver.host.history import CoordinatorHistory
 from psserver.host.job_waits import JobWaits
 from psserver.host.monotonic import now_ms
@@ -156,6 +155,7 @@ class CoordinatorHost:
         """
         core = self.core
         core.set_mode(mode, staleness_bound, now_ms())
+        self.waits.note_mode(mode, staleness_bound, now_ms())
         self.pump()
         has_changed = await self.changes.wait_until(
             lambda: core.mode_is(mode, staleness_bound) or bool(core.failure), timeout_s
@@ -166,7 +166,7 @@ class CoordinatorHost:
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"the mode did not change within {timeout_s:.1f} s, and will as soon "
-                f"as it can: waiting for {self.waits.text(now_ms()) or 'a fence'}",
+                f"as it can: waiting for {self.waits.text(now_ms(), at_once=True)}",
             )
         assert core.record is not None
         return core.record
@@ -247,11 +247,11 @@ class CoordinatorHost:
         slot.standing = standing
         for worker in contradicting:
             entry = self.core.roster.find(worker)
-            if entry is not None and entry.state not in GONE:
+            if entry is not None and entry.state in PRESENT and not entry.is_condemned:
                 log.error(
-                    "%s at %s is taken out: shard %d found a value that is not finite "
-                    "in a gradient that it had called finite; look at its memory and "
-                    "at what changes gradients after step() has begun",
+                    "%s at %s is to be taken out: shard %d found a value that is not "
+                    "finite in a gradient that it had called finite; look at its "
+                    "memory, and at what changes gradients after step() has begun",
                     *(worker, entry.address, slot.index),
                 )
                 self.core.evict(entry, now_ms())
@@ -292,22 +292,17 @@ class CoordinatorHost:
             self.pump()
 
     async def leave(
-        self,
-        entry: WorkerEntry,
-        *,
-        sequence: int,
-        consumed: tuple[DataRange, ...],
-        dropped: tuple[DataRange, ...],
+        self, entry: WorkerEntry, sequence: int, report: DataReport
     ) -> None:
         """Ends a membership; returns when the record is written."""
         self.core.leave(
             entry,
             sequence=sequence,
-            consumed=consumed,
-            dropped=dropped,
+            consumed=report.consumed,
+            dropped=report.dropped,
             now_ms=now_ms(),
         )
-        self.data.keep((*consumed, *dropped))
+        self.data.keep(report)
         self.pump()
         await self.changes.wait_until(
             lambda: entry.state in GONE or bool(self.core.failure)

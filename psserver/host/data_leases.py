@@ -1,11 +1,31 @@
 """The data ledger at work: what changes is kept, and who has no data waits."""
 
+from dataclasses import dataclass
+
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
 from psserver.storage.job_store import JobStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReport:
+    """What became of data that a worker had, since its last report.
+
+    Attributes:
+        consumed: Ranges whose pushes were acknowledged.
+        dropped: Ranges whose pushes were thrown away.
+    """
+
+    consumed: tuple[DataRange, ...] = ()
+    dropped: tuple[DataRange, ...] = ()
+
+    @property
+    def epochs(self) -> set[tuple[str, int]]:
+        """Loaders and epochs that it is about."""
+        return {(p.loader, p.epoch) for p in (*self.consumed, *self.dropped)}
 
 
 class DataLeases:
@@ -27,42 +47,39 @@ class DataLeases:
         self._store = store
 
     def open_epoch(
-        self, entry: WorkerEntry, loader: str, epoch: int, shape: EpochShape
+        self,
+        entry: WorkerEntry,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        report: DataReport,
     ) -> int:
         """Opens an epoch for a worker and returns its seed."""
         ledgers = self._core.ledger
-        changed = {(loader, epoch)}
-        changed.update(
-            (ledger.loader, ledger.epoch)
-            for ledger in ledgers.epochs()
-            if ledger.loader == loader and ledger.has_of(entry.worker)
+        given_back = ledgers.epochs_of(entry.worker)
+        seed = ledgers.open_epoch(
+            entry.worker, loader, epoch, shape, report.consumed, report.dropped
         )
-        seed = ledgers.open_epoch(entry.worker, loader, epoch, shape)
-        self._keep(changed)
+        self._keep(
+            {
+                (loader, epoch),
+                *report.epochs,
+                *((each.loader, each.epoch) for each in given_back),
+            }
+        )
         self._changes.notify()
         return seed
 
-    def report(
-        self,
-        entry: WorkerEntry,
-        consumed: tuple[DataRange, ...],
-        dropped: tuple[DataRange, ...],
-    ) -> None:
-        """Takes a worker's report of its data.
-
-        Args:
-            entry: The worker.
-            consumed: Ranges whose pushes were acknowledged.
-            dropped: Ranges whose pushes were thrown away.
-        """
-        self._core.ledger.consume(entry.worker, consumed)
-        self._core.ledger.drop(entry.worker, dropped)
-        self.keep((*consumed, *dropped))
+    def take_report(self, entry: WorkerEntry, report: DataReport) -> None:
+        """Takes a worker's report of its data."""
+        self._core.ledger.consume(entry.worker, report.consumed)
+        self._core.ledger.drop(entry.worker, report.dropped)
+        self.keep(report)
         self._changes.notify()
 
-    def keep(self, ranges: tuple[DataRange, ...]) -> None:
-        """Makes the epochs of these ranges durable."""
-        self._keep({(piece.loader, piece.epoch) for piece in ranges})
+    def keep(self, report: DataReport) -> None:
+        """Makes durable what a report has changed."""
+        self._keep(report.epochs)
 
     async def lease(
         self,

@@ -1,8 +1,8 @@
 """For whom a job waits, and since when: for the log, the status and errors.
 
-Three things may keep a job waiting: the coordinator's core for processes that are
-missing or lost; an open fence for a shard that does not answer; and a clock for workers
-that do not push, as the shards tell.
+Four things may wait: the coordinator's core for processes that are missing or lost; an
+open fence for a shard that does not answer; a change of the mode for pushes of the mode
+before; and a clock for workers that do not push, as the shards tell.
 """
 
 import logging
@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from psserver.core.coordinator import CoordinatorCore
-from psserver.core.roster import WorkerEntry, WorkerState
+from psserver.core.job_settings import JobPhase
+from psserver.core.record import Mode
+from psserver.core.roster import WorkerState
 from psserver.core.shard_map import ShardSlot
 from pswire.limits import WAITING_INTERVAL_MS
 
@@ -25,14 +27,15 @@ class _Wait:
     """One wait.
 
     Attributes:
-        source: What waits; a wait of one source goes on while there is any.
         since_ms: When it began.
         text: Who is waited for, with its last sign of life and its clock.
+        is_usual: Whether most of its kind are over in milliseconds, so that it is
+            worth a word only when it takes long.
     """
 
-    source: str
     since_ms: int
     text: str
+    is_usual: bool = False
 
 
 class JobWaits:
@@ -46,7 +49,15 @@ class JobWaits:
         self._core = core
         self._missing_since_ms: int | None = None
         self._owing_since_ms: dict[int, int] = {}
+        self._wanted_mode: tuple[Mode, int] | None = None
+        self._wanted_since_ms = 0
         self._said_ms: int | None = None
+
+    def note_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
+        """Somebody has asked for a mode; the newest wish counts."""
+        if self._wanted_mode != (mode, staleness_bound):
+            self._wanted_mode = (mode, staleness_bound)
+            self._wanted_since_ms = now_ms
 
     def note_report(self, shard_index: int) -> None:
         """A shard has answered the fence that is open."""
@@ -56,10 +67,12 @@ class JobWaits:
         """Notes what is waited for now, and logs what takes long."""
         self._note_missing(now_ms)
         self._note_fence()
+        # A job that ended, or failed, waits for nobody.
+        is_over = self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED)
         long = [
             wait
             for wait in self._waits(now_ms)
-            if now_ms - wait.since_ms >= WAITING_INTERVAL_MS
+            if not is_over and now_ms - wait.since_ms >= WAITING_INTERVAL_MS
         ]
         if not long:
             if self._said_ms is not None:
@@ -71,16 +84,19 @@ class JobWaits:
                 waited_s = (now_ms - wait.since_ms) / 1000
                 log.warning("waiting for %s, for %.0f s", wait.text, waited_s)
 
-    def text(self, now_ms: int) -> str:
+    def text(self, now_ms: int, *, at_once: bool = False) -> str:
         """Whom the job waits for, in words; empty when for nobody.
 
-        A fence that is open is worth a word when it takes long, since most take
-        milliseconds.
+        Args:
+            now_ms: Monotonic time.
+            at_once: Whether also what has not taken long yet is worth a word.
         """
         return "; ".join(
             f"{wait.text}, for {(now_ms - wait.since_ms) / 1000:.0f} s"
             for wait in self._waits(now_ms)
-            if wait.source != "fence" or now_ms - wait.since_ms >= WAITING_INTERVAL_MS
+            if at_once
+            or not wait.is_usual
+            or now_ms - wait.since_ms >= WAITING_INTERVAL_MS
         )
 
     # Inside
@@ -90,15 +106,34 @@ class JobWaits:
         if missing:
             since_ms = self._missing_since_ms
             text = missing + self._signs_of_life(now_ms)
-            yield _Wait("core", now_ms if since_ms is None else since_ms, text)
+            yield _Wait(now_ms if since_ms is None else since_ms, text)
         if self._owing_since_ms:
             slots = self._core.shards.slots
-            names = [
-                _shard_text(slots[i], now_ms) for i in sorted(self._owing_since_ms)
-            ]
-            text = f"{', '.join(names)} to answer a fence"
-            yield _Wait("fence", min(self._owing_since_ms.values()), text)
+            owing = [slots[index] for index in sorted(self._owing_since_ms)]
+            names = ", ".join(_shard_text(slot, now_ms) for slot in owing)
+            since_ms = min(self._owing_since_ms.values())
+            yield _Wait(since_ms, f"{names} to answer a fence", is_usual=True)
+        yield from self._mode_wait()
         yield from self._stragglers(now_ms)
+
+    def _mode_wait(self) -> Iterator[_Wait]:
+        """A change of the mode that is still to come, and who is behind."""
+        record = self._core.record
+        if self._wanted_mode is None or record is None:
+            return
+        if self._core.mode_is(*self._wanted_mode):
+            self._wanted_mode = None
+            return
+        clocks = {m.worker: self._core.shards.clock_of(m) for m in record.members}
+        newest = max(clocks.values(), default=0)
+        behind = [f"{w} (clock {c})" for w, c in clocks.items() if c < newest]
+        text = (
+            f"the change to {self._wanted_mode[0].name}, for which pushes of "
+            f"{record.mode.name} are still to be applied"
+        )
+        if behind:
+            text += f": behind are {', '.join(behind)}"
+        yield _Wait(self._wanted_since_ms, text, is_usual=True)
 
     def _note_missing(self, now_ms: int) -> None:
         if not self._core.waiting_for():
@@ -119,24 +154,15 @@ class JobWaits:
             del self._owing_since_ms[index]
 
     def _signs_of_life(self, now_ms: int) -> str:
-        """Last sign of life and clock of all that are missing or lost."""
+        """Clocks of those that are lost, and last sign of life of missing shards."""
+        shards, record = self._core.shards, self._core.record
         lost = self._core.roster.in_state(WorkerState.LOST)
+        members = [record.member_of(entry.worker) if record else None for entry in lost]
         shown = [
-            *(self._worker_text(entry, now_ms) for entry in lost),
-            *(
-                _shard_text(slot, now_ms)
-                for slot in self._core.shards.missing
-                if slot.process_id
-            ),
+            *(f"{m.worker} is at clock {shards.clock_of(m)}" for m in members if m),
+            *(_shard_text(slot, now_ms) for slot in shards.missing if slot.process_id),
         ]
         return f" ({', '.join(shown)})" if shown else ""
-
-    def _worker_text(self, entry: WorkerEntry, now_ms: int) -> str:
-        silent_s = max(0, now_ms - entry.heard_ms) / 1000
-        record = self._core.record
-        member = record.member_of(entry.worker) if record is not None else None
-        at = f", clock {self._core.shards.clock_of(member)}" if member else ""
-        return f"{entry.worker} silent for {silent_s:.0f} s{at}"
 
     def _stragglers(self, now_ms: int) -> Iterator[_Wait]:
         found: dict[str, str] = {}
@@ -153,7 +179,7 @@ class JobWaits:
                     f"{_silence_text(other.silent_ms)})"
                 )
         if found:
-            yield _Wait("clock", since_ms, ", ".join(found.values()))
+            yield _Wait(since_ms, ", ".join(found.values()))
 
 
 def _shard_text(slot: ShardSlot, now_ms: int) -> str:

@@ -2,10 +2,12 @@
 
 from psserver.core.ledger import EpochShape
 from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.data_leases import DataReport
 from psserver.rpc.callers import Callers
 from psserver.rpc.guard import Context
-from psserver.rpc.identity_codec import check_loader_name, read_ranges
+from psserver.rpc.identity_codec import read_ranges
 from psserver.rpc.methods import Methods, answered
+from pswire.limits import NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
@@ -36,9 +38,7 @@ class DataControl:
         check_loader_name(request.loader)
         if request.epoch < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
-        data = self._host.data
-        data.report(entry, read_ranges(request.consumed), read_ranges(request.dropped))
-        seed = data.open_epoch(
+        seed = self._host.data.open_epoch(
             entry,
             request.loader,
             request.epoch,
@@ -47,6 +47,7 @@ class DataControl:
                 batch_size=request.batch_size,
                 drop_last=request.drop_last,
             ),
+            read_data_report(request),
         )
         return messages.OpenEpochResponse(seed=seed)
 
@@ -65,7 +66,7 @@ class DataControl:
         ledger = self._host.core.ledger.register_order(
             entry.worker, request.loader, request.epoch, request.order_digest
         )
-        data.report(entry, read_ranges(request.consumed), read_ranges(request.dropped))
+        data.take_report(entry, read_data_report(request))
         leased = await data.lease(
             entry, ledger, count_max=request.batch_count_max, wait=request.wait
         )
@@ -81,3 +82,31 @@ class DataControl:
             ],
             closed=ledger.is_closed,
         )
+
+
+def check_loader_name(name: str) -> None:
+    """Refuses what can't be the name of a loader.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"loader {name[:64]!r} is empty or longer than {NAME_BYTES_MAX} bytes",
+        )
+
+
+def read_data_report(
+    request: messages.OpenEpochRequest
+    | messages.LeaseDataRequest
+    | messages.LeaveRequest,
+) -> DataReport:
+    """Reads what a worker tells of its data with any of its calls.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+    """
+    return DataReport(
+        consumed=read_ranges(request.consumed), dropped=read_ranges(request.dropped)
+    )

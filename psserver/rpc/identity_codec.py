@@ -28,19 +28,6 @@ def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:
     return WorkerKey(identity.worker_id, identity.incarnation)
 
 
-def check_loader_name(name: str) -> None:
-    """Refuses what can't be the name of a loader.
-
-    Raises:
-        Refusal: `MALFORMED_MESSAGE`.
-    """
-    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"loader {name[:64]!r} is empty or longer than {NAME_BYTES_MAX} bytes",
-        )
-
-
 def check_protocol(version: int) -> None:
     """Refuses another protocol version.
 

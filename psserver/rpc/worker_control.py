@@ -8,8 +8,9 @@ from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
+from psserver.rpc.data_control import check_loader_name, read_data_report
 from psserver.rpc.guard import Context
-from psserver.rpc.identity_codec import check_loader_name, check_protocol, read_ranges
+from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered, streamed
 from psserver.rpc.record_codec import identity_message, settings_message
 from psserver.rpc.watch_codec import worker_event, worker_view
@@ -118,12 +119,7 @@ class WorkerControl:
         entry = self._callers.entry(request)
         if request.sequence < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
-        await self._host.leave(
-            entry,
-            sequence=request.sequence,
-            consumed=read_ranges(request.consumed),
-            dropped=read_ranges(request.dropped),
-        )
+        await self._host.leave(entry, request.sequence, read_data_report(request))
         return messages.LeaveResponse()
 
 

@@ -13,6 +13,7 @@ from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
 from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.data_leases import DataReport
 from psserver.host.monotonic import now_ms
 from psserver.rpc.data_control import DataControl
 from psserver.rpc.shard_control import ShardControl
@@ -137,7 +138,7 @@ async def test_who_comes_after_the_jobs_failure_is_told_of_it(
 
 async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> None:
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
-    await host.leave(entry, sequence=0, consumed=(), dropped=())
+    await host.leave(entry, 0, DataReport())
 
     with pytest.raises(Refusal) as caught:
         await anext(watch_worker(host))

@@ -213,5 +213,7 @@ def test_an_answer_becomes_a_status() -> None:
 
 
 def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
-    message = pb.GetStatusResponse(phase=pb.JobPhase.ValueType(77), mode=1)
+    message = pb.GetStatusResponse(
+        phase=pb.JobPhase.ValueType(77), mode=membership_pb2.MODE_BSP
+    )
     assert status_of(message).phase == "unknown (77)"
