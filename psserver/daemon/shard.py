@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from psserver.config import ShardConfig
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
+from psserver.host.history import ShardHistory
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_client import CoordinatorClient
 from psserver.rpc.late_handler import LateHandler
@@ -82,6 +83,12 @@ async def _serve(
             incarnation=place.incarnation,
             settings=read_settings(place.settings),
             thread_count=config.thread_count,
+        )
+        host.history = ShardHistory.open(
+            config.history,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
+            settings=host.settings,
         )
         late.set(ParameterService(host).handler())
         await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)

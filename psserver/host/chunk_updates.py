@@ -5,11 +5,13 @@ from collections.abc import Callable
 from psserver.core.effects import ApplyChunk
 from psserver.core.push import PushId
 from psserver.host.arithmetic import Arithmetic
+from psserver.host.history import ShardHistory
 from psserver.host.push_session import Outgoing
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel
 from psserver.tensors.aggregate import Contribution
 from psserver.tensors.apply_engine import AppliedChunk
+from pswire import failpoints
 from pswire.frames import RESPONSE_CHUNK_FIELD
 
 Failed = Callable[[int, BaseException], None]
@@ -38,19 +40,30 @@ class ChunkUpdates:
         self._sessions = sessions
         self._pump = pump
 
-    def begin(self, model: ShardModel, effect: ApplyChunk, failed: Failed) -> None:
+    def begin(
+        self,
+        model: ShardModel,
+        effect: ApplyChunk,
+        failed: Failed,
+        history: ShardHistory,
+    ) -> None:
         """Applies a chunk, tells the core and hands out the new values.
 
         Args:
             model: What the shard holds.
             effect: The order.
             failed: Given the chunk's index and the error of a thread.
+            history: Told whose bytes the values have now.
         """
+        told = history.pushes_of(model.core, effect)
         push = self._push_of(model, effect)
         work = self._work(model, effect, push)
 
         def applied(done: tuple[AppliedChunk, Outgoing | None]) -> None:
             update, values = done
+            history.applied(effect, told, update.torn_worker_ids)
+            if failpoints.armed:
+                failpoints.hit("shard.chunk_applied")
             model.core.chunk_applied(effect.chunk_index, update.torn_worker_ids)
             if values is not None:
                 self._hand_out(model, effect, push, values)

@@ -17,6 +17,7 @@ from psserver.core.effects import (
     FenceReport,
     Finish,
     HyperparametersDiffer,
+    PushDone,
     RefusePush,
     ShardEffect,
     Staged,
@@ -29,6 +30,7 @@ from psserver.host.arithmetic import Arithmetic
 from psserver.host.changes import Changes
 from psserver.host.chunk_updates import ChunkUpdates
 from psserver.host.cut_images import CutImages, CutReport
+from psserver.host.history import ShardHistory
 from psserver.host.idle_workers import IdleWorkers
 from psserver.host.monotonic import now_ms
 from psserver.host.push_session import Outgoing, PushSession
@@ -55,6 +57,7 @@ class ShardHost:
         sessions: Calls that wait for the answers to pushes.
         idle: Calls of workers that have no data.
         images: Parts of snapshots.
+        history: What it does, for an offline check.
         contradicting: Members whose bytes contradicted their finite verdict.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
@@ -76,6 +79,7 @@ class ShardHost:
         self.sessions = PushSessions()
         self.idle = IdleWorkers()
         self.images = CutImages()
+        self.history = ShardHistory()
         self.contradicting: set[WorkerKey] = set()
         self.silent_since_ms: int | None = None
         self.end_reason = ""
@@ -89,6 +93,7 @@ class ShardHost:
         """Ends every call and the threads."""
         self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
         self._arithmetic.close()
+        self.history.close()
 
     def end_sessions(self, refusal: Refusal) -> None:
         """Ends every waiting call with an error."""
@@ -185,6 +190,8 @@ class ShardHost:
         model.core.install_record(record)
         newest = model.core.clocks.record
         assert newest is not None, "one is installed"
+        if newest is record:
+            self.history.installed(record, model.core.torn_step_count)
         self._follow_members(model, newest)
         self.pump()
         seeder, self._seeder = self._seeder, None
@@ -242,6 +249,7 @@ class ShardHost:
         self._put_chunks(model, session, model.core.applied_chunks(push))
         reply = model.core.reply_to(push)
         if reply is not None:
+            self.history.answered(push, reply)
             session.finish(reply)
 
     def detach(self, push: PushId, session: PushSession) -> None:
@@ -310,7 +318,9 @@ class ShardHost:
     def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
         match effect:
             case ApplyChunk():
-                self._updates.begin(model, effect, self._fail_update)
+                self._updates.begin(model, effect, self._fail_update, self.history)
+            case PushDone():
+                self.history.done(effect.push, effect.outcome)
             case Finish():
                 self._finish(model, effect)
             case RefusePush():
@@ -322,12 +332,14 @@ class ShardHost:
             case ContributionAwaited():
                 self.idle.answer(effect)
             case FenceReport():
+                self.history.fence(effect)
                 self.outbox.put_nowait(effect)
             case CommitSeed():
                 model.engine.commit_seed()
             case DiscardSeed():
                 model.engine.begin_seed()
             case CopyImage():
+                self.history.copying(effect.snapshot_id, effect.clock)
                 self.images.make(
                     model.engine,
                     effect.snapshot_id,
@@ -345,6 +357,7 @@ class ShardHost:
             return
         if effect.needs_all:
             self._put_chunks(model, session, [chunk.index for chunk in model.chunks])
+        self.history.answered(effect.push, effect.reply)
         session.finish(effect.reply)
 
     def _put_chunks(

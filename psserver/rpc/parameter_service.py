@@ -23,6 +23,7 @@ from psserver.rpc.push_codec import (
 )
 from psserver.rpc.readiness import catch_up, model_known
 from psserver.rpc.record_codec import choice_message
+from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     SEED_CHUNK_FIELD,
@@ -102,6 +103,8 @@ class ParameterService:
                 if isinstance(item, Outgoing):
                     yield await self._chunk_message(item, call.push.worker)
                     continue
+                if failpoints.armed and isinstance(item, Reply):
+                    failpoints.hit("shard.before_reply")
                 yield self._response(item, started_ms).SerializeToString()
                 if isinstance(item, Reply):
                     return
@@ -152,6 +155,7 @@ class ParameterService:
             )
         # Before the values: they may go on while they are sent, and hold no less.
         reply = core.pull_reply(worker, clock)
+        host.history.pulled(worker, reply)
         for chunk in reversed(host.model.chunks):
             yield await host.values_message(chunk.index, None, worker)
         response = messages.PullResponse(reply=reply_message(host, reply))

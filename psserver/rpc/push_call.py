@@ -20,6 +20,7 @@ from psserver.rpc.push_codec import (
     read_trailer,
 )
 from psserver.rpc.readiness import catch_up
+from pswire import failpoints
 from pswire.frames import bits_from_bytes
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
@@ -93,6 +94,7 @@ class PushCall:
         )
         check_window(header)
         core.acknowledge(push.worker, header.sequence_unacknowledged_min)
+        host.history.opened(push, header.clock)
         return cls(host, push, entry, header.optimizer, wants_values=wants_values)
 
     def take(self, message: PushMessage) -> None:
@@ -104,9 +106,12 @@ class PushCall:
         core, entry = self._host.model.core, self._entry
         if entry is None:
             return  # done and acknowledged: nothing of it can matter any more
+        if failpoints.armed:
+            failpoints.hit("shard.push_received")
         if message.trailer is not None:
             trailer = read_trailer(self._host, self._optimizer, message.trailer)
             core.add_trailer(self.push, entry, trailer)
+            self._host.history.trailer(self.push, trailer)
         if message.chunk is not None:
             frame = message.chunk
             check_frame(frame)
