@@ -67,6 +67,7 @@ class HistoryReport:
             f"{counts['shards']} shards, {counts['generations']} generations, "
             f"{counts['evicted']} evictions\n"
             f"pushes: {counts['acknowledged']} acknowledged, "
+            f"{counts['dropped']} dropped, "
             f"{counts['unknown_applied']} unknown and applied, "
             f"{counts['unknown_not_applied']} unknown and not applied, "
             f"{counts['lost']} lost, {counts['applied_twice']} applied twice, "

@@ -7,12 +7,13 @@ from psworker.ctl.history.findings import Findings
 from psworker.ctl.history.lines import Line, Push, Start, Worker
 from psworker.ctl.history.shard_story import (
     APPLIED,
+    DROPPED,
     DUPLICATE,
     PushOnShard,
     ShardStory,
     members_of,
 )
-from psworker.ctl.history.worker_story import PushOfWorker, WorkerStory
+from psworker.ctl.history.worker_story import EVICTED, PushOfWorker, WorkerStory
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Job:
         shard_count: Shards that it has, 0 when no file says so.
         shards: By index.
         workers: All starts of all workers.
+        pushes: What workers know of their pushes.
         records: Lines of each record, as the coordinator and shards have it.
         evicted: Lines of evictions.
     """
@@ -32,6 +34,7 @@ class Job:
     shard_count: int = 0
     shards: dict[int, ShardStory] = field(default_factory=dict)
     workers: list[WorkerStory] = field(default_factory=list)
+    pushes: dict[Push, PushOfWorker] = field(default_factory=dict)
     records: dict[int, list[Line]] = field(default_factory=dict)
     evicted: set[Worker] = field(default_factory=set)
 
@@ -80,7 +83,7 @@ def with_story(job: Job, start: Start, findings: Findings) -> None:
                 )
                 job.shards[story.index] = story
             case "worker":
-                story = WorkerStory(line, findings)
+                story = WorkerStory(line, findings, job.pushes)
                 job.workers.append(story)
             case "coordinator":
                 job.shard_count = line.number_of("shard_count")
@@ -134,10 +137,13 @@ def _check_same(generation: int, lines: Iterable[Line], findings: Findings) -> N
 
 def _check_acknowledged(job: Job, findings: Findings) -> None:
     """What a worker was told of a push is what every shard did with it."""
-    for push, told in _told(job):
+    for push, told in job.pushes.items():
         if not told.is_acknowledged:
             continue
         assert told.ended is not None
+        if told.outcome == EVICTED:
+            _check_evicted(push, told.ended.place, job, findings)
+            continue
         wanted = APPLIED if told.outcome == DUPLICATE else told.outcome
         for shard in job.shards.values():
             state = shard.pushes.get(push, PushOnShard())
@@ -160,9 +166,22 @@ def _check_acknowledged(job: Job, findings: Findings) -> None:
             )
 
 
+def _check_evicted(push: Push, place: str, job: Job, findings: Findings) -> None:
+    """A push that was thrown away with its start counts on no shard."""
+    for shard in job.shards.values():
+        outcome = shard.pushes.get(push, PushOnShard()).outcome
+        findings.require(
+            "G1",
+            shard.is_torn(push) or outcome in ("", DROPPED),
+            place,
+            f"{push} was thrown away when its worker was evicted, and on {shard.name} "
+            f"it is {outcome}",
+        )
+
+
 def _check_all_or_nothing(job: Job, findings: Findings) -> None:
     """What is done on one shard is done on all, but for what is under way."""
-    acknowledged = {push for push, told in _told(job) if told.is_acknowledged}
+    acknowledged = {p for p, told in job.pushes.items() if told.is_acknowledged}
     seen = {push for shard in job.shards.values() for push in shard.pushes}
     for push in sorted(seen):
         shards = job.shards.values()
@@ -202,11 +221,6 @@ def _check_torn(shard: ShardStory, findings: Findings) -> None:
     )
 
 
-def _told(job: Job) -> Iterable[tuple[Push, PushOfWorker]]:
-    for worker in job.workers:
-        yield from worker.pushes.items()
-
-
 def _count(job: Job, findings: Findings) -> None:
     counts = findings.counts
     counts["workers"] = len({story.worker for story in job.workers})
@@ -215,11 +229,11 @@ def _count(job: Job, findings: Findings) -> None:
     counts["evicted"] = len(job.evicted)
     for name in ("lost", "applied_twice", "torn"):
         counts.setdefault(name, 0)
-    for push, told in _told(job):
+    for push, told in job.pushes.items():
         counts["pushes"] += 1
         if told.is_acknowledged:
-            counts["acknowledged"] += 1
-            counts[f"acknowledged_{told.outcome}"] += 1
+            is_dropped = told.outcome in (DROPPED, EVICTED)
+            counts["dropped" if is_dropped else "acknowledged"] += 1
             continue
         outcomes = [shard.pushes.get(push) for shard in job.shards.values()]
         is_applied = any(state and state.outcome == APPLIED for state in outcomes)

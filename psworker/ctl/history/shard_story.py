@@ -90,7 +90,9 @@ class ShardStory:
         match line.kind:
             case "trailer":
                 chunks = frozenset(int(chunk) for chunk in line.values["chunks"])
-                self._push(line.push()).chunks = chunks
+                # A push that counts for nothing changes nothing.
+                is_counted = line.values["weight"] != 0
+                self._push(line.push()).chunks = chunks if is_counted else frozenset()
             case "applied":
                 self._apply(line)
             case "done":

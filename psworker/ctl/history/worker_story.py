@@ -1,12 +1,16 @@
 """What one start of one worker sent and was answered, checked on the way."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from psworker.ctl.history.findings import Findings
 from psworker.ctl.history.lines import Line, Push
 from psworker.ctl.history.shard_story import DROPPED, bound_of
 
-ENDS = ("ok", "fail", "unknown")
+ENDS: Final = ("ok", "fail", "unknown")
+
+EVICTED: Final = "evicted"
+"""Outcome of a push that a later start of its worker found out not to count."""
 
 
 @dataclass(slots=True)
@@ -39,9 +43,20 @@ class _Told:
 class WorkerStory:
     """One start of one worker."""
 
-    def __init__(self, begin: Line, findings: Findings) -> None:
+    def __init__(
+        self, begin: Line, findings: Findings, pushes: dict[Push, PushOfWorker]
+    ) -> None:
+        """Begins the story.
+
+        Args:
+            begin: First line of the history.
+            findings: Where breaks are told.
+            pushes: Of all workers of the job. A later start may find out what became
+                of an earlier one's.
+        """
         self.worker = begin.worker()
-        self.pushes: dict[Push, PushOfWorker] = {}
+        self.pushes = pushes
+        self._sequence = 0
         self._findings = findings
         self._told: dict[tuple[int, int], _Told] = {}
 
@@ -59,13 +74,13 @@ class WorkerStory:
         push = line.push()
         known = self.pushes.get(push)
         if known is None:
-            newest = max((each.sequence for each in self.pushes), default=0)
             self._findings.require(
                 "G4",
-                push.sequence > newest,
+                push.sequence > self._sequence,
                 line.place,
-                f"{push} was begun after push {newest}",
+                f"{push} was begun after push {self._sequence}",
             )
+            self._sequence = max(self._sequence, push.sequence)
             self.pushes[push] = PushOfWorker(line)
         elif known.is_acknowledged:
             self._findings.broken(
@@ -75,11 +90,12 @@ class WorkerStory:
     def _end(self, line: Line) -> None:
         push = line.push()
         known = self.pushes.get(push)
-        if known is None:
-            # The process may have begun it under an earlier start's name.
+        if known is None:  # an earlier start's, whose own history is not here
             known = self.pushes[push] = PushOfWorker(line)
         if line.kind == "ok":
             known.outcome, known.ended = line.text_of("outcome"), line
+        elif line.kind == "fail":
+            known.outcome, known.ended = EVICTED, line
 
     def _check_reply(self, reply: Line) -> None:
         shard = (reply.number_of("shard"), reply.number_of("incarnation"))

@@ -230,6 +230,28 @@ def test_an_unknown_push_may_be_applied_or_not(tmp_path: Path) -> None:
     assert report.findings.counts["unknown_applied"] == 2
 
 
+def evicted_and_back(run: Histories, kind: str, **values: object) -> None:
+    """The first start of `a` never heard of its last push; the second one asked."""
+    run.remove("worker-a-1", "ok", push=push("a", 3))
+    run.begin("worker-a-2", "worker", worker=["a", 2])
+    run.add("worker-a-2", kind, op="push", push=push("a", 3), **values)
+
+
+def test_a_later_start_may_find_out_what_became_of_a_push(tmp_path: Path) -> None:
+    run = good()
+    evicted_and_back(run, "ok", outcome="duplicate")
+    report = run.check(tmp_path)
+    assert broken(report) == {}
+    assert report.findings.counts["acknowledged"] == 6
+
+
+def test_a_push_that_was_thrown_away_counts_nowhere(tmp_path: Path) -> None:
+    run = good()
+    evicted_and_back(run, "fail")
+    said = "thrown away when its worker was evicted, and on shard 0 it is applied"
+    assert said in broken(run.check(tmp_path))["G1"]
+
+
 def one_shard_only(run: Histories) -> None:
     """What the worker never heard of is done on shard 0 alone."""
     run.remove("worker-a-1", "ok", push=push("a", 3))

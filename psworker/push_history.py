@@ -1,0 +1,125 @@
+"""What a worker writes down for `psctl check-history`; see `docs/history.md`.
+
+Without `PS_HISTORY` there is no file, and every method returns at once.
+"""
+
+from collections.abc import Sequence
+
+from pswire.history import HistoryFile
+from psworker.transport.values import Identity, PushHeader, PushReply
+
+
+class PushHistory:
+    """What one start of a worker sent and was answered."""
+
+    def __init__(self, file: HistoryFile | None = None) -> None:
+        self._file = file
+
+    @classmethod
+    def open(cls, wanted: str, job_id: str, worker: Identity) -> "PushHistory":
+        """Begins a start's history, if one is wanted.
+
+        Raises:
+            HistoryPathError: It can't be written there.
+        """
+        if not wanted:
+            return cls()
+        name = f"worker-{worker.worker_id}-{worker.incarnation}"
+        facts = {"role": "worker", "worker": [worker.worker_id, worker.incarnation]}
+        return cls(HistoryFile(wanted, process=name, job_id=job_id, facts=facts))
+
+    def close(self) -> None:
+        """Ends the history."""
+        if self._file is not None:
+            self._file.close()
+
+    def push_begins(self, header: PushHeader) -> None:
+        """A push is about to be sent, for the first time or again."""
+        if self._file is not None:
+            self._file.write(
+                "invoke",
+                op="push",
+                push=_push(header.worker, header.sequence),
+                clock=header.clock,
+                generation=header.generation,
+            )
+
+    def push_answered(self, header: PushHeader, replies: Sequence[PushReply]) -> None:
+        """Every shard has answered a push."""
+        if self._file is not None:
+            outcomes = {reply.outcome.name.lower() for reply in replies}
+            # One that was sent again says `duplicate` where it was done already.
+            others = sorted(outcomes - {"duplicate"})
+            self._file.write(
+                "ok",
+                op="push",
+                push=_push(header.worker, header.sequence),
+                outcome=others[0] if others else "duplicate",
+                replies=_replies(replies),
+            )
+
+    def push_failed(self, header: PushHeader, error: BaseException) -> None:
+        """A push ended without the answers of all shards: nobody knows what it did."""
+        if self._file is not None:
+            self._file.write(
+                "unknown",
+                op="push",
+                push=_push(header.worker, header.sequence),
+                error=f"{type(error).__name__}: {error}",
+            )
+
+    def push_settled(self, worker: Identity, sequence: int, *, was_done: bool) -> None:
+        """What became of an evicted start's last push, as its successor found out."""
+        if self._file is not None:
+            push = _push(worker, sequence)
+            if was_done:
+                self._file.write("ok", op="push", push=push, outcome="duplicate")
+            else:
+                self._file.write("fail", op="push", push=push)
+
+    def pulled(
+        self, worker: Identity, clock: int, replies: Sequence[PushReply]
+    ) -> None:
+        """Every shard has given its values."""
+        if self._file is not None:
+            self._file.write(
+                "ok",
+                op="pull",
+                worker=[worker.worker_id, worker.incarnation],
+                clock=clock,
+                replies=_replies(replies),
+            )
+
+    def committed(self, worker: Identity, shard_index: int, clock: int) -> None:
+        """A shard was told to commit a clock."""
+        if self._file is not None:
+            self._file.write(
+                "invoke",
+                op="commit",
+                worker=[worker.worker_id, worker.incarnation],
+                shard=shard_index,
+                clock=clock,
+            )
+
+
+def _push(worker: Identity, sequence: int) -> list[object]:
+    return [worker.worker_id, worker.incarnation, sequence]
+
+
+def _replies(replies: Sequence[PushReply]) -> list[dict[str, object]]:
+    """The answers; they come in the order of shards."""
+    return [
+        {
+            "shard": index,
+            "incarnation": reply.shard_incarnation,
+            "outcome": reply.outcome.name.lower(),
+            "clock": reply.clock,
+            "generation": reply.generation,
+            "version": reply.version,
+            "frontier": reply.frontier,
+            "staleness": reply.staleness,
+            "mode": reply.mode.value,
+            "bound": reply.staleness_bound,
+        }
+        for index, reply in enumerate(replies)
+    ]
