@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from torch.utils.data import DataLoader
 
@@ -28,13 +28,11 @@ from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.rejoining import EvictedWorker
 from psworker.session import Session
 from psworker.stepper import Stepper
 from psworker.tensor_chunks import ValueStore
 from psworker.transport.call_error import CallError
-
-if TYPE_CHECKING:
-    from psworker.transport.values import Member
 
 logger: Final = logging.getLogger("psworker")
 
@@ -95,7 +93,6 @@ class Connection:
         self._loop = loop
         self._session = session
         self._pending = PendingData()
-        self._member: Member | None = None
         self._stepper: Stepper | None = None
         self._is_closed = False
         self._process_id = os.getpid()
@@ -135,13 +132,16 @@ class Connection:
         Raises:
             ConfigurationError: `prepare` was not called yet.
         """
-        if self._member is None:
+        if self._stepper is None:
             raise ConfigurationError("a worker has a rank once prepare() was called")
-        return self._member.rank
+        return self._stepper.member.rank
 
     @property
     def clock(self) -> int:
-        """Clocks this worker has completed, with the one it joined at."""
+        """Clocks this worker has completed, with the one it joined at.
+
+        It moves when the mode changes, and when an evicted worker joins again.
+        """
         return self._stepper.clock if self._stepper else 0
 
     @property
@@ -229,13 +229,17 @@ class Connection:
 
     def _leave(self) -> None:
         sequence = self._stepper.sequence_acknowledged if self._stepper else 0
-        consumed = self._pending.take_consumed()
+        report = self._pending.take_report()
         try:
-            self._loop.run(self._session.leave(sequence, consumed))
+            self._loop.run(self._session.leave(sequence, report))
         except PsError as error:
-            # The script is done: an error now would hide that. The coordinator
-            # evicts a worker that is gone.
-            logger.warning("could not leave the job in good order: %s", error)
+            # The script is done: an error now would hide that.
+            logger.warning(
+                "could not leave the job in good order, so that it counts worker %s as "
+                "lost: %s",
+                self.worker_id,
+                error,
+            )
 
     def _abandon(self) -> None:
         """Ends without leaving."""
@@ -277,15 +281,22 @@ class Connection:
                 given.bound.buffer_count,
             )
         joining = Joining(self._loop, self._session, store)
-        timeout_s = self._config.start_timeout_s
-        self._member = member = joining.join(given, timeout_s=timeout_s)
+        joined = joining.join(given, timeout_s=self._config.start_timeout_s)
+        step_timeout_s = self._config.step_timeout_s
         return Stepper(
             self._loop,
             self._session,
             store,
             pending=self._pending,
-            member=member,
-            timeout_s=self._config.step_timeout_s,
+            member=joined.member,
+            rejoining=EvictedWorker(
+                self._loop,
+                self._session,
+                store,
+                given=given,
+                timeout_s=step_timeout_s,
+            ),
+            timeout_s=step_timeout_s,
         )
 
 

@@ -12,10 +12,11 @@ from psworker.data.order import EpochShape
 from psworker.data.source import Lease, LeaseRequest
 from psworker.event_loop import EventLoop
 from psworker.optimizer import PreparedOptimizer
-from psworker.pending import PendingData
+from psworker.pending import DataReport, PendingData
 from psworker.retries import now, told_to_users, until_decided
 from psworker.session import CALL_TIMEOUT_S, Session
 from psworker.stepper import Stepper
+from psworker.transport.values import Mode
 from psworker.waiting_log import saying_whom
 
 T = TypeVar("T")
@@ -50,8 +51,30 @@ class DataLink:
         """What was drawn and not yet pushed or reported."""
         return self._pending
 
+    @property
+    def rejoin_count(self) -> int:
+        """How often this worker was evicted and has joined again."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return self._stepper.rejoin_count
+
+    @property
+    def sharer_count(self) -> int:
+        """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
+        record = self._session.membership.record
+        if record is None:
+            return 0
+        is_in_step = not self._session.settings.backup_worker_count
+        if record.mode is Mode.BSP and is_in_step:
+            return 0
+        return len(record.members)
+
+    def rejoin(self) -> None:
+        """Joins again after an eviction."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        self._stepper.rejoin()
+
     def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, consumed: tuple[Any, ...]
+        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
     ) -> Future[int]:
         """Opens an epoch; its seed."""
 
@@ -63,7 +86,7 @@ class DataLink:
                 position_count=shape.position_count,
                 batch_size=shape.batch_size,
                 drop_last=shape.drop_last,
-                consumed=consumed,
+                report=report,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )
 
@@ -78,7 +101,7 @@ class DataLink:
                 request.loader,
                 request.epoch,
                 order_digest=request.order_digest,
-                consumed=request.consumed,
+                report=request.report,
                 batch_count_max=request.batch_count_max,
                 wait=request.wait,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
@@ -94,7 +117,7 @@ class DataLink:
 
         async def wait() -> None:
             contribution = await self._session.shards.await_contribution(
-                stepper.generation, stepper.clock + 1
+                *stepper.next_place
             )
             self._awaited_optimizer = contribution.optimizer
 
@@ -109,6 +132,7 @@ class DataLink:
     def _member(self) -> Stepper:
         assert self._stepper is not None, "loaders are handed out after joining"
         self._stepper.refuse_closed()
+        self._stepper.refuse_lost()
         return self._stepper
 
     def _submit(

@@ -23,7 +23,8 @@
     ├── LimitError                                a limit of memory or count
     ├── UnsupportedError                          a later release may do it
     ├── ProtocolError                             the two sides disagree: a bug
-    │   └── CorruptionError                       bytes changed on their way
+    │   ├── CorruptionError                       bytes changed on their way
+    │   └── StalenessError                        values older than the mode allows
     ├── ServerError                               a bug of the server
     └── ClosedError                               used after `close()`
 
@@ -152,6 +153,10 @@ class ProtocolError(PsError):
 
 class CorruptionError(ProtocolError):
     """Bytes arrived other than they were sent."""
+
+
+class StalenessError(ProtocolError):
+    """A shard gave values that are older than the mode allows."""
 
 
 class ServerError(PsError):

@@ -10,10 +10,10 @@ import math
 import queue
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pswire.frames import REQUEST_CHUNK_FIELD, decode_chunk
-from pswire.placement import Chunk
+from pswire.placement import Chunk, Placement
 from pswire.reasons import Refusal
 from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
@@ -21,7 +21,7 @@ from psworker.outgoing_push import OutgoingPush
 from psworker.pending import DataRange
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.shard_client import Receiver
-from psworker.transport.values import PushReply, Waiting
+from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -87,29 +87,81 @@ class PushExchange:
     When it ends early its outcome is unknown: `run` again goes on with the same bytes.
 
     Attributes:
-        optimizer: Name of the optimizer.
         pushes: Each shard's part.
         source: Where chunks come from.
         chunks: All chunks of the push, in the order to send them.
-        ranges: Data behind it.
+        ranges: Data behind the gradient.
+        is_discarded: Whether the gradient was thrown away here, and the push carries
+            nothing of it.
+        replies: The answers, once they are there.
     """
 
-    optimizer: str
     pushes: Sequence[OutgoingPush]
     source: ChunkSource
     chunks: Sequence[Chunk]
     ranges: tuple[DataRange, ...]
+    is_discarded: bool = False
+    replies: Sequence[PushReply] | None = None
     _encoded_count: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        header: PushHeader,
+        trailer: PushTrailer,
+        source: ChunkSource,
+        *,
+        placement: Placement,
+        incarnations: Sequence[int],
+        loop: EventLoop,
+    ) -> Self:
+        """A push of which nothing is sent yet.
+
+        Args:
+            header: Its identity.
+            trailer: What completes it.
+            source: Where its chunks come from.
+            placement: How tensors are cut.
+            incarnations: Start of each shard that it is for.
+            loop: Where it will run.
+        """
+        pushes = []
+        chunks = []
+        for own, incarnation in zip(
+            placement.chunks_by_shard, incarnations, strict=True
+        ):
+            bitmap = tuple(any(source.presence(chunk)) for chunk in own)
+            sent = [chunk for chunk, bit in zip(own, bitmap, strict=True) if bit]
+            chunks += sent
+            pushes.append(
+                OutgoingPush(
+                    header,
+                    trailer,
+                    shard_incarnation=incarnation,
+                    chunk_bitmap=bitmap,
+                    chunk_indexes=[chunk.index for chunk in sent],
+                    notify=loop.notify,
+                )
+            )
+        # As a backward pass makes them: the last layers' first.
+        chunks.sort(key=lambda chunk: -chunk.index)
+        return cls(pushes, source, chunks, trailer.ranges)
+
+    @property
+    def sequence(self) -> int:
+        """Number of the push."""
+        return self.pushes[0].header.sequence
 
     def run(
         self, loop: EventLoop, deliver: Delivery, store: ValueStore
-    ) -> list[PushReply]:
+    ) -> Sequence[PushReply]:
         """Sends what is not acknowledged, writes values, and returns the answers."""
         self._encode(_EAGER_BYTES)
         incoming = Incoming(loop, deliver)
         try:
             self._encode()
-            return incoming.finish(store)
+            self.replies = incoming.finish(store)
+            return self.replies
         except BaseException:
             incoming.cancel()
             raise

@@ -5,6 +5,8 @@ In the user's thread; whoever is waited for is named in the log.
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pswire.frames import SEED_CHUNK_FIELD
@@ -12,16 +14,32 @@ from pswire.reasons import ErrorReason
 from psworker.errors import StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
+from psworker.jump import left_s
 from psworker.prepare import Prepared
 from psworker.session import Session
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.call_error import CallError
-from psworker.transport.values import Member, SeedOrder
+from psworker.transport.values import Member, PushReply, SeedOrder
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 
 _SEED_RETRY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A place in the job.
+
+    Attributes:
+        member: The place.
+        generation: Of the record that gave it.
+        replies: Of all shards to the pull of the values; empty for who seeded them.
+    """
+
+    member: Member
+    generation: int
+    replies: Sequence[PushReply]
 
 
 class Joining:
@@ -32,7 +50,7 @@ class Joining:
         self._session = session
         self._store = store
 
-    def join(self, given: Prepared, *, timeout_s: float) -> Member:
+    def join(self, given: Prepared, *, timeout_s: float) -> Joined:
         """Joins, and returns when the tensors hold the job's values.
 
         Raises:
@@ -47,9 +65,19 @@ class Joining:
         member, seeded = self._wait_member(deadline)
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
-        if seeded is None or seeded.fence_number != record.fence_number:
-            self._pull(record.generation, member.base_clock, deadline)
-        return member
+        if seeded is not None and seeded.fence_number == record.fence_number:
+            return Joined(member, record.generation, ())
+        replies = receive(
+            self._loop,
+            lambda receiver: self._session.shards.pull(
+                record.generation,
+                member.clock_of(0),
+                receiver,
+                timeout_s=left_s(deadline),
+            ),
+            self._store,
+        )
+        return Joined(member, record.generation, replies)
 
     def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
         """Waits for the start, seeding when told to; the order that was carried out.
@@ -61,7 +89,7 @@ class Joining:
         done: SeedOrder | None = None
         seeded: SeedOrder | None = None
         while True:
-            waiting = self._session.wait_start(done, timeout_s=_left_s(deadline))
+            waiting = self._session.wait_start(done, timeout_s=left_s(deadline))
             step = self._loop.run(waiting)
             if isinstance(step, Member):
                 return step, seeded
@@ -81,7 +109,7 @@ class Joining:
                         reason=ErrorReason.NOT_STARTED,
                     ) from error
                 log.remind(f"a shard to take the first values ({error})")
-                time.sleep(min(_SEED_RETRY_S, _left_s(deadline)))
+                time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
 
     def _seed(self, order: SeedOrder, deadline: float) -> None:
         """Writes this worker's values to all shards.
@@ -96,19 +124,6 @@ class Joining:
                 source.encode(chunk, SEED_CHUNK_FIELD)
                 for chunk in self._store.placement.chunks_by_shard[shard_index]
             ),
-            timeout_s=_left_s(deadline),
+            timeout_s=left_s(deadline),
         )
         self._loop.run(seeding)
-
-    def _pull(self, generation: int, clock: int, deadline: float) -> None:
-        receive(
-            self._loop,
-            lambda receiver: self._session.shards.pull(
-                generation, clock, receiver, timeout_s=_left_s(deadline)
-            ),
-            self._store,
-        )
-
-
-def _left_s(deadline: float) -> float:
-    return max(0.01, deadline - time.monotonic())

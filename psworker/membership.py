@@ -5,8 +5,9 @@ and everything that waits for the job ends when the job can't go on for this wor
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
 from psworker.transport.values import (
@@ -22,6 +23,8 @@ from psworker.transport.values import (
 )
 
 T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
 
 
 class Membership:
@@ -40,6 +43,7 @@ class Membership:
         self._changed = asyncio.Event()
         self._failed = asyncio.Event()
         self._was_member = False
+        self._told_lost: set[Identity] = set()
         self.record: Record | None = None
         self.shards: tuple[ShardAddress, ...] = ()
         self.seed_order: SeedOrder | None = None
@@ -66,6 +70,8 @@ class Membership:
             case Waiting():
                 self.waiting = event
             case JobEnd(failed=failed, reason=reason):
+                if failed and self.failure is None:
+                    logger.error("the job has failed, nobody can go on: %s", reason)
                 self.fail(
                     JobFailedError(f"the job failed: {reason}")
                     if failed
@@ -87,6 +93,12 @@ class Membership:
         what comes before it does.
         """
         return self.unless_failed(self._changed.wait())
+
+    async def wait_generation(self, generation: int) -> Record:
+        """The newest record, once it is of this generation or a newer one."""
+        while self.record is None or self.record.generation < generation:
+            await self.wait_change()
+        return self.record
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, unless this worker can't go on before.
@@ -116,6 +128,7 @@ class Membership:
         self.record = record
         self.waiting = None
         is_member = record.member_of(self._worker) is not None
+        self._tell_lost(record)
         if self._was_member and not is_member:
             departed = [
                 each for each in record.departures if each.worker == self._worker
@@ -129,3 +142,26 @@ class Membership:
                 )
             )
         self._was_member = is_member
+
+    def _tell_lost(self, record: Record) -> None:
+        """Says once which others were lost while this worker was a member."""
+        lost = [
+            end
+            for end in record.departures
+            if end.evicted and end.worker not in self._told_lost | {self._worker}
+        ]
+        self._told_lost.update(end.worker for end in lost)
+        if not self._was_member or record.member_of(self._worker) is None:
+            return
+        count = len(record.members)
+        for end in lost:
+            others = f"the {count} workers left" if count > 1 else "this worker alone"
+            logger.warning(
+                "worker %s (start %d) was lost after clock %d: the job goes on with %s "
+                "in generation %d",
+                end.worker.worker_id,
+                end.worker.incarnation,
+                end.last_clock,
+                others,
+                record.generation,
+            )

@@ -26,8 +26,12 @@ class PushResult:
         clock: This worker's clock after it.
         version: Steps of all workers ever that are in the values.
         frontier: Smallest clock over all workers.
-        staleness: Clocks by which the values pushed against lay behind; 0 in BSP.
+        staleness: Updates that were applied between the values that the gradient came
+            from and the push; the largest over all shards, 0 in BSP.
+        mode: `bsp`, `ssp` or `asp`: how the values were given.
         duplicate: Whether a shard had it already, and took nothing twice.
+        rejoined: Whether the worker was evicted with this push under way and has
+            joined again. The outcome is what became of the push even so.
         nonfinite_worker_ids: Workers for whose gradient the clock was skipped.
     """
 
@@ -36,7 +40,9 @@ class PushResult:
     version: int
     frontier: int
     staleness: int
+    mode: str
     duplicate: bool
+    rejoined: bool = False
     nonfinite_worker_ids: tuple[str, ...] = ()
 
     @property
@@ -51,7 +57,7 @@ class PushResult:
 
 
 def combine(replies: Sequence[PushReply]) -> PushResult:
-    """One result from the answers of all shards."""
+    """One result from the answers of all shards to a push or a pull."""
     outcomes = {reply.outcome for reply in replies}
     nonfinite = {name for reply in replies for name in reply.nonfinite_worker_ids}
     return PushResult(
@@ -60,6 +66,7 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         version=min(reply.version for reply in replies),
         frontier=min(reply.frontier for reply in replies),
         staleness=max(reply.staleness for reply in replies),
+        mode=max(replies, key=lambda reply: reply.generation).mode.value,
         duplicate=Outcome.DUPLICATE in outcomes,
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
     )

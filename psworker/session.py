@@ -6,16 +6,16 @@ On the event loop, but for the settings.
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections.abc import Sequence
 from typing import Final
 
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema, OptimizerSpec
 from psworker.config import WorkerConfig
-from psworker.errors import StartTimeoutError
+from psworker.errors import EvictedError, JobEndedError, StartTimeoutError
 from psworker.membership import Membership
-from psworker.pending import DataRange
+from psworker.pending import DataReport
+from psworker.registration import register, taken_by
 from psworker.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
@@ -28,12 +28,16 @@ logger: Final = logging.getLogger("psworker")
 LEAVE_TIMEOUT_S: Final = 10.0
 """Deadline of the leave: a script that is done does not wait longer."""
 
+GONE_TIMEOUT_S: Final = 3.0
+"""How long a coordinator may have been silent for the leave to try again: longer than
+the blink of a connection, as short as a person waits for a script that is done."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
 
 class Session:
-    """One start of one worker.
+    """One start of one worker, and after an eviction the next one.
 
     Attributes:
         control: Calls to the coordinator.
@@ -52,6 +56,7 @@ class Session:
         self.membership = Membership(worker)
         self.shards = ShardCalls(settings.job_id, worker, self.membership)
         self._is_leaving = False
+        self._silent_since: float | None = None
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -66,18 +71,47 @@ class Session:
             CallError: There is no coordinator there, or it refused.
         """
         control = ControlClient(str(config.coordinator))
-        process_id = uuid.uuid4().hex
-
-        async def register(timeout_s: float) -> tuple[Identity, JobSettings]:
-            return await control.register_worker(
-                process_id, config.worker_id, timeout_s=timeout_s
-            )
-
         try:
-            return cls(control, *await until_decided(register, now() + timeout_s))
+            registered = await register(control, config.worker_id, timeout_s=timeout_s)
+            return cls(control, *registered)
         except BaseException:
             await control.close()
             raise
+
+    async def renew(self, timeout_s: float) -> None:
+        """Registers again under the same id, as a new start of the worker.
+
+        Raises:
+            EvictedError: Another process has this worker's place by now.
+            JobEndedError: The coordinator serves another job by now.
+            CallError: The coordinator was not reached, or it refused.
+        """
+        worker_id = self.worker.worker_id
+        await self._end_watch()
+        try:
+            worker, settings = await register(
+                self.control, worker_id, timeout_s=timeout_s, waits_for_holder=False
+            )
+        except CallError as error:
+            if not (holder := taken_by(error)):
+                raise
+            raise EvictedError(
+                f"worker {worker_id} was evicted, and a replacement has its place: "
+                f"{holder}; end this process, or connect under another worker id"
+            ) from error
+        if settings.job_id != self.settings.job_id:
+            raise JobEndedError(
+                f"the job {self.settings.job_id} is over: {self.control.peer} serves "
+                f"job {settings.job_id} now; connect again to take part in that one"
+            )
+        traffic = self.shards.traffic
+        await self.shards.close()
+        self.worker = worker
+        self.membership = Membership(worker)
+        self.shards = ShardCalls(
+            settings.job_id, worker, self.membership, traffic=traffic
+        )
+        self._watching = asyncio.ensure_future(self._watch())
 
     async def join(
         self,
@@ -123,9 +157,14 @@ class Session:
                 assert self.membership.seed_order is not None
                 return self.membership.seed_order
             if now() >= deadline:
+                what = (
+                    "the job did not start"
+                    if self.membership.record is None
+                    else "this worker was not taken into the job"
+                )
                 raise StartTimeoutError(
-                    f"the job did not start within {timeout_s:g} s: waiting for "
-                    f"{self._missing()}; start what is missing",
+                    f"{what} within {timeout_s:g} s: waiting for {self._missing()}; "
+                    "start what is missing",
                     reason=ErrorReason.NOT_STARTED,
                 )
             pace_s = min(log.quiet_s, left_s(deadline))
@@ -134,34 +173,55 @@ class Session:
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)
             log.remind(self._missing())
 
-    async def leave(self, sequence: int, consumed: Sequence[DataRange]) -> None:
+    async def leave(self, sequence: int, report: DataReport) -> None:
         """Ends the membership.
+
+        Does not wait for a coordinator that is gone for longer than a few seconds.
 
         Args:
             sequence: Last push that every shard has acknowledged.
-            consumed: Acknowledged data that no report has carried.
+            report: Data that no report has carried.
+
+        Raises:
+            PsError: The coordinator did not take it.
         """
         self._is_leaving = True
-
-        async def attempt(timeout_s: float) -> None:
-            await self.control.leave(
-                self.worker, sequence, consumed, timeout_s=timeout_s
-            )
-
-        with told_to_users():
-            await until_decided(attempt, now() + LEAVE_TIMEOUT_S)
+        deadline = now() + LEAVE_TIMEOUT_S
+        attempt = 0
+        while True:
+            try:
+                return await self.control.leave(
+                    self.worker, sequence, report, timeout_s=left_s(deadline)
+                )
+            except CallError as error:
+                if error.refusal is None and self._silent_since is None:
+                    self._silent_since = now()
+                since = self._silent_since
+                is_gone = since is not None and now() - since > GONE_TIMEOUT_S
+                if not error.is_retryable or is_gone or now() >= deadline:
+                    raise error.to_ps_error() from error
+            await pause(attempt)
+            attempt += 1
 
     async def close(self) -> None:
         """Ends all calls and channels. Without `leave`, the worker is evicted."""
         self._is_leaving = True
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._end_watch()
         await self.shards.close()
         await self.control.close()
 
+    async def _end_watch(self) -> None:
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+
     def _missing(self) -> str:
         waiting = self.membership.waiting
-        return str(waiting) if waiting else "the coordinator to start the job"
+        if waiting:
+            return str(waiting)
+        if self._silent_since is not None:
+            return f"{self.control.peer}, silent for {now() - self._silent_since:.0f} s"
+        is_started = self.membership.record is not None
+        return f"the coordinator to {'take this worker in' if is_started else 'start'}"
 
     async def _watch(self) -> None:
         """Keeps the watch open: it is the sign of life."""
@@ -170,13 +230,15 @@ class Session:
             try:
                 async for event in self.control.watch_worker(self.worker):
                     attempt = 0
+                    self._silent_since = None
                     if not self._is_leaving:
                         self.membership.take(event)
             except CallError as error:
                 if error.is_decided and not error.is_retryable:
                     self.membership.fail(error.to_ps_error())
                     return
-                if attempt == 0:
+                if self._silent_since is None:
+                    self._silent_since = now()
                     logger.warning(
                         "lost the watch of the job, opening it again: %s", error
                     )

@@ -6,10 +6,13 @@ has of it. A decided refusal is raised at once.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from pswire.reasons import ErrorReason
-from psworker.errors import StepTimeoutError
+from psworker.commits import Commits, PushPlace
+from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
 from psworker.outgoing_push import OutgoingPush
 from psworker.retries import (
@@ -20,15 +23,19 @@ from psworker.retries import (
     told_to_users,
     until_decided,
 )
+from psworker.staleness import check_bound
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver, ShardClient, Traffic
 from psworker.transport.values import (
+    ClockChoice,
     Contribution,
     Identity,
     PushReply,
     SeedOrder,
     Waiting,
 )
+
+T = TypeVar("T")
 
 _QUESTION_TIMEOUT_S = 10.0
 _CORRUPTION_COUNT_MAX = 3
@@ -41,12 +48,28 @@ class ShardCalls:
         traffic: Bytes of all messages.
     """
 
-    def __init__(self, job_id: str, worker: Identity, membership: Membership) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        worker: Identity,
+        membership: Membership,
+        *,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """Calls nobody yet.
+
+        Args:
+            job_id: The job.
+            worker: Who calls.
+            membership: What the coordinator has told.
+            traffic: Bytes of an earlier start's messages, to go on with.
+        """
         self._job_id = job_id
         self._worker = worker
         self._membership = membership
         self._clients: dict[int, ShardClient] = {}
-        self.traffic = Traffic()
+        self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
+        self.traffic = traffic or Traffic()
 
     async def close(self) -> None:
         """Ends the channels to all shards."""
@@ -89,8 +112,14 @@ class ShardCalls:
     async def pull(
         self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
     ) -> Sequence[PushReply]:
-        """Receives all values that this worker may see at a clock."""
+        """Receives all values that this worker may see at a clock.
+
+        Raises:
+            WaitTimeoutError: It took longer; the text names who was waited for.
+            PsError: A shard refused it, or the job can't go on.
+        """
         deadline = now() + timeout_s
+        last_heard, receiver = _noting(receiver)
 
         async def pull_one(shard_index: int) -> PushReply:
             async def attempt(timeout_s: float) -> PushReply:
@@ -99,12 +128,20 @@ class ShardCalls:
                     generation, clock, receiver, timeout_s=timeout_s
                 )
 
-            return await until_decided(attempt, deadline)
+            reply = await until_decided(attempt, deadline)
+            return self._checked(shard_index, reply)
 
-        with told_to_users():
-            return await self._membership.unless_failed(
-                all_or_none(map(pull_one, range(len(self._membership.shards))))
-            )
+        work = all_or_none(map(pull_one, range(len(self._membership.shards))))
+        try:
+            return await self._unless_failed(work)
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from error
+            raise WaitTimeoutError(
+                f"the values of clock {clock} were not there within {timeout_s:g} s: "
+                f"{self._awaited(last_heard, error)}",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from error
 
     async def push(
         self, pushes: Sequence[OutgoingPush], receiver: Receiver, *, timeout_s: float
@@ -121,33 +158,58 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        last_heard: list[Waiting] = []
-
-        def on_waiting(waiting: Waiting) -> None:
-            last_heard[:] = [waiting]
-            receiver.on_waiting(waiting)
-
-        noting = Receiver(receiver.on_chunk, on_waiting)
+        last_heard, noting = _noting(receiver)
+        sequence = pushes[0].header.sequence
+        commits = Commits(
+            _CommitCalls(self, deadline),
+            PushPlace(worker=self._worker, sequence=sequence, shard_count=len(pushes)),
+        )
 
         async def push_one(shard_index: int) -> PushReply:
-            push = pushes[shard_index]
-            return await self._push_until_decided(shard_index, push, noting, deadline)
+            def on_staged(choice: ClockChoice) -> None:
+                commits.take_staged(shard_index, choice)
 
+            own = replace(noting, on_staged=on_staged)
+            push = pushes[shard_index]
+            reply = await self._push_until_decided(shard_index, push, own, deadline)
+            return self._checked(shard_index, reply)
+
+        work = commits.drive_until(all_or_none(map(push_one, range(len(pushes)))))
         try:
-            return await self._membership.unless_failed(
-                all_or_none(map(push_one, range(len(pushes))))
-            )
+            return await self._unless_failed(work)
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from error
-            awaited = f"waiting for {last_heard[0]}" if last_heard else str(error)
             raise StepTimeoutError(
                 f"the step to clock {pushes[0].header.clock} was not complete within "
-                f"{timeout_s:g} s: {awaited}; step() again goes on with the same push",
+                f"{timeout_s:g} s: {self._awaited(last_heard, error)}; step() again "
+                "goes on with the same push",
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from error
 
-    async def await_contribution(self, generation: int, clock: int) -> Contribution:
+    async def was_done(self, worker: Identity, sequence: int) -> bool:
+        """Whether a push of a departed start of this worker is part of the parameters.
+
+        All shards answer the same, since the record that ended it says up to which.
+        """
+
+        async def ask_one(shard_index: int) -> bool:
+            async def attempt(timeout_s: float) -> bool:
+                client = await self._client(shard_index)
+                session = await client.get_session(worker, timeout_s=timeout_s)
+                return sequence <= session.sequence_done_max
+
+            return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+
+        with told_to_users():
+            answers = await self._unless_failed(
+                all_or_none(map(ask_one, range(len(self._membership.shards))))
+            )
+        return all(answers)
+
+    async def await_contribution(
+        self, generation: int, clock: int, sequence: int
+    ) -> Contribution:
         """Returns once a clock waits for nobody but workers that have no data.
 
         Has no limit of its own: whoever asks cancels it when there is data.
@@ -156,7 +218,7 @@ class ShardCalls:
         async def attempt(timeout_s: float) -> Contribution:
             client = await self._client(0)
             return await client.await_contribution(
-                generation, clock, timeout_s=timeout_s
+                generation, clock, sequence, timeout_s=timeout_s
             )
 
         while True:
@@ -167,6 +229,59 @@ class ShardCalls:
             except CallError as error:
                 if not error.is_retryable:
                     raise error.to_ps_error() from error
+
+    async def commit(
+        self, shard_index: int, choice: ClockChoice, deadline: float
+    ) -> None:
+        """Tells one shard to commit a clock.
+
+        One that refuses, since its contributors are others, tells `staged` again.
+        """
+
+        async def attempt(timeout_s: float) -> bool:
+            client = await self._client(shard_index)
+            return await client.commit(self._generation, choice, timeout_s=timeout_s)
+
+        await until_decided(attempt, deadline)
+
+    async def choose(self, clock: int, sequence: int, deadline: float) -> ClockChoice:
+        """Tells shard 0 that every shard has a push; who counts."""
+
+        async def attempt(timeout_s: float) -> ClockChoice:
+            client = await self._client(0)
+            return await client.ready(
+                self._generation, clock, sequence, timeout_s=timeout_s
+            )
+
+        return await until_decided(attempt, deadline)
+
+    @property
+    def _generation(self) -> int:
+        record = self._membership.record
+        return record.generation if record is not None else 0
+
+    def _checked(self, shard_index: int, reply: PushReply) -> PushReply:
+        self._answers[shard_index] = (now(), reply.clock)
+        check_bound(shard_index, reply, self._membership.record)
+        return reply
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """As that of the membership; what breaks a promise ends it for good."""
+        try:
+            return await self._membership.unless_failed(work)
+        except StalenessError as error:
+            self._membership.fail(error)
+            raise
+
+    def _awaited(self, last_heard: list[Waiting], error: CallError) -> str:
+        """Who did not come, with what is known of it, for the text of a time-out."""
+        if last_heard:
+            return f"waiting for {last_heard[0]}"
+        known = [
+            f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"
+            for index, (at_s, clock) in sorted(self._answers.items())
+        ]
+        return f"{error} (last answers: {', '.join(known)})" if known else str(error)
 
     async def _push_until_decided(
         self, shard_index: int, push: OutgoingPush, receiver: Receiver, deadline: float
@@ -199,7 +314,7 @@ class ShardCalls:
         async def attempt(timeout_s: float) -> frozenset[int]:
             client = await self._client(shard_index)
             session = await client.get_session(
-                timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
+                self._worker, timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
             )
             sequence = push.header.sequence
             if sequence <= session.sequence_done_max:
@@ -226,3 +341,28 @@ class ShardCalls:
         if client is not None:
             await client.close()
         return new
+
+
+class _CommitCalls:
+    """Commits of one push, until its deadline."""
+
+    def __init__(self, calls: ShardCalls, deadline: float) -> None:
+        self._calls = calls
+        self._deadline = deadline
+
+    async def commit(self, shard_index: int, choice: ClockChoice) -> None:
+        await self._calls.commit(shard_index, choice, self._deadline)
+
+    async def choose(self, clock: int, sequence: int) -> ClockChoice:
+        return await self._calls.choose(clock, sequence, self._deadline)
+
+
+def _noting(receiver: Receiver) -> tuple[list[Waiting], Receiver]:
+    """A receiver that also keeps what it was told last of whom a call waits for."""
+    last_heard: list[Waiting] = []
+
+    def on_waiting(waiting: Waiting) -> None:
+        last_heard[:] = [waiting]
+        receiver.on_waiting(waiting)
+
+    return last_heard, replace(receiver, on_waiting=on_waiting)

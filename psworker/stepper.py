@@ -1,20 +1,32 @@
 """The steps of a member: sequence numbers, clocks, what was acknowledged.
 
-In the user's thread only. One push is under way at a time.
+In the user's thread only. One push is under way at a time. What it ends with, an
+answer of all shards, a jump over clocks that closed without it, or an eviction, is
+settled before the next one begins.
 """
 
 import logging
+import time
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from pswire.schema import OptimizerSpec
 from psworker import gradients
-from psworker.errors import ClosedError, CorruptionError, PsError, StepTimeoutError
+from psworker.drop_log import DropLog
+from psworker.errors import (
+    ClosedError,
+    CorruptionError,
+    EvictedError,
+    PsError,
+    StepTimeoutError,
+)
 from psworker.event_loop import EventLoop
+from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
-from psworker.outgoing_push import OutgoingPush
-from psworker.pending import DataRange, PendingData
+from psworker.jump import find_jump, member_in, pull_jump
+from psworker.pending import PendingData
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
 from psworker.tensor_chunks import ChunkSource, ValueStore
@@ -26,12 +38,14 @@ Groups = tuple[tuple[float, ...], ...]
 
 
 class Stepper:
-    """Pushes of one start of a worker.
+    """Pushes of a worker.
 
     Attributes:
-        member: This worker's place in the job.
+        pending: Data that was drawn and not yet pushed or reported.
+        member: This worker's place in the job, as of joining.
         last_push: What became of the newest push, `None` before the first.
-        sequence_acknowledged: Last push that every shard has answered.
+        sequence_acknowledged: Last push that is settled on every shard.
+        rejoin_count: How often the worker was evicted and has joined again.
     """
 
     def __init__(
@@ -42,33 +56,49 @@ class Stepper:
         *,
         pending: PendingData,
         member: Member,
+        rejoining: Rejoining,
         timeout_s: float,
     ) -> None:
         self._loop = loop
         self._session = session
         self._store = store
+        self._rejoining = rejoining
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
+        self._lost: LostStart | None = None
+        # Of an unfinished push that was settled between two steps.
+        self._settled: PushResult | None = None
+        self._has_stale_gradient = False
         self._shadow: ValueStore | None = None
         self._generation = 0
         self._is_closed = False
+        self._drops = DropLog()
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
         self.member = member
         self.last_push: PushResult | None = None
         self.sequence_acknowledged = 0
+        self.rejoin_count = 0
 
     @property
     def clock(self) -> int:
-        """Clocks this worker has completed, from its base."""
-        return self.member.base_clock + self.sequence_acknowledged
+        """Clocks this worker has completed, as the newest record counts them."""
+        return self._place.clock_of(self.sequence_acknowledged)
 
     @property
     def generation(self) -> int:
         """Newest generation that the coordinator or a shard has told."""
         record = self._session.membership.record
         return max(self._generation, record.generation if record else 0)
+
+    @property
+    def next_place(self) -> tuple[int, int, int]:
+        """Generation, clock and sequence of the next push."""
+        record = self._session.membership.record
+        sequence = self.sequence_acknowledged + 1
+        generation = record.generation if record else 0
+        return generation, self._place.clock_of(sequence), sequence
 
     def step(
         self,
@@ -92,24 +122,38 @@ class Stepper:
             StepTimeoutError: Some worker or shard did not come in time.
         """
         self.refuse_closed()
-        if self._unfinished is not None:
-            return self._finish(self._unfinished)
+        if (result := self._resume()) is not None:
+            return result
         held = self._gradients_of(spec)
         if scale is not None:
             gradients.unscale(held, scale)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
-        if weight is None:
+        is_discarded, self._has_stale_gradient = self._has_stale_gradient, False
+        if is_discarded:
+            weight = 0.0
+        elif weight is None:
             weight = float(self._sample_count)
-        is_finite = is_finite and (weight == 0 or gradients.is_finite(held))
+        is_finite = is_discarded or (
+            is_finite and (weight == 0 or gradients.is_finite(held))
+        )
         # Neither a skipped clock nor a weight of 0 needs any bytes.
         if not is_finite or weight == 0:
             held = [None] * len(held)
         trailer = PushTrailer(
-            weight=weight, groups=groups, is_finite=is_finite, ranges=drawn.ranges
+            weight=weight,
+            groups=groups,
+            is_finite=is_finite,
+            ranges=() if is_discarded else drawn.ranges,
         )
-        return self._finish(self._begin(spec, trailer, ChunkSource(held)))
+        try:
+            exchange = self._begin(spec, trailer, ChunkSource(held))
+        except EvictedError:
+            return self._lose(None)
+        exchange.ranges = drawn.ranges
+        exchange.is_discarded = is_discarded
+        return self._finish(exchange, self._taken_back())
 
     def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
         """Pushes weight 0 for the next clock, for a worker that has no data.
@@ -118,16 +162,34 @@ class Stepper:
         those gradients were computed from the values that are there.
         """
         self.refuse_closed()
-        if self._unfinished is not None:
-            return self._finish(self._unfinished)
+        if (result := self._resume()) is not None:
+            return result
         trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
         nothing = ChunkSource([None] * len(self._store.tensors))
-        exchange = self._begin(spec, trailer, nothing)
+        try:
+            exchange = self._begin(spec, trailer, nothing)
+        except EvictedError:
+            return self._lose(None)
         if not gradients.are_pending(self._store.tensors):
-            return self._finish(exchange)
+            return self._finish(exchange, self._taken_back())
         if self._shadow is None:
             self._shadow = self._store.copy()
         return self._finish(exchange, self._shadow)
+
+    def rejoin(self) -> None:
+        """Joins again after an eviction that was noticed between two steps.
+
+        A gradient that was begun with data of the start before is thrown away by the
+        next step: that data went back to the others.
+        """
+        self.refuse_closed()
+        has_push = self._unfinished is not None
+        last_push = self.last_push
+        result = self._lose(self._unfinished)
+        if has_push:
+            self._settled = result
+        else:
+            self.last_push = last_push
 
     def close(self) -> None:
         """Refuses everything from now on."""
@@ -142,6 +204,43 @@ class Stepper:
         if self._is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
 
+    def refuse_lost(self) -> None:
+        """Checks that this worker was not evicted, as far as it knows.
+
+        Raises:
+            EvictedError: It was, and has not joined again.
+        """
+        if self._lost is not None:
+            raise EvictedError(
+                f"worker {self._lost.worker.worker_id} was evicted and has not joined "
+                "again yet"
+            )
+
+    @property
+    def _place(self) -> Member:
+        """The place in the newest record, in the last one known of if it has none."""
+        record = self._session.membership.record
+        place = record.member_of(self._session.worker) if record else None
+        return place or self.member
+
+    def _resume(self) -> PushResult | None:
+        """Settles what an earlier call has left open; None if there is nothing."""
+        if self._settled is not None:
+            result, self._settled = self._settled, None
+            return result
+        if self._lost is not None:
+            return self._lose(self._unfinished)
+        if self._unfinished is not None:
+            return self._finish(self._unfinished, self._taken_back())
+        return None
+
+    def _taken_back(self) -> ValueStore:
+        """The user's tensors, with the values that were kept back from them."""
+        if self._shadow is not None:
+            self._store.take_from(self._shadow)
+            self._shadow = None
+        return self._store
+
     def _gradients_of(self, spec: OptimizerSpec) -> list[torch.Tensor | None]:
         parameters: list[torch.Tensor | None] = [None] * len(self._store.tensors)
         for group in spec.groups:
@@ -152,71 +251,113 @@ class Stepper:
     def _begin(
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
     ) -> PushExchange:
+        """The next push, of the clock that the newest record says.
+
+        Raises:
+            EvictedError: The newest record has no place for this worker.
+        """
         sequence = self.sequence_acknowledged + 1
+        record = self._session.membership.record
+        member = member_in(record, self._session.worker)
+        assert record is not None, "only a record has members"
         header = PushHeader(
             job_id=self._session.settings.job_id,
             optimizer=spec.name,
             worker=self._session.worker,
-            generation=self.generation,
+            generation=record.generation,
             sequence=sequence,
             sequence_unacknowledged_min=sequence,
-            clock=self.member.base_clock + sequence,
+            clock=member.clock_of(sequence),
         )
-        pushes = []
-        chunks = []
-        for shard_index, own in enumerate(self._store.placement.chunks_by_shard):
-            bitmap = tuple(any(source.presence(chunk)) for chunk in own)
-            sent = [chunk for chunk, bit in zip(own, bitmap, strict=True) if bit]
-            chunks += sent
-            pushes.append(
-                OutgoingPush(
-                    header,
-                    trailer,
-                    shard_incarnation=self._session.shards.incarnation(shard_index),
-                    chunk_bitmap=bitmap,
-                    chunk_indexes=[chunk.index for chunk in sent],
-                    notify=self._loop.notify,
-                )
-            )
-        # As a backward pass makes them: the last layers' first.
-        chunks.sort(key=lambda chunk: -chunk.index)
-        return PushExchange(spec.name, pushes, source, chunks, trailer.ranges)
+        placement = self._store.placement
+        shards = self._session.shards
+        return PushExchange.begin(
+            header,
+            trailer,
+            source,
+            placement=placement,
+            incarnations=[
+                shards.incarnation(index)
+                for index in range(len(placement.chunks_by_shard))
+            ],
+            loop=self._loop,
+        )
 
-    def _finish(
-        self, exchange: PushExchange, store: ValueStore | None = None
-    ) -> PushResult:
-        if store is None and self._shadow is not None:
-            self._store.take_from(self._shadow)
-            self._shadow = None
+    def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
         self._unfinished = exchange
+        deadline = time.monotonic() + self._timeout_s
         try:
-            replies = exchange.run(
+            replies = exchange.replies or exchange.run(
                 self._loop,
                 lambda receiver: self._session.shards.push(
                     exchange.pushes, receiver, timeout_s=self._timeout_s
                 ),
-                store or self._store,
+                store,
             )
+            self._generation = max(reply.generation for reply in replies)
+            result = combine(replies)
+            if result.dropped:
+                jump = find_jump(
+                    self._loop,
+                    self._session,
+                    replies,
+                    sequence=exchange.sequence,
+                    deadline=deadline,
+                )
+                self.sequence_acknowledged = jump.sequence
+                pulled = pull_jump(self._loop, self._session, store, jump, deadline)
+                result = replace(combine(pulled), outcome="dropped")
         except (StepTimeoutError, CorruptionError):
             raise
+        except EvictedError:
+            return self._lose(exchange)
         except PsError:
             # Decided, or the job is over: nothing to go on with.
             self._unfinished = None
             raise
         self._unfinished = None
-        self.sequence_acknowledged = exchange.pushes[0].header.sequence
-        self._generation = max(reply.generation for reply in replies)
-        self.last_push = combine(replies)
-        self._account(exchange.ranges, self.last_push)
-        return self.last_push
+        if exchange.is_discarded:
+            result = replace(result, outcome="dropped")
+        self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
+        self.last_push = result
+        self._account(exchange, result)
+        return result
 
-    def _account(self, ranges: tuple[DataRange, ...], result: PushResult) -> None:
-        self.pending.acknowledge(ranges)
+    def _lose(self, exchange: PushExchange | None) -> PushResult:
+        """Joins again as a new start, and says what became of the push under way.
+
+        An error leaves everything so that the next call goes on with it.
+        """
+        if self._lost is None:
+            sequence = exchange.sequence if exchange is not None else 0
+            self._lost = LostStart(self._session.worker, sequence)
+        drawn = self.pending.take()
+        if drawn.sample_count is not None:
+            self._has_stale_gradient |= gradients.are_pending(self._store.tensors)
+        self.pending.start_over()
+        rejoined = self._rejoining.rejoin(self._lost)
+        self._lost = None
+        self._unfinished = None
+        self._shadow = None
+        self.member = rejoined.member
+        self.sequence_acknowledged = 0
+        self.rejoin_count += 1
+        result = rejoined.push
+        if exchange is not None and exchange.is_discarded:
+            result = replace(result, outcome="dropped")
+        self.last_push = result
+        return result
+
+    def _account(self, exchange: PushExchange, result: PushResult) -> None:
+        if result.dropped:
+            self.pending.drop(exchange.ranges)
+            if not exchange.is_discarded:
+                self._drops.note(result.clock)
+            return
+        self.pending.acknowledge(exchange.ranges)
         if result.skipped:
             logger.warning(
                 "clock %d was skipped: the gradient of %s was not finite",
                 result.clock,
                 ", ".join(result.nonfinite_worker_ids) or "some worker",
             )
-        if result.dropped:
-            logger.warning("the gradient for clock %d was dropped", result.clock)

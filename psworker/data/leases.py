@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pswire.limits import WAITING_INTERVAL_MS
+from psworker.data.order import EpochShape
 from psworker.data.source import DataSource, Lease, LeaseRequest
-from psworker.pending import DataRange
+from psworker.pending import DataRange, DataReport
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +29,13 @@ class _Request:
     """A lease request under way.
 
     Attributes:
-        consumed: Acknowledged ranges that it reports, and nothing else does.
-        reported: All that it reports.
+        own: What it reports, and nothing else does.
+        reported: All ranges that it reports.
         answer: Of the coordinator.
     """
 
-    consumed: tuple[DataRange, ...]
-    reported: tuple[DataRange, ...]
+    own: DataReport
+    reported: frozenset[DataRange]
     answer: "Future[Lease]"
 
 
@@ -47,16 +48,19 @@ class EpochLeases:
         *,
         loader: str,
         epoch: int,
+        shape: EpochShape,
         order_digest: int,
         batch_count_ahead: int = BATCH_COUNT_AHEAD,
     ) -> None:
         self._source = source
         self._loader = loader
         self._epoch = epoch
+        self._shape = shape
         self._order_digest = order_digest
         self._batch_count_ahead = batch_count_ahead
         self._ready: deque[DataRange] = deque()
         self._told_starts: set[int] = set()
+        self._dealt_stop = 0  # ranges are dealt in order, whoever gets them
         # One request ahead of need, and one that waits at the end of the epoch, each
         # with what it is to report.
         self._ahead: _Request | None = None
@@ -96,7 +100,7 @@ class EpochLeases:
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)
-            elif self._source.pending.has_consumed:
+            elif self._source.pending.has_news:
                 # An older one waits on: what was done since must not wait with it.
                 self._take_in(self._answer(self._ask(wait=False)))
             self._idle_until_answered(self._waiting)
@@ -117,24 +121,45 @@ class EpochLeases:
 
     def _may_bring_more(self) -> bool:
         """After an empty answer, only news of ours can change the next one."""
-        return not self._is_dry or self._source.pending.has_consumed
+        return not self._is_dry or self._source.pending.has_news
 
     def _ask(self, *, wait: bool) -> "_Request":
         pending = self._source.pending
-        consumed = pending.take_consumed()
+        own = pending.take_report()
+        settled = {*own.consumed, *own.dropped}
         # Who waits at the end of an epoch with batches drawn and not pushed (skipped,
         # or the rest of an accumulation) would wait for itself: the epoch can't close
         # before they are reported. They still go with the next push, if there is one.
-        drawn = self._unreported.difference(consumed) if wait else ()
+        drawn = sorted(self._unreported - settled) if wait else []
+        report = DataReport((*own.consumed, *drawn), own.dropped)
         request = LeaseRequest(
             loader=self._loader,
             epoch=self._epoch,
             order_digest=self._order_digest,
-            consumed=(*consumed, *sorted(drawn)),
-            batch_count_max=max(1, self._batch_count_ahead - len(self._ready)),
+            report=report,
+            batch_count_max=self._batch_count_max(),
             wait=wait,
         )
-        return _Request(consumed, request.consumed, self._source.lease_data(request))
+        try:
+            answer = self._source.lease_data(request)
+        except BaseException:
+            pending.return_report(own)
+            raise
+        return _Request(own, frozenset(settled.union(drawn)), answer)
+
+    def _batch_count_max(self) -> int:
+        """Most batches to ask for now.
+
+        Where ranges go to whoever asks, the last ones of an epoch must not pile up at
+        one worker while the others run dry: it takes at most half of its part of what
+        is left, as in guided self-scheduling.
+        """
+        wanted = max(1, self._batch_count_ahead - len(self._ready))
+        sharer_count = self._source.sharer_count
+        if not sharer_count:
+            return wanted
+        left = self._shape.batch_count - self._dealt_stop // self._shape.batch_size
+        return min(wanted, max(1, left // (2 * sharer_count)))
 
     def _answer(self, request: "_Request") -> Lease:
         try:
@@ -147,7 +172,7 @@ class EpochLeases:
 
     def _give_up(self, request: "_Request") -> None:
         request.answer.cancel()
-        self._source.pending.return_consumed(request.consumed)
+        self._source.pending.return_report(request.own)
 
     def _collect(self) -> None:
         """Takes in answers: those that are there, and if need be the one to come."""
@@ -163,6 +188,7 @@ class EpochLeases:
         fresh = [one for one in lease.ranges if one.start not in self._told_starts]
         self._told_starts.update(one.start for one in fresh)
         self._ready.extend(fresh)
+        self._dealt_stop = max([self._dealt_stop, *(one.stop for one in fresh)])
         self._is_dry = not fresh
         self._is_closed = self._is_closed or lease.closed
 

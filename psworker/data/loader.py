@@ -15,6 +15,7 @@ from psworker.data.order import (
     order_digest,
 )
 from psworker.data.source import DataSource
+from psworker.errors import EvictedError
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
@@ -72,21 +73,20 @@ class LeasedLoader:
         return self._batches(epoch)
 
     def _batches(self, epoch: int) -> Generator[Any, None, None]:
-        order = self._orders.draw(self._open(epoch), epoch)
-        leases = EpochLeases(
-            self._source,
-            loader=self._name,
-            epoch=epoch,
-            order_digest=order_digest(order),
-            batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
-        )
-        self._feed.begin(order, leases)
         batch_count = 0
+        rejoin_count = -1
         try:
-            for batch in self._fetched(leases):
-                batch_count += 1
-                yield batch
-            if not batch_count and len(order):
+            # Once, and once more for each time that this worker has joined again.
+            while rejoin_count != self._source.rejoin_count:
+                rejoin_count = self._source.rejoin_count
+                try:
+                    for batch in self._batches_held(epoch):
+                        batch_count += 1
+                        yield batch
+                except EvictedError:
+                    if rejoin_count == self._source.rejoin_count:
+                        self._source.rejoin()
+            if not batch_count and self._orders.shape.batch_count:
                 _log.warning(
                     "this worker got no batch of epoch %d of %r: the job's workers "
                     "have trained all of it; for a new run start a new coordinator "
@@ -95,24 +95,44 @@ class LeasedLoader:
                     self._name,
                 )
         finally:
-            leases.close()
             if not self._loader.persistent_workers:
                 self._fetcher = None
 
+    def _batches_held(self, epoch: int) -> Iterator[Any]:
+        """Batches of an epoch for as long as this start of the worker may have any."""
+        order = self._orders.draw(self._open(epoch), epoch)
+        leases = EpochLeases(
+            self._source,
+            loader=self._name,
+            epoch=epoch,
+            shape=self._orders.shape,
+            order_digest=order_digest(order),
+            batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
+        )
+        self._feed.begin(order, leases)
+        try:
+            yield from self._fetched(leases)
+        finally:
+            leases.close()
+
     def _open(self, epoch: int) -> int:
-        consumed = self._source.pending.take_consumed()
+        report = self._source.pending.take_report()
         try:
             return self._source.open_epoch(
-                self._name, epoch, self._orders.shape, consumed
+                self._name, epoch, self._orders.shape, report
             ).result()
         except BaseException:
-            self._source.pending.return_consumed(consumed)
+            self._source.pending.return_report(report)
             raise
 
     def _fetched(self, leases: EpochLeases) -> Iterator[Any]:
-        """Batches as they are fetched, each noted as drawn when it's handed out."""
+        """Batches as they are fetched, each noted as drawn when it's handed out.
+
+        Ends early when the worker has joined again meanwhile: the ranges went back.
+        """
         iterator: Iterator[Any] | None = None
-        while True:
+        rejoin_count = self._source.rejoin_count
+        while rejoin_count == self._source.rejoin_count:
             # With nothing fetched or being fetched, waiting keeps nothing from anyone.
             if not self._feed.fetching and not leases.wait():
                 return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from psworker.data.order import EpochShape
-from psworker.pending import DataRange, PendingData
+from psworker.pending import DataRange, DataReport, PendingData
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -36,7 +36,7 @@ class LeaseRequest:
         loader: Name of the loader.
         epoch: Epoch, from 0.
         order_digest: XXH3-64 of the epoch's order.
-        consumed: Ranges consumed and acknowledged since the last report.
+        report: What became of data since the last report.
         batch_count_max: Most batches to lease.
         wait: Whether to wait while there is nothing to lease.
     """
@@ -44,25 +44,39 @@ class LeaseRequest:
     loader: str
     epoch: int
     order_digest: int
-    consumed: tuple[DataRange, ...]
+    report: DataReport
     batch_count_max: int
     wait: bool
 
 
 class DataSource(Protocol):
-    """A connection, as a loader sees it."""
+    """A connection, as a loader sees it.
+
+    A call, or its future, raises `EvictedError` when the job has gone on without this
+    worker. `rejoin` then brings it back; what it held before is not its own any more.
+    """
 
     @property
     def pending(self) -> PendingData:
         """What was drawn and not yet pushed or reported."""
         ...
 
+    @property
+    def rejoin_count(self) -> int:
+        """How often the worker was evicted and has joined again."""
+        ...
+
+    @property
+    def sharer_count(self) -> int:
+        """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
+        ...
+
+    def rejoin(self) -> None:
+        """Joins again after an eviction."""
+        ...
+
     def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        consumed: tuple[DataRange, ...],
+        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
     ) -> "Future[int]":
         """Opens an epoch; its seed."""
         ...

@@ -9,7 +9,7 @@ from pswire.schema import ModelSchema, OptimizerSpec
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.pending import DataRange
+from psworker.pending import DataRange, DataReport
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
 
@@ -62,6 +62,12 @@ class ControlClient:
             messages.settings_of(response.settings),
         )
 
+    async def lease_ttl_ms(self, *, timeout_s: float) -> int:
+        """The job's bound on the detection of a lost process, before registering."""
+        request = pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION)
+        response = await self._call(self._stub.GetStatus, request, timeout_s)
+        return response.settings.lease_ttl_ms
+
     async def watch_worker(
         self, worker: values.Identity
     ) -> AsyncGenerator[values.WatchEvent, None]:
@@ -106,7 +112,7 @@ class ControlClient:
         self,
         worker: values.Identity,
         sequence: int,
-        consumed: Sequence[DataRange],
+        report: DataReport,
         *,
         timeout_s: float,
     ) -> None:
@@ -117,7 +123,8 @@ class ControlClient:
                 job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 sequence=sequence,
-                consumed=[messages.range_to_message(each) for each in consumed],
+                consumed=map(messages.range_to_message, report.consumed),
+                dropped=map(messages.range_to_message, report.dropped),
             ),
             timeout_s,
         )
@@ -131,7 +138,7 @@ class ControlClient:
         position_count: int,
         batch_size: int,
         drop_last: bool,
-        consumed: Sequence[DataRange],
+        report: DataReport,
         timeout_s: float,
     ) -> int:
         """Opens an epoch of a loader; its seed. Idempotent."""
@@ -145,7 +152,8 @@ class ControlClient:
                 position_count=position_count,
                 batch_size=batch_size,
                 drop_last=drop_last,
-                consumed=[messages.range_to_message(each) for each in consumed],
+                consumed=map(messages.range_to_message, report.consumed),
+                dropped=map(messages.range_to_message, report.dropped),
             ),
             timeout_s,
         )
@@ -158,7 +166,7 @@ class ControlClient:
         epoch: int,
         *,
         order_digest: int,
-        consumed: Sequence[DataRange],
+        report: DataReport,
         batch_count_max: int,
         wait: bool,
         timeout_s: float,
@@ -172,7 +180,8 @@ class ControlClient:
                 loader=loader,
                 epoch=epoch,
                 order_digest=order_digest,
-                consumed=[messages.range_to_message(each) for each in consumed],
+                consumed=map(messages.range_to_message, report.consumed),
+                dropped=map(messages.range_to_message, report.dropped),
                 batch_count_max=batch_count_max,
                 wait=wait,
             ),

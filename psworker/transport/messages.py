@@ -53,6 +53,7 @@ def settings_of(message: membership_pb2.JobSettings) -> values.JobSettings:
         staleness_bound=message.staleness_bound,
         workers_min=message.workers_min,
         lease_ttl_ms=message.lease_ttl_ms,
+        backup_worker_count=message.backup_worker_count,
     )
 
 
@@ -78,7 +79,12 @@ def record_of(message: membership_pb2.Record) -> values.Record:
         generation=message.generation,
         is_start=message.kind == membership_pb2.FENCE_KIND_START,
         members=tuple(
-            values.Member(identity_of(each.worker), each.rank, each.base_clock)
+            values.Member(
+                identity_of(each.worker),
+                each.rank,
+                each.base_clock,
+                each.base_sequence,
+            )
             for each in message.members
         ),
         departures=tuple(
@@ -89,6 +95,19 @@ def record_of(message: membership_pb2.Record) -> values.Record:
         ),
         mode=_mode_of(message.mode),
         staleness_bound=message.staleness_bound,
+        mode_clock=message.mode_clock,
+    )
+
+
+def choice_of(message: membership_pb2.ClockChoice) -> values.ClockChoice:
+    """A clock with its contributors."""
+    return values.ClockChoice(message.clock, tuple(map(identity_of, message.workers)))
+
+
+def choice_to_message(choice: values.ClockChoice) -> membership_pb2.ClockChoice:
+    """A clock with its contributors."""
+    return membership_pb2.ClockChoice(
+        clock=choice.clock, workers=map(identity_to_message, choice.workers)
     )
 
 
@@ -184,6 +203,8 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         version=message.version,
         frontier=message.frontier,
         clock=message.clock,
+        mode=_mode_of(message.mode),
+        staleness_bound=message.staleness_bound,
         staleness=message.staleness,
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
     )

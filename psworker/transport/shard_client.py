@@ -15,14 +15,15 @@ from pswire.frames import (
     REQUEST_HEADER_FIELD,
     RESPONSE_CHUNK_FIELD,
     RESPONSE_REPLY_FIELD,
+    RESPONSE_STAGED_FIELD,
     RESPONSE_WAITING_FIELD,
     join_fields,
     split_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
-from pswire.v1 import push_pb2
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
@@ -47,6 +48,10 @@ class Traffic:
     received_bytes: int = 0
 
 
+def _ignore(_: values.ClockChoice) -> None:
+    """For calls that carry no push."""
+
+
 @dataclass(frozen=True, slots=True)
 class Receiver:
     """Takes what comes before the reply, in order, on the event loop.
@@ -54,10 +59,12 @@ class Receiver:
     Attributes:
         on_chunk: Takes the bytes of a `ParameterChunk`.
         on_waiting: Takes whom the call waits for.
+        on_staged: Takes that everything of the clock is there and waits for a commit.
     """
 
     on_chunk: Callable[[memoryview], None]
     on_waiting: Callable[[values.Waiting], None]
+    on_staged: Callable[[values.ClockChoice], None] = _ignore
 
 
 class ShardClient:
@@ -173,22 +180,68 @@ class ShardClient:
                     await self._write(call, requests())
                 await call
 
-    async def get_session(self, *, timeout_s: float) -> values.ShardSession:
-        """Asks what became of this worker's pushes."""
+    async def get_session(
+        self, worker: values.Identity, *, timeout_s: float
+    ) -> values.ShardSession:
+        """Asks what became of the pushes of one start of a worker."""
         with translated(self._peer):
             response = await self._stub.GetSession(
                 pb.GetSessionRequest(
                     protocol_version=PROTOCOL_VERSION,
                     job_id=self._job_id,
-                    worker=messages.identity_to_message(self._worker),
+                    worker=messages.identity_to_message(worker),
                     shard_incarnation=self.shard.incarnation,
                 ),
                 timeout=timeout_s,
             )
             return messages.session_of(response)
 
+    async def commit(
+        self, generation: int, choice: values.ClockChoice, *, timeout_s: float
+    ) -> bool:
+        """Commits a clock. False: its contributors are others, `staged` comes again."""
+        with translated(self._peer):
+            response = await self._stub.Commit(
+                pb.CommitRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    job_id=self._job_id,
+                    worker=messages.identity_to_message(self._worker),
+                    shard_incarnation=self.shard.incarnation,
+                    generation=generation,
+                    choice=messages.choice_to_message(choice),
+                ),
+                timeout=timeout_s,
+            )
+            return response.committed
+
+    async def ready(
+        self, generation: int, clock: int, sequence: int, *, timeout_s: float
+    ) -> values.ClockChoice:
+        """Says that every shard has all of a push; returns when it's chosen who counts.
+
+        Args:
+            generation: Newest generation known here.
+            clock: Clock of the push.
+            sequence: Number of the push.
+            timeout_s: Deadline of the call.
+        """
+        with translated(self._peer):
+            response = await self._stub.Ready(
+                pb.ReadyRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    job_id=self._job_id,
+                    worker=messages.identity_to_message(self._worker),
+                    shard_incarnation=self.shard.incarnation,
+                    generation=generation,
+                    clock=clock,
+                    sequence=sequence,
+                ),
+                timeout=timeout_s,
+            )
+            return messages.choice_of(response.choice)
+
     async def await_contribution(
-        self, generation: int, clock: int, *, timeout_s: float
+        self, generation: int, clock: int, sequence: int, *, timeout_s: float
     ) -> values.Contribution:
         """Returns once a clock waits for nobody but workers that make this call."""
         with translated(self._peer):
@@ -200,6 +253,7 @@ class ShardClient:
                     shard_incarnation=self.shard.incarnation,
                     generation=generation,
                     clock=clock,
+                    sequence=sequence,
                 ),
                 timeout=timeout_s,
             )
@@ -236,6 +290,9 @@ class ShardClient:
                 elif number == RESPONSE_WAITING_FIELD:
                     waiting = push_pb2.Waiting.FromString(bytes(view))
                     receiver.on_waiting(messages.waiting_of(waiting))
+                elif number == RESPONSE_STAGED_FIELD:
+                    choice = membership_pb2.ClockChoice.FromString(bytes(view))
+                    receiver.on_staged(messages.choice_of(choice))
         if reply is None:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"

@@ -43,6 +43,15 @@ class JobSettings:
     staleness_bound: int
     workers_min: int
     lease_ttl_ms: int
+    backup_worker_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClockChoice:
+    """A clock with those whose pushes it consists of, in the order of worker ids."""
+
+    clock: int
+    workers: tuple[Identity, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +65,27 @@ class ShardAddress:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker of a generation."""
+    """One worker of a generation.
+
+    Attributes:
+        worker: Which start of which worker.
+        rank: Dense index, as of joining.
+        base_clock: Its push `base_sequence + n` is of clock `base_clock + n`.
+        base_sequence: 0 at joining; set anew when the mode changes.
+    """
 
     worker: Identity
     rank: int
     base_clock: int
+    base_sequence: int = 0
+
+    def clock_of(self, sequence: int) -> int:
+        """Clock that a push completes."""
+        return self.base_clock + sequence - self.base_sequence
+
+    def sequence_of(self, clock: int) -> int:
+        """The push that completes a clock."""
+        return self.base_sequence + clock - self.base_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +99,18 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a fence decided: the whole membership from now on."""
+    """What a fence decided: the whole membership from now on.
+
+    Attributes:
+        fence_number: Number of the fence.
+        generation: Grows with every record.
+        members: Members from now on.
+        is_start: Whether it is the job's first.
+        departures: Members that have ended.
+        mode: Mode from now on.
+        staleness_bound: Staleness bound from now on, in clocks.
+        mode_clock: Clock after which `mode` rules; up to it the mode before did.
+    """
 
     fence_number: int
     generation: int
@@ -83,6 +119,7 @@ class Record:
     departures: tuple[Departure, ...] = ()
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
+    mode_clock: int = 0
 
     def member_of(self, worker: Identity) -> Member | None:
         """The member that this start of a worker is, if it is one."""
@@ -174,7 +211,20 @@ class PushTrailer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushReply:
-    """One shard's answer to a push or a pull."""
+    """One shard's answer to a push or a pull.
+
+    Attributes:
+        outcome: What became of the push; `APPLIED` for a pull.
+        shard_incarnation: Start of the shard.
+        generation: Newest generation it knows.
+        version: Steps of all workers ever that are in the values.
+        frontier: Smallest clock over the members.
+        clock: This worker's clock after it; when dropped, the newest clock.
+        mode: Mode under which the values were given.
+        staleness_bound: Bound under which they were given, in clocks.
+        staleness: Updates between the values pushed against and the push.
+        nonfinite_worker_ids: For whose gradient the clock was skipped.
+    """
 
     outcome: Outcome
     shard_incarnation: int
@@ -182,6 +232,8 @@ class PushReply:
     version: int
     frontier: int
     clock: int
+    mode: Mode = Mode.BSP
+    staleness_bound: int = 0
     staleness: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()
 

@@ -20,7 +20,8 @@ from psworker.data import (
     LeaseRequest,
     prepare_loader,
 )
-from psworker.pending import DataRange, DrawnData, PendingData
+from psworker.errors import EvictedError
+from psworker.pending import DataRange, DataReport, DrawnData, PendingData
 
 
 class LedgerJob:
@@ -39,7 +40,8 @@ class LedgerJob:
                 key, request.loader, request.epoch, request.order_digest
             )
             self.ledger.consume(
-                key, tuple(CoreRange(*_fields(each)) for each in request.consumed)
+                key,
+                tuple(CoreRange(*_fields(each)) for each in request.report.consumed),
             )
             participants = tuple(self.keys) if self.in_rounds else ()
             ranges = book.lease(key, participants, request.batch_count_max)
@@ -87,17 +89,28 @@ class LedgerSource:
         self.empty_push_count = 0
         self.pushed_nothing = threading.Event()
         self.is_broken = False
+        self.is_lost = False
+        self.rejoin_count = 0
+        self.sharer_count = 0
+
+    def evict(self) -> None:
+        """The others get what the worker holds, and it does not know yet."""
+        self.is_lost = True
+        self.job.ledger.retire(self.key)
+        self.job.retry()
+
+    def rejoin(self) -> None:
+        self.is_lost = False
+        self.rejoin_count += 1
+        self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
+        self.pending.start_over()
 
     def open_epoch(
-        self,
-        loader: str,
-        epoch: int,
-        shape: EpochShape,
-        consumed: tuple[DataRange, ...],
+        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
     ) -> "Future[int]":
         future: Future[int] = Future()
         self.job.ledger.consume(
-            self.key, tuple(CoreRange(*_fields(each)) for each in consumed)
+            self.key, tuple(CoreRange(*_fields(each)) for each in report.consumed)
         )
         core_shape = core.EpochShape(
             position_count=shape.position_count,
@@ -116,6 +129,10 @@ class LedgerSource:
             broken: Future[Lease] = Future()
             broken.set_exception(ConnectionError("cut"))
             return broken
+        if self.is_lost:
+            lost: Future[Lease] = Future()
+            lost.set_exception(EvictedError("evicted"))
+            return lost
         return self.job.lease(self.key, request)
 
     def await_contribution(self) -> "Future[None]":
@@ -295,7 +312,8 @@ def test_a_report_that_failed_is_made_again() -> None:
     with pytest.raises(ConnectionError):
         for _ in batches:
             pass
-    assert (0, 4) in {(r.start, r.stop) for r in source.pending.take_consumed()}
+    report = source.pending.take_report()
+    assert (0, 4) in {(r.start, r.stop) for r in report.consumed}
 
 
 def test_a_samplers_other_order_is_refused_by_the_ledger() -> None:
@@ -356,3 +374,44 @@ def test_persistent_workers_last_as_long_as_the_user_wished() -> None:
     loader.set_epoch(1)
     assert len(_train(source, loader)) == 2
     assert loader._fetcher is fetcher
+
+
+@pytest.mark.parametrize("process_count", [0, 2])
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_an_evicted_worker_goes_on_with_the_epoch_and_repeats_nothing_it_pushed(
+    is_in_step: bool, process_count: int
+) -> None:
+    """Noticed by the loader, or inside a step, which throws its gradient away."""
+    source = LedgerSource(LedgerJob(1), 0)
+    seen: list[list[int]] = []
+    dropped: list[list[int]] = []
+    for (batch,) in LeasedLoader(_loader(40, num_workers=process_count), source):
+        if len(seen) == 3 and not source.rejoin_count:
+            # What was pushed is consumed, as the coordinator hears from the shards.
+            source.job.ledger.consume(
+                source.key,
+                tuple(CoreRange("loader", 0, n, n + 4) for n in (0, 4, 8)),
+            )
+            source.evict()
+            if is_in_step:
+                source.rejoin()
+            dropped.append(batch.tolist())
+            source.pending.take()
+            continue
+        seen.append(batch.tolist())
+        source.step()
+    assert source.rejoin_count == 1
+    values = [value for batch in seen for value in batch]
+    assert sorted(values) == list(range(40))
+    assert dropped[0] in seen
+
+
+def test_the_end_of_an_epoch_is_shared_out_where_data_goes_to_whoever_asks() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    source.sharer_count = 2
+    loader = LeasedLoader(_loader(80), source)
+    _train(source, loader)
+    asked = [request.batch_count_max for request in source.requests]
+    assert asked[0] == 4  # of 20 batches
+    assert asked[-1] == 1
+    assert sorted(asked, reverse=True)[0] == 4

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -86,6 +87,50 @@ async def test_an_order_to_seed_brings_the_shard_map() -> None:
 
     assert membership.seed_order == SeedOrder(3, SHARDS)
     assert membership.shards == SHARDS
+
+
+async def test_a_member_that_was_lost_is_told_to_the_others_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    third = Identity("w2", 1)
+    membership = Membership(ME)
+    membership.take(record(1, ME, OTHER, third))
+
+    for generation in (2, 3):
+        end = Departure(third, 9, True)
+        gone = record(generation, ME, OTHER)
+        membership.take(dataclasses.replace(gone, departures=(end,)))
+
+    assert caplog.messages == [
+        "worker w2 (start 1) was lost after clock 9: the job goes on with the 2 "
+        "workers left in generation 2"
+    ]
+
+
+async def test_who_joins_is_not_told_of_losses_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    membership = Membership(ME)
+    end = Departure(OTHER, 9, True)
+
+    membership.take(dataclasses.replace(record(5, ME), departures=(end,)))
+    membership.take(dataclasses.replace(record(6, ME), departures=(end,)))
+
+    assert caplog.messages == []
+
+
+async def test_a_generation_is_waited_for() -> None:
+    membership = Membership(ME)
+    membership.take(record(1, ME))
+    waiting = asyncio.ensure_future(membership.wait_generation(3))
+
+    membership.take(record(2, ME))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    membership.take(record(4, ME))
+
+    assert (await waiting).generation == 4
+    assert (await membership.wait_generation(4)).generation == 4
 
 
 async def test_a_record_without_a_member_evicts_it() -> None:

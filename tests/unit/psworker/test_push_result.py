@@ -1,7 +1,7 @@
 import pytest
 
 from psworker.push_result import combine
-from psworker.transport.values import Outcome, PushReply
+from psworker.transport.values import Mode, Outcome, PushReply
 
 
 def reply(outcome: Outcome, **fields: object) -> PushReply:
@@ -51,3 +51,15 @@ def test_numbers_are_those_that_hold_on_every_shard() -> None:
 
     assert (result.version, result.staleness) == (4, 3)
     assert result.nonfinite_worker_ids == ("w0", "w1")
+
+
+def test_the_mode_is_what_the_newest_answer_says() -> None:
+    result = combine(
+        [
+            reply(Outcome.APPLIED, generation=2, mode=Mode.SSP),
+            reply(Outcome.APPLIED, generation=1, mode=Mode.BSP),
+        ]
+    )
+
+    assert result.mode == "ssp"
+    assert not result.rejoined

@@ -1,0 +1,100 @@
+"""The second phase of a two-phase step: this worker's part in committing a clock.
+
+On the event loop. Shards tell `staged` on the streams of a push; a worker that has the
+same from all of them tells all of them to commit. Any contributor is enough, and a
+repeated commit changes nothing. Whose drivers died is finished by a record.
+Source: docs/decisions/0006.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from psworker.retries import all_or_none
+from psworker.transport.values import ClockChoice, Identity
+
+T = TypeVar("T")
+
+
+class CommitCalls(Protocol):
+    """Calls that a commit needs; each returns when it is decided."""
+
+    async def commit(self, shard_index: int, choice: ClockChoice) -> None:
+        """Tells a shard to commit. It may refuse, and tells `staged` again then."""
+        ...
+
+    async def choose(self, clock: int, sequence: int) -> ClockChoice:
+        """Tells shard 0 that a push is staged everywhere; who counts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushPlace:
+    """The push that a commit is about.
+
+    Attributes:
+        worker: Whose.
+        sequence: Its number.
+        shard_count: Shards that it goes to.
+    """
+
+    worker: Identity
+    sequence: int
+    shard_count: int
+
+
+class Commits:
+    """What shards have told of one push, and what follows."""
+
+    def __init__(self, calls: CommitCalls, place: PushPlace) -> None:
+        self._calls = calls
+        self._place = place
+        self._told: dict[int, ClockChoice] = {}
+        self._agreed = asyncio.Event()
+
+    def take_staged(self, shard_index: int, choice: ClockChoice) -> None:
+        """A shard has everything that it needs for a clock with these contributors."""
+        self._told[shard_index] = choice
+        if self._choice() is not None:
+            self._agreed.set()
+
+    async def drive_until(self, pushing: Coroutine[Any, Any, T]) -> T:
+        """The result of the push, which it may need a commit to get.
+
+        Raises:
+            CallError: The push, or a commit of it, was refused.
+        """
+        push = asyncio.ensure_future(pushing)
+        driving = asyncio.ensure_future(self._drive())
+        try:
+            await asyncio.wait({push, driving}, return_when=asyncio.FIRST_COMPLETED)
+            if not push.done():
+                driving.result()  # raises: it never ends well
+            return await push
+        finally:
+            push.cancel()
+            driving.cancel()
+            await asyncio.gather(push, driving, return_exceptions=True)
+
+    async def _drive(self) -> None:
+        while True:
+            await self._agreed.wait()
+            self._agreed.clear()
+            choice = self._choice()
+            if choice is None:
+                continue
+            if not choice.workers:
+                # With backup workers: told of this worker's own push alone.
+                choice = await self._calls.choose(choice.clock, self._place.sequence)
+            if self._place.worker in choice.workers:
+                await all_or_none(
+                    self._calls.commit(shard_index, choice)
+                    for shard_index in range(self._place.shard_count)
+                )
+
+    def _choice(self) -> ClockChoice | None:
+        """What all shards have told, once they have told the same."""
+        if len(self._told) < self._place.shard_count or len({*self._told.values()}) > 1:
+            return None
+        return next(iter(self._told.values()))

@@ -1,0 +1,50 @@
+"""What an eviction leaves behind, and what comes after it: plain values."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from psworker.push_result import PushResult
+from psworker.transport.values import Identity, Member
+
+
+@dataclass(frozen=True, slots=True)
+class LostStart:
+    """A start of this worker that the job has given up.
+
+    Attributes:
+        worker: Which start.
+        sequence: Its push that was under way, 0 if none was.
+    """
+
+    worker: Identity
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """This worker's new place in the job.
+
+    Attributes:
+        member: The place.
+        push: What became of the push that was under way, with the numbers of the
+            values that are in the model now.
+    """
+
+    member: Member
+    push: PushResult
+
+
+class Rejoining(Protocol):
+    """How a worker that was evicted takes part again."""
+
+    def rejoin(self, lost: LostStart) -> Rejoined:
+        """Joins as a new start under the same id; the model then holds its values.
+
+        Called again after an error, it goes on where it stopped.
+
+        Raises:
+            StepTimeoutError: It was not taken in in time.
+            EvictedError: A replacement has its place.
+            PsError: The job can't go on.
+        """
+        ...

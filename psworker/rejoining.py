@@ -1,0 +1,120 @@
+"""How an evicted worker that lives takes part again: a new start under the same id.
+
+In the user's thread, inside `step()` or a loader. The push that was under way counts or
+is thrown away, as the record of the eviction has decided on all shards alike; it is
+never sent under a new id. Source: docs/decisions/0007.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Final
+
+from psworker.errors import (
+    EvictedError,
+    StepTimeoutError,
+    UnavailableError,
+    WaitTimeoutError,
+)
+from psworker.event_loop import EventLoop
+from psworker.eviction import LostStart, Rejoined
+from psworker.joining import Joining
+from psworker.jump import left_s
+from psworker.prepare import Prepared
+from psworker.push_result import combine
+from psworker.retries import told_to_users
+from psworker.session import Session
+from psworker.tensor_chunks import ValueStore
+
+logger: Final = logging.getLogger("psworker")
+
+
+class EvictedWorker:
+    """A worker that can join again; see `Rejoining`."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: Session,
+        store: ValueStore,
+        *,
+        given: Prepared,
+        timeout_s: float,
+    ) -> None:
+        """Remembers what the worker joined with.
+
+        Args:
+            loop: Where calls run.
+            session: The worker.
+            store: Takes the values.
+            given: What `prepare` was given.
+            timeout_s: Longest time to join again.
+        """
+        self._loop = loop
+        self._session = session
+        self._store = store
+        self._given = given
+        self._timeout_s = timeout_s
+
+    def rejoin(self, lost: LostStart) -> Rejoined:
+        """Joins as a new start under the same id; see `Rejoining`."""
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while True:
+                self._renew(lost, deadline)
+                try:
+                    return self._join(lost, deadline)
+                except EvictedError as error:
+                    # Out again before it was in: it stood still once more.
+                    if time.monotonic() >= deadline:
+                        raise StepTimeoutError(f"{error}") from error
+        except (WaitTimeoutError, UnavailableError) as error:
+            raise StepTimeoutError(
+                f"worker {lost.worker.worker_id} was evicted and could not join again "
+                f"within {self._timeout_s:g} s: {error}; step() again goes on trying",
+                reason=error.reason,
+                facts=error.facts,
+            ) from error
+
+    def _renew(self, lost: LostStart, deadline: float) -> None:
+        """Registers a new start, unless an earlier call has done so.
+
+        Raises:
+            EvictedError: A replacement has this worker's place.
+            PsError: The coordinator was not reached, or it refused.
+        """
+        session = self._session
+        failure = session.membership.failure
+        if session.worker == lost.worker or isinstance(failure, EvictedError):
+            with told_to_users():
+                self._loop.run(session.renew(left_s(deadline)))
+
+    def _join(self, lost: LostStart, deadline: float) -> Rejoined:
+        session = self._session
+        joining = Joining(self._loop, session, self._store)
+        joined = joining.join(self._given, timeout_s=left_s(deadline))
+        is_applied = lost.sequence > 0 and self._loop.run(
+            session.shards.was_done(lost.worker, lost.sequence)
+        )
+        push = replace(
+            combine(joined.replies),
+            outcome="applied" if is_applied else "dropped",
+            rejoined=True,
+        )
+        logger.warning(
+            "worker %s was evicted: nothing was heard of its start %d for too long; it "
+            "has joined again as start %d, at clock %d of generation %d%s",
+            lost.worker.worker_id,
+            lost.worker.incarnation,
+            session.worker.incarnation,
+            push.clock,
+            joined.generation,
+            _fate(lost, is_applied=is_applied),
+        )
+        return Rejoined(joined.member, push)
+
+
+def _fate(lost: LostStart, *, is_applied: bool) -> str:
+    if is_applied:
+        return "; its push under way counts"
+    return "; its push under way was thrown away" if lost.sequence else ""
