@@ -121,6 +121,7 @@ class CoordinatorCore:
             self.model.agree(schema, optimizers)
         self._progress.record = record
         self._progress.roster = Roster(incarnations)
+        self.have_patience(now_ms)
         if record is None:
             return
         for end in record.departures:
@@ -232,15 +233,17 @@ class CoordinatorCore:
         entry.is_watching = True
         entry.broken_ms = None
         entry.heard_ms = now_ms
+        was_lost = entry.state is WorkerState.LOST
         if entry.state in PRESENT:
             entry.state = WorkerState.MEMBER
         fence = self.fence
-        if fence is not None and entry.worker in fence.change.evictions:
+        if was_lost and fence is not None and entry.worker in fence.change.evictions:
             self._progress.abort(f"{entry.worker} is back", now_ms)
         if fence is not None and fence.seeder == entry.worker:
             self._progress.effects.append(
                 OrderSeed(worker=entry.worker, fence_number=fence.number)
             )
+        self._progress.pump(now_ms)
 
     def worker_broken(self, entry: WorkerEntry, now_ms: int) -> None:
         """A worker's stream broke: it is suspect until the grace is over."""
@@ -253,14 +256,9 @@ class CoordinatorCore:
         if self.roster.most_broke(now_ms, grace_ms=grace_ms):
             self.have_patience(now_ms)
 
-    def condemn(self, worker: WorkerKey, now_ms: int) -> None:
-        """A member's bytes contradict what it says of them: it is to be taken out.
-
-        As one that is lost, it stays as long as too few would be left without it, and
-        with `WAIT` while no replacement can come, since it lives.
-        """
-        entry = self.roster.find(worker)
-        if entry is not None and entry.state in PRESENT:
+    def evict(self, entry: WorkerEntry, now_ms: int) -> None:
+        """Takes out a member that lives, as soon as enough would be left without it."""
+        if entry.state in PRESENT:
             entry.is_condemned = True
             self._progress.pump(now_ms)
 

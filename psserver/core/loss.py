@@ -75,27 +75,25 @@ def waiting_text(
 def _evictions(
     roster: Roster, record: Record, settings: JobSettings, *, leave_count: int
 ) -> tuple[WorkerKey, ...]:
-    """Who is taken out: all that may be, or nobody.
+    """Who is taken out: of those that the floor holds, all or nobody.
 
     To take out one of two lost ones serves nobody while the other one holds every
     clock open, and one that comes back a second later had lost its place for nothing.
     """
+    lost = roster.in_state(WorkerState.LOST)
+    out = [entry for entry in roster.in_state(*PRESENT) if entry.is_condemned]
+    if settings.worker_loss_policy is LossPolicy.CONTINUE:
+        out += lost
+    floor = floor_of(record, settings)
+    if leave_count:
+        floor = min(floor, len(record.members) - leave_count)
+    if len(_left(roster)) < floor:
+        out = []
     if settings.worker_loss_policy is LossPolicy.WAIT:
         joining = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
-        lost = roster.in_state(WorkerState.LOST)
-        out = [entry for entry in lost if entry.worker.worker_id in joining]
-    else:
-        out = [
-            entry
-            for entry in roster.in_state(*PRESENT)
-            if entry.state is WorkerState.LOST or entry.is_condemned
-        ]
-        floor = floor_of(record, settings)
-        if leave_count:
-            floor = min(floor, len(record.members) - leave_count)
-        if len(_left(roster)) < floor:
-            out = []
-    return tuple(entry.worker for entry in out if record.member_of(entry.worker))
+        out += [entry for entry in lost if entry.worker.worker_id in joining]
+    workers = sorted({entry.worker for entry in out})
+    return tuple(worker for worker in workers if record.member_of(worker))
 
 
 def _left(roster: Roster) -> list[WorkerEntry]:
