@@ -8,6 +8,7 @@ import typer
 
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
+from pswire.history import is_for_many
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.errors import ConnectError
@@ -45,6 +46,17 @@ def _checked_command(command: list[str]) -> tuple[str, ...]:
     if command == ["-m"]:
         raise typer.BadParameter("-m wants the name of a module")
     return tuple(command)
+
+
+def _checked_history(history: str, process_count: int) -> str:
+    """One file is for one process."""
+    if history and process_count > 1 and not is_for_many(history):
+        raise typer.BadParameter(
+            f"{history} is one file, and {process_count} workers need one each: give a "
+            "folder that ends with a slash",
+            param_hint="--history",
+        )
+    return history
 
 
 @app.callback()
@@ -95,6 +107,16 @@ def run(
             "By default the coordinator issues ids.",
         ),
     ] = None,
+    history: Annotated[
+        str,
+        typer.Option(
+            envvar="PS_HISTORY",
+            metavar="FILE|FOLDER/",
+            help="Where to write histories for `psctl check-history`, see "
+            "docs/history.md.",
+            show_default=False,
+        ),
+    ] = "",
     connect_timeout: Annotated[
         float,
         typer.Option(
@@ -116,6 +138,7 @@ def run(
         process_count=nproc,
         restart_limit=max_restarts,
         worker_id=worker_id,
+        history=_checked_history(history, nproc),
         devices=visible_cuda_devices(os.environ) if nproc > 1 else (),
     )
     launcher = Launcher(plan, log=_log)

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pswire import failpoints
 from pswire.addresses import Address, parse_address
+from pswire.history import HISTORY_VARIABLE
 from psworker.errors import ConfigurationError
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
@@ -22,6 +24,8 @@ class WorkerConfig:
         connect_timeout_s: Longest wait for the coordinator's first answer.
         step_timeout_s: Longest wait for one step to complete.
         start_timeout_s: Longest wait for the job to start.
+        history: Where each start of this worker writes its history, see
+            `pswire.history`; empty for none.
     """
 
     coordinator: Address
@@ -29,6 +33,7 @@ class WorkerConfig:
     connect_timeout_s: float = 8.0
     step_timeout_s: float = 600.0
     start_timeout_s: float = 3600.0
+    history: str = ""
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout_s", "step_timeout_s", "start_timeout_s"):
@@ -66,3 +71,20 @@ def find_worker_id(
 ) -> str:
     """The wanted worker id, from the argument or `PS_WORKER_ID`; empty if none."""
     return worker_id or (environ or os.environ).get(WORKER_ID_VARIABLE, "")
+
+
+def find_history(environ: Mapping[str, str] | None = None) -> str:
+    """Where this worker's history goes, from `PS_HISTORY`; empty for nowhere."""
+    return (environ or os.environ).get(HISTORY_VARIABLE, "")
+
+
+def arm_failpoints(environ: Mapping[str, str] | None = None) -> None:
+    """Arms what `PS_FAILPOINT` says, once for a process.
+
+    Raises:
+        ConfigurationError: It can't be understood.
+    """
+    try:
+        failpoints.arm(environ)
+    except failpoints.FailpointError as error:
+        raise ConfigurationError(str(error)) from error

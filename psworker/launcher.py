@@ -38,6 +38,7 @@ class LaunchPlan:
         worker_id: Id of the worker; with several processes, what their ids begin
             with. None to have the coordinator choose.
         devices: CUDA devices to hand out, one to a process and round again.
+        history: Where workers write their histories; empty for what they inherit.
     """
 
     command: tuple[str, ...]
@@ -46,12 +47,15 @@ class LaunchPlan:
     restart_limit: int = 0
     worker_id: str | None = None
     devices: tuple[str, ...] = ()
+    history: str = ""
 
     def environment(self, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
         """Environment of process `index`."""
         environment = dict(inherited)
         environment["PS_COORDINATOR"] = self.coordinator
         environment.pop("PS_WORKER_ID", None)
+        if self.history:
+            environment["PS_HISTORY"] = self.history
         if self.worker_id is not None:
             suffix = f"-{index}" if self.process_count > 1 else ""
             environment["PS_WORKER_ID"] = self.worker_id + suffix

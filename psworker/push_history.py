@@ -5,7 +5,8 @@ Without `PS_HISTORY` there is no file, and every method returns at once.
 
 from collections.abc import Sequence
 
-from pswire.history import HistoryFile
+from pswire.history import HistoryFile, HistoryPathError
+from psworker.errors import ConfigurationError
 from psworker.transport.values import Identity, PushHeader, PushReply
 
 
@@ -20,13 +21,17 @@ class PushHistory:
         """Begins a start's history, if one is wanted.
 
         Raises:
-            HistoryPathError: It can't be written there.
+            ConfigurationError: It can't be written there.
         """
         if not wanted:
             return cls()
         name = f"worker-{worker.worker_id}-{worker.incarnation}"
         facts = {"role": "worker", "worker": [worker.worker_id, worker.incarnation]}
-        return cls(HistoryFile(wanted, process=name, job_id=job_id, facts=facts))
+        try:
+            file = HistoryFile(wanted, process=name, job_id=job_id, facts=facts)
+        except HistoryPathError as error:
+            raise ConfigurationError(str(error)) from error
+        return cls(file)
 
     def close(self) -> None:
         """Ends the history."""

@@ -1,7 +1,13 @@
 import pytest
 
 from pswire.addresses import Address
-from psworker.config import WorkerConfig, find_coordinator, find_worker_id
+from psworker.config import (
+    WorkerConfig,
+    arm_failpoints,
+    find_coordinator,
+    find_history,
+    find_worker_id,
+)
 from psworker.errors import ConfigurationError
 
 
@@ -34,3 +40,13 @@ def test_port_0_can_not_be_called() -> None:
 def test_a_timeout_is_above_0(seconds: float) -> None:
     with pytest.raises(ConfigurationError, match="step_timeout_s must be above 0"):
         WorkerConfig(coordinator=Address("a", 1), step_timeout_s=seconds)
+
+
+def test_a_history_is_wanted_by_the_environment() -> None:
+    assert find_history({"PS_HISTORY": "runs/"}) == "runs/"
+    assert find_history({"PATH": ""}) == ""
+
+
+def test_failpoints_that_there_are_not_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no failpoint 'worker\.stop'"):
+        arm_failpoints({"PS_FAILPOINT": "worker.stop=kill"})

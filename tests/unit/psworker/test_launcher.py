@@ -245,6 +245,10 @@ def test_a_host_that_has_no_address_fails_at_once(tmp_path: Path) -> None:
         (["--coordinator", "localhost:1", "missing.py"], "no script 'missing.py'"),
         (["--coordinator", "localhost:1", "--", "-m"], "name of a module"),
         (["--", "-m", "this"], "PS_COORDINATOR"),
+        (
+            ["--coordinator=a:1", "--nproc=2", "--history=h", "--", "-m", "this"],
+            "h is one file, and 2 workers need one each",
+        ),
     ],
 )
 def test_a_wrong_command_line_says_so_before_it_waits(
@@ -285,3 +289,10 @@ def test_devices_are_those_the_environment_names_or_the_machine_has(
         "6",
     )
     assert visible_cuda_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+
+
+def test_every_process_is_told_where_its_history_goes() -> None:
+    plan = LaunchPlan(command=("t.py",), coordinator="a:1", history="runs/")
+    assert plan.environment(0, {"PS_HISTORY": "old"})["PS_HISTORY"] == "runs/"
+    silent = LaunchPlan(command=("t.py",), coordinator="a:1")
+    assert silent.environment(0, {"PS_HISTORY": "old"})["PS_HISTORY"] == "old"
