@@ -1,0 +1,93 @@
+"""How soon a lost worker is noticed when the lease is two seconds."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.integration.job import Job
+from tests.integration.processes import Processes
+
+LEASE_MS: Final = 2_000
+
+GO_ON_TIMEOUT_S: Final = 10.0
+"""Shards tell where they stand every second."""
+
+WORKER: Final = """
+import ctypes, sys, torch, psworker
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
+    model, optimizer = ps.prepare(model, optimizer)
+    for step in range(1_000_000):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        if step == 3 and "hold" in sys.argv:
+            # Unlike Python's own sleep, this one keeps the interpreter's lock.
+            ctypes.PyDLL(None).sleep(5)
+        if step % 200 == 3:
+            print("step", step, flush=True)
+"""
+
+
+@contextmanager
+def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Job, Processes]]:
+    """A job in which `w0` and `w1` train, `w1` with these arguments."""
+    script = folder / "train.py"
+    script.write_text(WORKER)
+    job = Job(folder / "state", lease_ttl_ms=LEASE_MS)
+    with job, Processes(folder) as processes:
+        for name, given in (("w0", ()), ("w1", arguments)):
+            processes.start(
+                name,
+                *(str(script), *given),
+                PS_COORDINATOR=job.address,
+                PS_WORKER_ID=name,
+            )
+        for name in ("w0", "w1"):
+            assert processes.line(name) == "step 3"
+        job.wait_record(lambda record: len(record.members) == 2)
+        yield job, processes
+
+
+@pytest.mark.parametrize(
+    ("number", "bound_s"),
+    [(signal.SIGSTOP, LEASE_MS / 1000), (signal.SIGKILL, 0.8)],
+    ids=["stopped", "killed"],
+)
+@pytest.mark.timeout(120)
+def test_a_lost_worker_is_taken_out(
+    tmp_path: Path, number: signal.Signals, bound_s: float
+) -> None:
+    """Within the lease when it hangs, in about the grace when it is dead."""
+    with two_workers(tmp_path) as (job, processes):
+        processes.send("w1", number)
+        began = time.monotonic()
+        record = job.wait_record(lambda record: len(record.members) == 1)
+        noticed_after_s = time.monotonic() - began
+        (end,) = record.departures
+        assert end.evicted
+        assert noticed_after_s < bound_s
+        slots = job.coordinator.core.shards.slots
+        assert job.run(
+            job.coordinator.changes.wait_until(
+                lambda: all(s.standing.applied_clock > end.last_clock for s in slots),
+                GO_ON_TIMEOUT_S,
+            )
+        ), "the other one does not go on"
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
+    tmp_path: Path,
+) -> None:
+    """Pings are answered by gRPC's own threads, for longer than two leases."""
+    with two_workers(tmp_path, "hold") as (job, processes):
+        record = job.wait_record(lambda record: len(record.members) == 2)
+        assert processes.line("w1") == "step 203"
+        assert job.ask(lambda: job.coordinator.core.record) == record
