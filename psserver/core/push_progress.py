@@ -10,9 +10,15 @@ Parameter Server", NIPS 2013.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from psserver.core.admission import closed_refusal
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import PushEntry
-from psserver.core.effects import ApplyChunk, ContributionAwaited, Staged
+from psserver.core.effects import (
+    ApplyChunk,
+    ContributionAwaited,
+    RefusePush,
+    Staged,
+)
 from psserver.core.lanes import Lanes
 from psserver.core.push import Outcome, PushId, Trailer
 from psserver.core.record import ClockChoice, Member, WorkerKey
@@ -28,12 +34,10 @@ class OpenPush:
     Attributes:
         remaining: Chunks that are not applied yet.
         queued: Of those, chunks that have a place in their lane.
-        staleness: Updates since the values its gradient came from.
         hyperparameters: Values for each group that count for it.
     """
 
     remaining: set[int]
-    staleness: int
     hyperparameters: tuple[tuple[float, ...], ...]
     queued: set[int] = field(default_factory=set)
 
@@ -78,10 +82,14 @@ class PushProgress:
         """Whether a push is done and its answer waits for others."""
         return push in self._blocked
 
-    def applied_chunks(self, push: PushId) -> frozenset[int]:
-        """Chunks whose values already hold an open push."""
-        entry = self._state.entry_of(push)
-        return frozenset(entry.applied if entry is not None else ())
+    def block(self, push: PushId, done: DonePush) -> None:
+        """Holds the answer to a push that is done, and asked for again."""
+        self._blocked[push] = done
+
+    def note_values(self, worker: WorkerKey) -> None:
+        """A worker is given the values as they are now."""
+        if self._clocks.member_of(worker) is not None:
+            self.staleness.note_values(worker)
 
     def note_chunk(self, push: PushId, chunk_index: int) -> None:
         """A chunk was staged: it may be applied if its push may."""
@@ -152,14 +160,24 @@ class PushProgress:
         return self._answer() or is_moved
 
     def admits_pull(self, clock: int) -> bool:
-        """Whether values are as new as a reader at `clock` must have them."""
+        """Whether values are as new as a reader at `clock` must have them.
+
+        Up to the clock after which a mode without clocks begins, they must be as in
+        BSP: whoever has not pushed that clock yet may have to pull before it does.
+        """
         bound = self._clocks.staleness_bound
-        return self._clocks.is_settled and (
-            bound is None or self._clocks.frontier >= clock - bound
-        )
+        if not self._clocks.is_settled:
+            return not self._clocks.is_bsp and self._clocks.frontier >= clock
+        return bound is None or self._clocks.frontier >= clock - bound
 
     def laggards(self) -> tuple[Member, ...]:
-        """Members that answers wait for; none when no answer waits."""
+        """Members that answers wait for, or BSP does that is to begin."""
+        if not self._clocks.is_settled:
+            return tuple(
+                member
+                for member in self._clocks.members
+                if self._clocks.done_of(member.worker) < member.base_sequence
+            )
         if not self._blocked:
             return ()
         slowest = min(map(self._clocks.clock_of, self._clocks.members), default=0)
@@ -206,14 +224,15 @@ class PushProgress:
             self._lanes.enqueue(chunk_index, push)
         if known.remaining:
             return False
+        staleness = self.staleness.of_next(push.worker)
+        self.staleness.count(staleness)
         self.staleness.note_update()
-        self._finish(push, DonePush(Outcome.APPLIED, known.staleness))
+        self._finish(push, DonePush(Outcome.APPLIED, staleness))
         return True
 
     def _opened(self, push: PushId, trailer: Trailer) -> OpenPush:
         opened = OpenPush(
             remaining=set(trailer.chunk_indexes),
-            staleness=self.staleness.count_push(push.worker),
             hyperparameters=self._hyperparameters(push, trailer),
         )
         self._open[push] = opened
@@ -256,9 +275,18 @@ class PushProgress:
                     total_weight=entry.trailer.weight,
                     hyperparameters=known.hyperparameters,
                     pusher=push.worker,
-                    staleness=known.staleness,
+                    staleness=self._staleness_of(push, chunk_index),
                 )
             )
+
+    def _staleness_of(self, push: PushId, chunk_index: int) -> int:
+        """Updates of a chunk since the values that a push came from.
+
+        Also those by pushes of which other chunks are still to be applied.
+        """
+        entries = (self._state.entry_of(o) for o in self._open if o != push)
+        begun = (e is not None and chunk_index in e.applied for e in entries)
+        return self.staleness.of_next(push.worker) + sum(begun)
 
     def _is_committed(self, push: PushId, entry: PushEntry) -> bool:
         """Whether a push may be applied as far as two-phase steps go."""
@@ -287,12 +315,19 @@ class PushProgress:
             return False
         is_moved = False
         for push, done in list(self._blocked.items()):
-            is_member = self._clocks.member_of(push.worker) is not None
-            if is_member and not self.admits_pull(self._clock_of(push)):
+            ended = self._clocks.departure_of(push.worker)
+            if ended is not None:
+                # It counts, and yet no value may be given: nobody keeps to the bound
+                # for one that has ended.
+                del self._blocked[push]
+                refusal = closed_refusal(ended)
+                self._state.effects.append(RefusePush(push=push, refusal=refusal))
+                continue
+            if not self.admits_pull(self._clock_of(push)):
                 continue
             del self._blocked[push]
             is_moved = True
-            self.staleness.note_values(push.worker)
+            self.note_values(push.worker)
             reply = self._state.reply(
                 push,
                 done.outcome,
@@ -305,7 +340,7 @@ class PushProgress:
 
     def _ask_idle(self) -> None:
         """Asks workers without data for a push, when answers wait only for them."""
-        lagging = self.laggards()
+        lagging = self.laggards() if self._blocked else ()
         pushes = [PushId(m.worker, self._clocks.done_of(m.worker) + 1) for m in lagging]
         attendance = self._state.attendance
         if not pushes or not attendance.are_idle(pushes):

@@ -14,6 +14,7 @@ from psserver.core.admission import admitted_member, check_clock, check_phase
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import CommitSeed, DiscardSeed, ShardEffect
 from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
+from psserver.core.push_progress import DonePush
 from psserver.core.record import ClockChoice, FenceKind, Record, WorkerKey
 from psserver.core.release import trailers_of
 from psserver.core.shard_fence import PendingCut
@@ -111,6 +112,7 @@ class ShardCore:
                 `SEQUENCE_GAP`; no state changed.
         """
         member = admitted_member(self.clocks, push.worker, push.sequence)
+        self._progress.check_answerable(push, member)
         record = self.clocks.record
         if record is not None and generation == record.generation:
             check_clock(member, push, clock)
@@ -163,18 +165,17 @@ class ShardCore:
     def reply_to(self, push: PushId) -> Reply | None:
         """The answer to a push that is done, None while it or its answer waits."""
         window = self.dedupe.window_of(push.worker)
-        if push.sequence > window.done_sequence or self._progress.is_blocked(push):
+        if push.sequence > window.done_sequence:
             return None
-        self._progress.pushes.staleness.note_values(push.worker)
         entry = window.entries.get(push.sequence)
         outcome = entry.outcome if entry is not None else None
-        if outcome is Outcome.DROPPED:
-            return self._state.reply(push, Outcome.DROPPED)
-        if entry is not None and outcome is Outcome.SKIPPED:
-            return self._state.reply(
-                push, Outcome.SKIPPED, nonfinite=entry.nonfinite_worker_ids
-            )
-        return self._state.reply(push, Outcome.DUPLICATE)
+        if outcome not in (Outcome.DROPPED, Outcome.SKIPPED):
+            outcome = Outcome.DUPLICATE
+        nonfinite = entry.nonfinite_worker_ids if entry is not None else ()
+        if not self._progress.admits_answer(push, DonePush(outcome, 0, nonfinite)):
+            return None
+        self._progress.pushes.note_values(push.worker)
+        return self._state.reply(push, outcome, nonfinite=nonfinite)
 
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
@@ -240,7 +241,7 @@ class ShardCore:
 
     def pull_reply(self, worker: WorkerKey, clock: int) -> Reply:
         """The answer to a pull: the worker is given the values as they are now."""
-        self._progress.pushes.staleness.note_values(worker)
+        self._progress.pushes.note_values(worker)
         return self._state.answer(clock, Outcome.APPLIED)
 
     def admits_values(self, push: PushId) -> bool:

@@ -10,7 +10,7 @@ from psserver.core.clock_progress import ClockProgress
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import CopyImage, RefusePush
 from psserver.core.push import Outcome, PushId
-from psserver.core.push_progress import PushProgress
+from psserver.core.push_progress import DonePush, PushProgress
 from psserver.core.record import (
     ClockChoice,
     Departure,
@@ -75,20 +75,44 @@ class ShardProgress:
             # as their last contributions came.
             self.pump()
 
+    def check_answerable(self, push: PushId, member: Member) -> None:
+        """Refuses a push that is done and whose worker has ended, in SSP and ASP.
+
+        It counts; no value may be given, since nobody keeps to the bound for one that
+        has ended.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`.
+        """
+        ended = self._table.departure_of(push.worker)
+        if ended is None or not self._table.is_streamed(member, push.sequence):
+            return
+        if push.sequence <= self._table.done_of(push.worker):
+            raise closed_refusal(ended)
+
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
         window = self._state.dedupe.window_of(push.worker)
         if push.sequence <= window.done_sequence:
             entry = window.entries.get(push.sequence)
             is_dropped = entry is not None and entry.outcome is Outcome.DROPPED
-            if is_dropped or self.pushes.is_blocked(push):
+            if is_dropped or self._is_held(push):
                 return frozenset()
             return self._state.chunk_indexes
         return self.clocks.applied_chunks(push)
 
-    def is_blocked(self, push: PushId) -> bool:
-        """Whether a push is done and its answer waits for others."""
-        return self.pushes.is_blocked(push)
+    def admits_answer(self, push: PushId, done: DonePush) -> bool:
+        """Whether a push that is done may be answered now; else it will be.
+
+        The answer may have been lost, and a mode begun since that demands newer
+        values than those it was given with.
+        """
+        if self.pushes.is_blocked(push):
+            return False
+        if done.outcome is not Outcome.DROPPED and self._is_held(push):
+            self.pushes.block(push, done)
+            return False
+        return True
 
     def commit(self, member: Member, choice: ClockChoice) -> bool:
         """A driver says that every shard holds all of a clock, or of its push."""
@@ -139,6 +163,8 @@ class ShardProgress:
         number = self._table.next_clock
         if number is not None:
             return f"clock {number} to be complete"
+        if not self._table.is_settled:
+            return "the pushes of the mode before to be applied"
         return "slower workers to come within the staleness bound"
 
     # Inside
@@ -147,6 +173,14 @@ class ShardProgress:
         if self._is_staleness_due:
             self._is_staleness_due = False
             self.pushes.staleness.begin()
+
+    def _is_held(self, push: PushId) -> bool:
+        """Whether values are not new enough for the answer to a push that is done."""
+        member = self._table.member_of(push.worker)
+        return self.pushes.is_blocked(push) or (
+            member is not None
+            and not self.pushes.admits_pull(member.clock_of(push.sequence))
+        )
 
     def _is_complete(self, member: Member, clock: int) -> bool:
         entry = self._state.entry_of(PushId(member.worker, member.sequence_of(clock)))

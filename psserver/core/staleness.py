@@ -27,22 +27,24 @@ class StalenessCounter:
         self._seen: dict[WorkerKey, int] = {}
 
     def note_update(self) -> None:
-        """A push was applied."""
+        """The values have become newer by a push."""
         self._update_count += 1
 
     def note_values(self, worker: WorkerKey) -> None:
         """A worker is given the values as they are now."""
         self._seen[worker] = self._update_count
 
-    def count_push(self, worker: WorkerKey) -> int:
-        """A push of a worker begins to be applied; its staleness.
+    def of_next(self, worker: WorkerKey) -> int:
+        """Staleness that a push of a worker has if it is applied now.
 
         A worker that this shard has given nothing since modes have changed has the
         values of the last clock of BSP, which all updates since are newer than.
         """
-        staleness = self._update_count - self._seen.get(worker, 0)
+        return self._update_count - self._seen.get(worker, 0)
+
+    def count(self, staleness: int) -> None:
+        """A push was applied."""
         self.counts[min(staleness, COUNTED_MAX)] += 1
-        return staleness
 
     def forget(self, worker: WorkerKey) -> None:
         """A record has closed this start of the worker."""

@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 
 from psserver.core.push import PushId, StagedChunk, Trailer
-from psserver.core.record import Departure, FenceKind, Member, Record, WorkerKey
+from psserver.core.record import (
+    ClockChoice,
+    Departure,
+    FenceKind,
+    Member,
+    Mode,
+    Record,
+    WorkerKey,
+)
 from pswire.optimizers import SUPPORTED
 from pswire.schema import (
     ElementType,
@@ -41,16 +49,35 @@ def key(name: str) -> WorkerKey:
     return WorkerKey(worker_id, int(incarnation or 1))
 
 
-def member(name: str, base_clock: int = 0, rank: int = 0) -> Member:
-    return Member(worker=key(name), rank=rank, base_clock=base_clock)
+def member(
+    name: str, base_clock: int = 0, rank: int = 0, base_sequence: int = 0
+) -> Member:
+    return Member(
+        worker=key(name),
+        rank=rank,
+        base_clock=base_clock,
+        base_sequence=base_sequence,
+    )
 
 
 def departure(
-    name: str, *, base_clock: int = 0, last_clock: int, evicted: bool = False
+    name: str,
+    *,
+    base_clock: int = 0,
+    base_sequence: int = 0,
+    last_clock: int,
+    evicted: bool = False,
 ) -> Departure:
     return Departure(
-        member=member(name, base_clock), last_clock=last_clock, evicted=evicted
+        member=member(name, base_clock, base_sequence=base_sequence),
+        last_clock=last_clock,
+        evicted=evicted,
     )
+
+
+def choice(clock: int, *names: str) -> ClockChoice:
+    """A clock with those whose pushes it consists of."""
+    return ClockChoice(clock, tuple(map(key, names)))
 
 
 def record(
@@ -60,19 +87,29 @@ def record(
     departures: tuple[Departure, ...] = (),
     departed_step_count: int = 0,
     skipped_clocks: tuple[int, ...] = (),
+    mode: Mode = Mode.BSP,
+    staleness_bound: int = 0,
+    mode_clock: int = 0,
+    base_sequences: dict[str, int] | None = None,
+    commit: ClockChoice | None = None,
 ) -> Record:
     """A record of members with their base clocks; fence and generation are one."""
+    sequences = base_sequences or {}
     return Record(
         fence_number=generation,
         generation=generation,
         kind=FenceKind.START if generation == 1 else FenceKind.MEMBERSHIP,
         members=tuple(
-            member(name, base_clock, rank)
+            member(name, base_clock, rank, sequences.get(name, 0))
             for rank, (name, base_clock) in enumerate(bases.items())
         ),
         departures=departures,
         departed_step_count=departed_step_count,
         skipped_clocks=skipped_clocks,
+        mode=mode,
+        staleness_bound=staleness_bound,
+        mode_clock=mode_clock,
+        commit=commit,
     )
 
 

@@ -1,6 +1,6 @@
 """A shard's core with an owner that does as told, step by step."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from psserver.core.dedupe import PushEntry
@@ -10,11 +10,15 @@ from psserver.core.effects import (
     FenceReport,
     Finish,
     ShardEffect,
+    Staged,
 )
-from psserver.core.push import PushId, Reply, Trailer
-from psserver.core.record import FenceKind, Record, WorkerKey
+from psserver.core.push import Outcome, PushId, Reply, Trailer
+from psserver.core.record import FenceKind, Mode, Record, StepAtomicity, WorkerKey
 from psserver.core.shard import ShardCore
+from psserver.core.shard_rules import ShardRules
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
+
+TWO_PHASE = ShardRules(step_atomicity=StepAtomicity.CLOCK)
 
 Effect = TypeVar("Effect", bound=ShardEffect)
 
@@ -27,12 +31,20 @@ class DrivenShard:
         effects: All effects so far.
     """
 
-    def __init__(self, bases: dict[str, int], chunk_indexes: Iterable[int]) -> None:
-        self.core = ShardCore(list(chunk_indexes))
+    def __init__(
+        self,
+        bases: dict[str, int],
+        chunk_indexes: Iterable[int],
+        *,
+        mode: Mode = Mode.BSP,
+        staleness_bound: int = 0,
+        rules: ShardRules | None = None,
+    ) -> None:
+        self.core = ShardCore(list(chunk_indexes), rules)
         self.effects: list[ShardEffect] = []
         self._applied_count = 0
         if bases:
-            self.install(record(bases))
+            self.install(record(bases, mode=mode, staleness_bound=staleness_bound))
             self.effects.clear()
 
     def of(self, kind: type[Effect]) -> list[Effect]:
@@ -116,6 +128,27 @@ class DrivenShard:
         """The newest answer to each push."""
         return {each.push: each.reply for each in self.of(Finish)}
 
+    def outcomes(self) -> dict[str, Outcome]:
+        """The newest answer to each worker."""
+        return {
+            each.push.worker.worker_id: each.reply.outcome for each in self.of(Finish)
+        }
+
+    def answered(self) -> list[tuple[str, int]]:
+        """Pushes that were answered, in order."""
+        return [(e.push.worker.worker_id, e.push.sequence) for e in self.of(Finish)]
+
+    def applied(self) -> list[tuple[str, int, int]]:
+        """In SSP and ASP, whose updates were ordered: worker, clock and chunk."""
+        return [
+            (order.pusher.worker_id, order.clock, order.chunk_index)
+            for order in self.of(ApplyChunk)
+            if order.pusher is not None
+        ]
+
+    def staged(self) -> list[Staged]:
+        return self.of(Staged)
+
     def reports(self) -> list[FenceReport]:
         return self.of(FenceReport)
 
@@ -129,7 +162,12 @@ class DrivenShard:
         self.effects += self.core.take_effects()
 
     def freeze(
-        self, number: int, kind: FenceKind = FenceKind.MEMBERSHIP, seeder: str = ""
+        self,
+        number: int,
+        kind: FenceKind = FenceKind.MEMBERSHIP,
+        seeder: str = "",
+        *,
+        evicting: Collection[str] = (),
     ) -> None:
         who: WorkerKey | None = key(seeder) if seeder else None
-        self.core.prepare_fence(number, kind, who)
+        self.core.prepare_fence(number, kind, who, list(map(key, evicting)))
