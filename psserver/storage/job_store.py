@@ -7,6 +7,8 @@ Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synch
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -136,12 +138,11 @@ class JobStore:
             epochs: Data of epochs that it changes.
             enrolments: Who leases data from now on.
         """
-        self._db.execute("BEGIN")
-        self._put("record", dump_record(record))
-        self._put("enrolments", dump_enrolments(enrolments))
-        for ledger in epochs:
-            self.save_epoch(ledger)
-        self._db.execute("COMMIT")
+        with self._transaction():
+            self._put("record", dump_record(record))
+            self._put("enrolments", dump_enrolments(enrolments))
+            for ledger in epochs:
+                self.save_epoch(ledger)
 
     def save_shards(self, shards: tuple[StoredShard, ...]) -> None:
         """Keeps the shard map."""
@@ -155,10 +156,9 @@ class JobStore:
         self, incarnations: dict[str, int], processes: dict[WorkerKey, str]
     ) -> None:
         """Keeps the last incarnation of each worker id, and who is which process."""
-        self._db.execute("BEGIN")
-        self._put("incarnations", json.dumps(incarnations))
-        self._put("worker_processes", dump_processes(processes))
-        self._db.execute("COMMIT")
+        with self._transaction():
+            self._put("incarnations", json.dumps(incarnations))
+            self._put("worker_processes", dump_processes(processes))
 
     def save_epoch(self, ledger: EpochLedger) -> None:
         """Keeps one epoch of the data ledger."""
@@ -182,6 +182,17 @@ class JobStore:
         self._db.execute(
             "INSERT OR IGNORE INTO facts VALUES ('format', ?)", (str(FORMAT_VERSION),)
         )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of what is written within, or nothing."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def _get(self, name: str) -> str | None:
         row = self._db.execute(

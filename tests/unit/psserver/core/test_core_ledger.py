@@ -144,6 +144,38 @@ def test_consuming_counts_once_and_only_what_one_holds() -> None:
     assert ledger.consumed_count == 2
 
 
+def test_what_was_torn_or_thrown_away_closes_and_is_not_dealt_again() -> None:
+    ledger = epoch(8)
+    used, torn, dropped, rest = ledger.lease(A, (), 4)
+    for _ in range(2):
+        ledger.consume(A, (used,))
+        ledger.tear(A, (torn,))
+        ledger.drop(A, (dropped, dropped, used))
+    assert not ledger.is_closed
+    ledger.give_back(A)
+
+    assert spans(ledger.lease(B, (), 9)) == [(rest.start, rest.stop)]
+    ledger.consume(B, (rest,))
+    assert ledger.is_closed
+    counts = (ledger.consumed_count, ledger.torn_count, ledger.dropped_count)
+    assert counts == (4, 2, 2)
+
+
+def test_recalled_batches_are_dealt_in_their_order_after_those_given_back() -> None:
+    ledger = epoch(12)
+    ledger.lease(A, (A, B), 3)
+    ledger.lease(B, (A, B), 1)
+    ledger.give_back(B)
+    assert not ledger.recall()
+    assert spans(list(ledger.returned)) == [(2, 4), (6, 8), (10, 12)]
+
+    other = epoch(12)
+    other.lease(A, (A, B), 3)
+    assert other.recall()
+    assert not other.recall()
+    assert spans(other.lease(B, (), 9)) == [(2, 4), (6, 8), (10, 12)]
+
+
 def test_a_batch_dealt_to_one_that_has_not_asked_keeps_the_epoch_open() -> None:
     ledger = epoch(4)
     ledger.consume(A, tuple(ledger.lease(A, (A, B), 9)))
@@ -244,6 +276,26 @@ def test_opening_the_next_epoch_gives_back_what_is_left_of_the_one_before() -> N
     assert first.consumed_count == 2
 
 
+def test_what_was_thrown_away_is_reported_as_an_epoch_opens() -> None:
+    ledger = DataLedger(7)
+    ledger.open_epoch(A, "loader", 0, shape(6))
+    first = ledger.register_order(A, "loader", 0, 1)
+    used, dropped, _ = first.lease(A, (), 3)
+    ledger.open_epoch(A, "loader", 1, shape(6), (used,), (dropped,))
+
+    assert (first.consumed_count, first.dropped_count) == (2, 2)
+    assert spans(list(first.returned)) == [(4, 6)]
+
+
+def test_one_that_asks_for_data_takes_part_from_then_on() -> None:
+    """After a restart nobody may know of it but itself."""
+    ledger = DataLedger(7)
+    ledger.open_epoch(A, "loader", 0, shape(4))
+    ledger.register_order(B, "loader", 0, 1)
+    assert ledger.participants("loader") == {A, B}
+    assert ledger.enrolments() == (("loader", (A, B)),)
+
+
 def test_a_worker_that_is_gone_gives_back_all_and_takes_part_no_more() -> None:
     ledger = DataLedger(7)
     ledger.enroll(B, ("loader", "other"))
@@ -259,5 +311,6 @@ def test_a_worker_that_is_gone_gives_back_all_and_takes_part_no_more() -> None:
 
 def test_ranges_of_unknown_epochs_are_ignored() -> None:
     ledger = DataLedger(7)
-    ledger.consume(A, (DataRange("z", 9, 0, 1),))
+    for account in (ledger.consume, ledger.tear, ledger.drop):
+        account(A, (DataRange("z", 9, 0, 1),))
     assert ledger.epochs() == ()

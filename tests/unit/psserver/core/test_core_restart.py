@@ -1,5 +1,7 @@
 """A coordinator that was started again goes on where its predecessor was."""
 
+import pytest
+
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Prepare
 from psserver.core.cut import Cut
@@ -9,6 +11,7 @@ from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Record
 from psserver.core.roster import WorkerState
+from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -139,3 +142,46 @@ def test_leased_data_of_members_stays_and_that_of_others_is_dealt_again() -> Non
     assert core.participants("loader") == (key("a"),)
     assert ledger.held == {key("a"): {DataRange("loader", 0, 0, 1)}}
     assert list(ledger.returned) == [DataRange("loader", 0, 1, 2)]
+
+
+def test_members_without_data_take_part_in_the_rounds_again() -> None:
+    """Or the order of the data would depend on when the coordinator was restarted."""
+    core = restarted(record({"a": 0, "b/3": 0}, generation=7))
+    others = (key("a"), key("b/3"), key("c"))
+    core.restore_ledger((), (("loader", others), ("other", (key("c"),))))
+
+    assert core.participants("loader") == (key("a"), key("b/3"))
+    assert core.participants("other") == ()
+
+
+def test_a_replacement_is_not_taken_for_the_lost_one_whose_id_it_has() -> None:
+    """Its process registers again, and the lost one is the member of the record."""
+    core = CoordinatorCore(SETTINGS, 1)
+    core.restore(
+        schema=SCHEMA,
+        optimizers=OPTIMIZERS,
+        record=record({"a": 0}, generation=7),
+        incarnations={"a": 2},
+        processes={key("a/1"): "lost", key("a/2"): "replacement"},
+        now_ms=0,
+    )
+    with pytest.raises(Refusal) as caught:
+        core.register_worker(
+            process_id="replacement", worker_id="a", address="host:1", now_ms=0
+        )
+    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
+    entry = core.register_worker(
+        process_id="lost", worker_id="a", address="host:1", now_ms=0
+    )
+    assert entry.worker == key("a")
+
+
+def test_nobody_is_lost_for_a_lease_even_if_it_was_back() -> None:
+    core = restarted(record({"a": 0}, generation=7))
+    entry = core.roster.entry(key("a"))
+    core.worker_watching(entry, 0)
+    core.worker_broken(entry, 100)
+    core.tick(9_999)
+    assert entry.state is WorkerState.SUSPECT
+    core.tick(10_000)
+    assert entry.state is WorkerState.LOST

@@ -7,13 +7,17 @@ import pytest
 
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
-from psserver.core.record import FenceKind, Mode, Record
+from psserver.core.record import ClockChoice, FenceKind, Member, Mode, Record
 from psserver.storage.job_codec import (
+    dump_enrolments,
     dump_epoch,
     dump_model,
+    dump_processes,
     dump_record,
+    load_enrolments,
     load_epoch,
     load_model,
+    load_processes,
     load_record,
 )
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
@@ -23,7 +27,10 @@ WHOLE_RECORD = Record(
     fence_number=2_000_000_007,
     generation=9,
     kind=FenceKind.MEMBERSHIP,
-    members=(member("a/3", 4, 1), member('quote"\u2028', 0, 0)),
+    members=(
+        Member(worker=key("a/3"), rank=1, base_clock=4, base_sequence=9),
+        member('quote"\u2028', 0, 0),
+    ),
     departures=(
         departure("b", base_clock=1, last_clock=5, evicted=True),
         departure("c", last_clock=5),
@@ -32,6 +39,9 @@ WHOLE_RECORD = Record(
     skipped_clocks=(5, 6),
     mode=Mode.SSP,
     staleness_bound=3,
+    mode_clock=4,
+    workers_floor=2,
+    commit=ClockChoice(6, (key("a/3"), key("b"))),
 )
 
 
@@ -84,6 +94,8 @@ def test_an_epoch_survives() -> None:
         queues={key("a"): deque([DataRange("loader", 3, 8, 16)]), key("b/2"): deque()},
         held={key("b/2"): {DataRange("loader", 3, s, s + 8) for s in (16, 24)}},
         consumed_count=8,
+        torn_count=16,
+        dropped_count=24,
     )
 
     loaded = load_epoch("loader", 3, dump_epoch(ledger))
@@ -115,3 +127,10 @@ def test_a_person_can_read_it() -> None:
     found = json.loads(dump_record(WHOLE_RECORD))
     assert found["generation"] == 9
     assert found["members"][0]["worker"] == ["a", 3]
+
+
+def test_processes_and_enrolments_survive() -> None:
+    processes = {key("a/1"): "p", key("a/2"): "q", key('"/3'): ""}
+    assert load_processes(dump_processes(processes)) == processes
+    enrolments = (("loader", (key("a"), key("b/2"))), ("généré", ()))
+    assert load_enrolments(dump_enrolments(enrolments)) == enrolments

@@ -18,6 +18,8 @@ SHARDS = (
     StoredShard(index=1, process_id="q", address="host:2", incarnation=3),
 )
 
+ENROLMENTS = (("loader", (key("a"), key("b"))),)
+
 
 def new_job(folder: Path) -> JobStore:
     store = JobStore(folder)
@@ -37,7 +39,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     epochs[0].lease(key("a"), (key("a"), key("b")), 1)
     with new_job(tmp_path) as store:
         store.save_model(SCHEMA, OPTIMIZERS)
-        store.save_record(record({"a": 0, "b": 3}, generation=4))
+        store.save_record(record({"a": 0, "b": 3}, generation=4), enrolments=ENROLMENTS)
         store.save_shards(SHARDS)
         store.save_workers({"a": 1, "b": 7}, {key("b/7"): "process"})
         for epoch in epochs:
@@ -54,6 +56,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
             shards=SHARDS,
             incarnations={"a": 1, "b": 7},
             worker_processes={key("b/7"): "process"},
+            enrolments=ENROLMENTS,
         )
         assert sorted(store.load_epochs(), key=lambda e: e.epoch) == list(epochs)
 
@@ -73,6 +76,27 @@ def test_the_newest_of_everything_counts(tmp_path: Path) -> None:
         stored = store.load()
     assert stored is not None
     assert stored.record == record({"a": 0}, generation=3)
+
+
+def test_a_record_and_the_data_that_it_settles_are_kept_as_one(tmp_path: Path) -> None:
+    """A process that dies between the two: neither is there."""
+    shape = EpochShape(position_count=8, batch_size=2, drop_last=False)
+    ledger = EpochLedger("loader", 0, shape)
+    with new_job(tmp_path) as store:
+        store.save_epoch(ledger)
+        ledger.consume(key("a"), tuple(ledger.lease(key("a"), (), 1)))
+        store.save_record(record({"a": 0}, generation=1), (ledger,))
+        assert store.load_epochs() == (ledger,)
+        unwritable = EpochLedger("loader", 1, shape, order_digest=object())  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            store.save_record(record({"a": 0}, generation=2), (ledger, unwritable))
+        store.save_workers({"a": 1}, {})
+
+    with JobStore(tmp_path) as store:
+        stored = store.load()
+        assert store.load_epochs() == (ledger,)
+    assert stored is not None
+    assert stored.record == record({"a": 0}, generation=1)
 
 
 def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
