@@ -2,7 +2,6 @@
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,9 +9,9 @@ import typer
 
 from pswire.exit_codes import ExitCode
 from pswire.versions import version_text
-from psworker.ctl import job_commands, snapshot_commands
+from psworker.ctl import job_commands, local_commands, snapshot_commands
 from psworker.ctl.failures import report
-from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, say
+from psworker.ctl.options import JsonOption, interruptible, print_json, say
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -20,6 +19,8 @@ app = typer.Typer(
 bench_app = typer.Typer(no_args_is_help=True, help="Measure paramserver here.")
 app.command()(job_commands.status)
 app.command()(job_commands.mode)
+app.command()(local_commands.demo)
+app.command()(local_commands.compare)
 app.add_typer(snapshot_commands.app, name="snapshot")
 app.add_typer(bench_app, name="bench")
 
@@ -54,140 +55,6 @@ def psctl(
     """
     if debug:
         os.environ[_DEBUG_VARIABLE] = "1"
-
-
-class DemoData(StrEnum):
-    """Data sets of the demo."""
-
-    DIGITS = "digits"
-    MNIST5K = "mnist5k"
-
-
-def _mode(text: str) -> str:
-    if text in ("ssp", "asp"):
-        raise typer.BadParameter(
-            f"{text} is not in this release; bsp is", param_hint="--mode"
-        )
-    if text != "bsp":
-        raise typer.BadParameter(f"{text!r} is no mode; bsp is", param_hint="--mode")
-    return text
-
-
-@app.command()
-def demo(
-    *,
-    data: Annotated[
-        DemoData, typer.Option(help="What to train on: both are real data.")
-    ] = DemoData.DIGITS,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 3,
-    shards: Annotated[int, typer.Option(min=1, max=64, help="Shards.")] = 2,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Epochs; by default about ten seconds of them."),
-    ] = None,
-    mode: Annotated[
-        str,
-        typer.Option(parser=_mode, metavar="bsp", help="How workers keep together."),
-    ] = "bsp",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="File or folder for the snapshot; ./paramserver-demo.safetensors by "
-            "default.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Trains a real model on real data with a whole job on this machine.
-
-    Example: psctl demo --data mnist5k --workers 4
-
-    Needs no network beyond loopback. Ctrl-C ends it and leaves nothing behind.
-    """
-    from psworker.ctl.demo.command import run_demo
-
-    with interruptible():
-        report_text = run_demo(
-            data.value,
-            worker_count=workers,
-            shard_count=shards,
-            epoch_count=epochs,
-            out=out,
-        )
-    typer.echo(report_text)
-
-
-@app.command()
-def compare(
-    *,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 4,
-    samples: Annotated[
-        int,
-        typer.Option(min=1, help="Samples in updates, the same for each mode."),
-    ] = 25_600,
-    modes: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
-    ] = "bsp,bsp+1,ssp:3,asp",
-    loads: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="Any of hiccups, straggler and even."),
-    ] = "hiccups,straggler",
-    base_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="MS",
-            help="How long an undisturbed step takes; by default 100, or more where "
-            "that is not long against the step's own work.",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Accuracy whose time is told."),
-    ] = 0.9,
-    seed: Annotated[int, typer.Option(help="Seed of data and delays.")] = 1,
-    snapshot_interval: Annotated[
-        float,
-        typer.Option(min=0.05, metavar="SECONDS", help="Between points of the curve."),
-    ] = 1.0,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for CSV files and picture.")
-    ] = Path("paramserver-compare"),
-    as_json: JsonOption = False,
-) -> None:
-    """Shows what each mode is good for: BSP, backup workers, SSP and ASP side by side.
-
-    Example: psctl compare --modes bsp,ssp:3,ssp:8 --loads hiccups
-
-    Trains the convolutional network of `psctl demo` once for each mode and load, with
-    workers whose steps are waits of a set length, hiccups and stragglers among them.
-    Takes about 8 minutes as it is. docs/modes.md tells what to expect and why.
-    """
-    from psworker.ctl.compare.command import CompareSettings, run_comparison
-    from psworker.ctl.compare.loads import parse_loads
-    from psworker.ctl.compare.modes import parse_modes
-    from psworker.ctl.compare.report import comparison_json, comparison_text
-
-    settings = CompareSettings(
-        modes=parsed("--modes", lambda: parse_modes(modes, workers)),
-        loads=parsed("--loads", lambda: parse_loads(loads)),
-        worker_count=workers,
-        sample_count=samples,
-        base_ms=base_ms,
-        target_accuracy=target,
-        seed=seed,
-        snapshot_interval_s=snapshot_interval,
-        out=out,
-    )
-    with interruptible():
-        comparison = run_comparison(settings, say)
-    if as_json:
-        print_json(comparison_json(comparison))
-    else:
-        typer.echo(comparison_text(comparison))
 
 
 @app.command("check-history")

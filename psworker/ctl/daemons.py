@@ -74,6 +74,11 @@ def start_daemons(
     return address
 
 
+def is_listening_line(text: str | None) -> bool:
+    """Whether a daemon's line tells that it listens."""
+    return text is not None and _ADDRESS.search(text) is not None
+
+
 def _told_address(children: Children) -> Address:
     deadline = time.monotonic() + START_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:

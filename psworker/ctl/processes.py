@@ -50,6 +50,8 @@ class Children:
         """
         self._scratch = scratch
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
+        self._may_be_killed: set[str] = set()
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
         self.lines: queue.Queue[Line] = queue.Queue()
@@ -61,10 +63,17 @@ class Children:
         with _interrupts_deferred():
             self._start(name, command, environment)
 
+    def restart(self, name: str, *options: str) -> None:
+        """Starts a command that has ended again, with more options after its own."""
+        command, environment = self._commands[name]
+        self.start(name, [*command, *options], environment)
+
     def _start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        log = self._log_path(name).open("wb")
+        self._commands[name] = (command, environment)
+        # Of all starts under this name, one after the other.
+        log = self._log_path(name).open("ab")
         self._logs.append(log)
         process = subprocess.Popen(
             [
@@ -108,10 +117,35 @@ class Children:
             code = process.poll()
             if code is None or (code == 0 and name not in must_run):
                 continue
+            if code == -signal.SIGKILL and name in self._may_be_killed:
+                continue
             raise CommandError(
                 f"{name} ended with exit code {code}; the end of its log:\n"
-                f"{self._log_tail(name)}"
+                f"{self.log_tail(name)}"
             )
+
+    def kill(self, name: str) -> None:
+        """Ends a process by SIGKILL; it's gone on return."""
+        with _interrupts_deferred():
+            _signal(self._processes[name], signal.SIGKILL)
+            self._processes[name].wait()
+
+    def allow_kill(self, name: str) -> None:
+        """Lets a process end by SIGKILL without that being a failure."""
+        self._may_be_killed.add(name)
+
+    def was_killed(self, name: str) -> bool:
+        """Whether a process ended by SIGKILL, once it has closed its stdout."""
+        return self.wait_ended(name, STOP_TIMEOUT_S) and (
+            self._processes[name].returncode == -signal.SIGKILL
+        )
+
+    def wait_ended(self, name: str, timeout_s: float) -> bool:
+        """Waits for a process to end; whether it has."""
+        with suppress(subprocess.TimeoutExpired):
+            self._processes[name].wait(timeout_s)
+            return True
+        return False
 
     def is_running(self, name: str) -> bool:
         """Whether the process is there."""
@@ -163,7 +197,8 @@ class Children:
     def _log_path(self, name: str) -> Path:
         return self._scratch / f"{name}.log"
 
-    def _log_tail(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
+        """The last lines of its stderr."""
         text = self._log_path(name).read_text(errors="replace")
         return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:]) or "(empty)"
 

@@ -8,9 +8,11 @@ from typing import Final
 import torch
 from torch import nn
 
+from pswire.exit_codes import ExitCode
 from psworker.ctl.demo.display import Display, display_for_stderr
 from psworker.ctl.demo.evaluation import Evaluator
-from psworker.ctl.demo.job import JobPlan, follow_job, start_job
+from psworker.ctl.demo.job import Job, JobPlan
+from psworker.ctl.demo.kill import Kill
 from psworker.ctl.demo.progress import Progress
 from psworker.ctl.demo.reference import largest_difference, train_in_one_process
 from psworker.ctl.demo.tasks import Task, load_task
@@ -21,6 +23,9 @@ from psworker.snapshot import Snapshot, SnapshotReader
 
 FILE_NAME: Final = "paramserver-demo.safetensors"
 _SNAPSHOT_TIMEOUT_S: Final = 20.0
+
+_POINTS_MAX: Final = 2.0
+"""By which the accuracies may differ where updates are made from old values."""
 
 FOUR_LINES: Final = """\
     + import psworker
@@ -36,64 +41,80 @@ FOUR_LINES: Final = """\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """What to show.
+
+    Attributes:
+        task_name: As `--data` names it.
+        worker_count: Workers.
+        shard_count: Shards.
+        epoch_count: Epochs, `None` for about ten seconds of them.
+        mode: How workers keep together.
+        staleness_bound: In SSP, clocks that a worker may be ahead.
+        kill: Which process dies, `None` for none.
+        out: File or folder for the snapshot.
+    """
+
+    task_name: str
+    worker_count: int
+    shard_count: int
+    epoch_count: int | None
+    mode: str
+    staleness_bound: int
+    kill: Kill | None
+    out: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """What the demo has to show.
 
     Attributes:
-        clock_count: Steps of the job.
+        clock_count: Clocks of the job.
+        push_count: Steps of all workers.
         duration_s: What they took.
         version: Version of the last snapshot.
         accuracy: Held-out accuracy of that snapshot.
         reference_accuracy: The same of the training in one process.
         difference: Largest difference of a parameter between the two.
+        story: What came of the death of a process, `None` if none was to die.
         path: Where the snapshot is.
     """
 
     clock_count: int
+    push_count: int
     duration_s: float
     version: int
     accuracy: float
     reference_accuracy: float
     difference: float
+    story: str | None
     path: Path
 
 
-def run_demo(
-    task_name: str,
-    *,
-    worker_count: int,
-    shard_count: int,
-    epoch_count: int | None,
-    out: Path | None,
-) -> str:
+def run_demo(settings: DemoSettings) -> str:
     """Runs the demo; the report.
 
     Raises:
         CommandError: A process failed; the text has the end of its log.
         KeyboardInterrupt: Stopped by a signal; everything is gone by then.
     """
-    path = _path_of(out)
+    path = _path_of(settings.out)
     # Threads would take the cores from the processes that are to be shown.
     torch.set_num_threads(1)
-    task = load_task(task_name)
-    plan = JobPlan(
-        task_name=task_name,
-        worker_count=worker_count,
-        shard_count=shard_count,
-        epoch_count=epoch_count or task.epoch_count,
-        mode="bsp",
-    )
+    task = load_task(settings.task_name)
+    plan = _plan_of(settings, task)
     with (
         signals_interrupt(),
         scratch_folder("paramserver-demo-") as scratch,
         display_for_stderr() as display,
     ):
         display.note(
-            f"{task.described}: a coordinator, {shard_count} shards and "
-            f"{worker_count} workers as processes on this machine"
+            f"{task.described}: a coordinator, {plan.shard_count} shards and "
+            f"{plan.worker_count} workers as processes on this machine"
         )
         display.note("starting them; each imports torch, which takes a few seconds")
-        progress, snapshot = _train(task, plan, display, scratch)
+        progress, snapshot, story = _train(task, plan, display, scratch)
         model = _loaded(task, snapshot)
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
@@ -103,32 +124,59 @@ def run_demo(
         plan,
         DemoResult(
             clock_count=progress.clock,
+            push_count=progress.push_count,
             duration_s=progress.duration_s,
             version=snapshot.version,
             accuracy=task.accuracy(model),
             reference_accuracy=task.accuracy(reference),
             difference=largest_difference(model, reference),
+            story=story,
             path=path,
         ),
     )
 
 
+def _plan_of(settings: DemoSettings, task: Task) -> JobPlan:
+    """The plan.
+
+    Raises:
+        CommandError: The process would die after the end of the training.
+    """
+    epoch_count = settings.epoch_count or task.epoch_count
+    step_count = epoch_count * task.step_count(settings.worker_count)
+    if settings.kill is not None and settings.kill.step >= step_count:
+        raise CommandError(
+            f"--kill ...@{settings.kill.step} is too late: {settings.worker_count} "
+            f"workers make about {step_count} steps in {epoch_count} epochs; say a "
+            "smaller step or more --epochs",
+            ExitCode.USAGE,
+        )
+    return JobPlan(
+        task_name=settings.task_name,
+        worker_count=settings.worker_count,
+        shard_count=settings.shard_count,
+        epoch_count=epoch_count,
+        mode=settings.mode,
+        staleness_bound=settings.staleness_bound,
+        kill=settings.kill,
+    )
+
+
 def _train(
     task: Task, plan: JobPlan, display: Display, scratch: Path
-) -> tuple[Progress, Snapshot]:
+) -> tuple[Progress, Snapshot, str | None]:
     progress = Progress(epoch_count=plan.epoch_count)
     with ExitStack() as stack:
         children = stack.enter_context(Children(scratch))
-        coordinator = start_job(plan, children, scratch)
-        reader = stack.enter_context(SnapshotReader(str(coordinator)))
+        job = Job(plan, children, scratch)
+        reader = stack.enter_context(SnapshotReader(str(job.coordinator)))
         with Evaluator(task, reader) as evaluator:
-            follow_job(
-                plan, children, progress, evaluator, display, coordinator=coordinator
-            )
+            job.follow(progress, evaluator, display)
         snapshot = reader.latest(_SNAPSHOT_TIMEOUT_S)
         progress.accuracy = (task.accuracy(_loaded(task, snapshot)), snapshot.version)
         display.show(progress)
-        return progress, snapshot
+        story = None if job.killing is None else job.killing.story(progress)
+        return progress, snapshot, story
 
 
 def _loaded(task: Task, snapshot: Snapshot) -> nn.Module:
@@ -150,13 +198,10 @@ def _path_of(out: Path | None) -> Path:
 def _report(task: Task, plan: JobPlan, result: DemoResult) -> str:
     return f"""\
 {task.described}
-{plan.worker_count} workers, {plan.shard_count} shards, mode {plan.mode}: \
-{result.clock_count} steps in {result.duration_s:.1f} s
-
-test accuracy of the pulled snapshot      {result.accuracy:.4f}
-test accuracy of one process              {result.reference_accuracy:.4f}
-largest difference of a parameter         {result.difference:.2g}
-(one process took the workers' batches of each step as one batch)
+{plan.worker_count} workers, {plan.shard_count} shards, mode {_mode_text(plan)}: \
+{_step_text(plan, result)} in {result.duration_s:.1f} s
+{"" if result.story is None else f"{chr(10)}{result.story}{chr(10)}"}
+{_comparison(plan, result)}
 
 The snapshot, version {result.version}, is in
     {result.path}
@@ -170,3 +215,33 @@ Start it, with the coordinator and the shards, in any order:
     psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/0
     psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/1
     psworker run --coordinator 127.0.0.1:7070 -- train.py"""
+
+
+def _mode_text(plan: JobPlan) -> str:
+    return f"ssp({plan.staleness_bound})" if plan.mode == "ssp" else plan.mode
+
+
+def _step_text(plan: JobPlan, result: DemoResult) -> str:
+    if plan.is_synchronous:
+        return f"{result.clock_count} steps"
+    return f"{result.push_count} steps of workers, each an update,"
+
+
+def _comparison(plan: JobPlan, result: DemoResult) -> str:
+    """The result beside that of one process."""
+    lines = [
+        ("test accuracy of the pulled snapshot", f"{result.accuracy:.4f}"),
+        ("test accuracy of one process", f"{result.reference_accuracy:.4f}"),
+    ]
+    note = "one process took the workers' batches of each step as one batch"
+    if not plan.is_synchronous:
+        points = 100 * abs(result.accuracy - result.reference_accuracy)
+        verdict = "within" if points <= _POINTS_MAX else "MORE THAN"
+        lines.append(("difference in points", f"{points:.1f}"))
+        note += (
+            f":\n{verdict} {_POINTS_MAX:g} points is what {plan.mode} leaves between "
+            "the two, as workers compute with values some updates old"
+        )
+    elif result.story is None:
+        lines.append(("largest difference of a parameter", f"{result.difference:.2g}"))
+    return "\n".join([*(f"{key:<40}  {value}" for key, value in lines), f"({note})"])

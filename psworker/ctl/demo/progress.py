@@ -13,6 +13,7 @@ class StepReport(TypedDict):
 
     worker_id: str
     clock: int
+    frontier: int
     epoch: int
     loss: float
     traffic_bytes: int
@@ -40,6 +41,7 @@ class Progress:
         epoch_count: Epochs of the run.
         batches: For each clock, each worker's samples.
         clocks: Newest clock of each worker.
+        frontier: Newest clock that all workers have closed.
         epoch: Newest epoch that a worker has begun.
         loss: Loss of the newest clock that anyone has told.
         accuracy: Held-out accuracy of the newest snapshot, and its version.
@@ -51,6 +53,7 @@ class Progress:
     epoch_count: int
     batches: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
+    frontier: int = 0
     epoch: int = 0
     loss: float | None = None
     accuracy: tuple[float, int] | None = None
@@ -67,6 +70,7 @@ class Progress:
             self.began_s = self.ended_s
         self.batches.setdefault(clock, {})[worker_id] = report["indices"]
         self.clocks[worker_id] = clock
+        self.frontier = max(self.frontier, report["frontier"])
         self.epoch = max(self.epoch, report["epoch"])
         self.traffic[worker_id] = report["traffic_bytes"]
         if clock == max(self.clocks.values()):
@@ -80,6 +84,11 @@ class Progress:
     def clock(self) -> int:
         """Newest clock."""
         return max(self.clocks.values(), default=0)
+
+    @property
+    def push_count(self) -> int:
+        """Steps of all workers."""
+        return sum(map(len, self.batches.values()))
 
     @property
     def duration_s(self) -> float:

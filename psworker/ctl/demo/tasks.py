@@ -6,6 +6,7 @@ rounding decides their sign, and one sign moved a parameter by 0.02 in 300 steps
 did between float32 and float64 in a single process.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ from psworker.ctl.failures import CommandError
 SEED: Final = 20
 """Of the first values and of the choice of held-out samples."""
 
+_MOMENTUM: Final = 0.9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -31,7 +34,7 @@ class Task:
         described: Model and data, for a person.
         epoch_count: Epochs unless `--epochs` says otherwise.
         batch_size: Samples of a worker's batch.
-        learning_rate: Of SGD with momentum 0.9.
+        learning_rate: Of SGD with momentum 0.9, in BSP.
         train_set: Images, labels, and the position of each sample in this set.
         test_images: Held-out images.
         test_labels: Their labels.
@@ -53,13 +56,31 @@ class Task:
         torch.manual_seed(SEED)
         return self.build_model()
 
-    def new_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of every process of the demo."""
-        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
+    def new_optimizer(
+        self, model: nn.Module, updates_per_clock: int = 1
+    ) -> torch.optim.Optimizer:
+        """The optimizer of every process of the demo.
+
+        Args:
+            model: What it trains.
+            updates_per_clock: 1 in BSP. In SSP and ASP, where each worker's push is
+                an update by itself, the number of workers: together those updates go
+                as far as one of BSP. They have no momentum, since several in a row,
+                computed from much the same values, act as one.
+        """
+        rate, momentum = self.learning_rate, _MOMENTUM
+        if updates_per_clock > 1:
+            rate, momentum = rate / (1 - momentum) / updates_per_clock, 0.0
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
 
     def new_loader(self) -> "DataLoader[tuple[torch.Tensor, ...]]":
         """The loader of a worker."""
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
+
+    def step_count(self, worker_count: int) -> int:
+        """Steps of an epoch that so many workers share, in BSP."""
+        batch_count = math.ceil(len(self.train_set) / self.batch_size)
+        return math.ceil(batch_count / worker_count)
 
     def accuracy(self, model: nn.Module) -> float:
         """Share of the held-out samples that the model gets right."""

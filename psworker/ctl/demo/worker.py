@@ -12,11 +12,11 @@ import psworker
 from psworker.ctl.demo.tasks import load_task
 
 
-def main(task_name: str, epoch_count: int) -> None:
+def main(task_name: str, epoch_count: int, updates_per_clock: int) -> None:
     """Trains as one of the demo's workers."""
     task = load_task(task_name)
     model = task.new_model()
-    optimizer = task.new_optimizer(model)
+    optimizer = task.new_optimizer(model, updates_per_clock)
     loader = task.new_loader()
     ps = psworker.connect()
     model, optimizer, loader = ps.prepare(model, optimizer, loader)
@@ -27,9 +27,11 @@ def main(task_name: str, epoch_count: int) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            assert ps.last_push is not None, "step() has pushed"
             step = {
                 "worker_id": ps.worker_id,
                 "clock": ps.clock,
+                "frontier": ps.last_push.frontier,
                 "epoch": epoch,
                 "loss": loss.item(),
                 "traffic_bytes": ps.bytes_sent + ps.bytes_received,
@@ -40,4 +42,4 @@ def main(task_name: str, epoch_count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

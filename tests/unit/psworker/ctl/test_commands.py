@@ -12,17 +12,10 @@ RUN = CliRunner()
 
 def test_commands_of_later_releases_dont_exist() -> None:
     listed = RUN.invoke(app, ["--help"]).output
-    for name in ("status", "mode", "snapshot", "demo", "bench"):
+    for name in ("status", "mode", "snapshot", "demo", "compare", "bench"):
         assert name in listed
     for name in ("top", "doctor", "checkpoint"):
         assert RUN.invoke(app, [name]).exit_code == 2
-
-
-@pytest.mark.parametrize("mode", ["ssp", "asp"])
-def test_modes_of_later_releases_are_refused_as_such(mode: str) -> None:
-    done = RUN.invoke(app, ["demo", "--mode", mode])
-    assert done.exit_code == 2
-    assert f"{mode} is not in this release" in done.output
 
 
 @pytest.mark.parametrize(
@@ -48,7 +41,9 @@ def test_wrong_use_is_exit_code_2(
     assert RUN.invoke(app, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["status", "mode", "snapshot", "demo", "bench"])
+@pytest.mark.parametrize(
+    "command", ["status", "mode", "snapshot", "demo", "compare", "bench"]
+)
 def test_each_command_has_help(command: str) -> None:
     done = RUN.invoke(app, [command, "--help"])
     assert done.exit_code == 0

@@ -11,6 +11,7 @@ def _report(worker_id: str, clock: int, *, loss: float, count: int = 2) -> StepR
     return StepReport(
         worker_id=worker_id,
         clock=clock,
+        frontier=clock - 1,
         epoch=clock // 10,
         loss=loss,
         traffic_bytes=clock * 100,
@@ -32,6 +33,8 @@ def test_figures_are_those_of_all_workers_together() -> None:
     progress.take(_report("w2", 1, loss=9.0))
     assert progress.loss == 1.0
     assert progress.traffic_bytes == 200 + 100 + 100
+    assert progress.frontier == 1
+    assert progress.push_count == 4
     assert progress.batches[1].keys() == {"w0", "w1", "w2"}
 
 

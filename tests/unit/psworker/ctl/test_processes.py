@@ -80,6 +80,32 @@ def test_one_that_may_end_well_is_no_failure(tmp_path: Path) -> None:
             children.check(["worker"])
 
 
+def test_a_killed_child_is_a_failure_unless_that_was_allowed(tmp_path: Path) -> None:
+    environment = _module(tmp_path, "stubborn", STUBBORN)
+    with Children(tmp_path) as children:
+        children.start("child", ["stubborn"], environment)
+        assert children.next_line(10) is not None
+        children.kill("child")
+        assert not children.is_running("child")
+        assert children.was_killed("child")
+        with pytest.raises(CommandError, match="child ended"):
+            children.check([])
+        children.allow_kill("child")
+        children.check([])
+
+
+def test_a_child_that_ended_is_started_again_with_more_options(tmp_path: Path) -> None:
+    environment = _module(tmp_path, "echo", "import sys; print(sys.argv[1:])")
+    with Children(tmp_path) as children:
+        children.start("child", ["echo", "a"], environment)
+        assert children.wait_ended("child", 10)
+        assert not children.was_killed("child")
+        children.restart("child", "--more")
+        lines = [children.next_line(10) for _ in range(4)]
+    told = {line.text for line in lines if line is not None}
+    assert told == {"['a']", "['a', '--more']", None}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's request is Linux's")
 def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     environment = _module(tmp_path, "stubborn", STUBBORN)
