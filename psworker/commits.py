@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from pswire import failpoints
 from psworker.retries import all_or_none
 from psworker.transport.values import ClockChoice, Identity
 
@@ -84,6 +85,8 @@ class Commits:
             choice = self._choice()
             if choice is None:
                 continue
+            if failpoints.armed:
+                failpoints.hit("worker.staged")
             if not choice.workers:
                 # With backup workers: told of this worker's own push alone.
                 choice = await self._calls.choose(choice.clock, self._place.sequence)

@@ -10,9 +10,16 @@ from typing import Any, Final, Self
 
 from torch.utils.data import DataLoader
 
+from pswire import failpoints
 from pswire.placement import place
 from psworker import event_loop, fork_guard
-from psworker.config import WorkerConfig, find_coordinator, find_worker_id
+from psworker.config import (
+    WorkerConfig,
+    arm_failpoints,
+    find_coordinator,
+    find_history,
+    find_worker_id,
+)
 from psworker.data import LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
 from psworker.errors import (
@@ -65,7 +72,9 @@ def connect(
         connect_timeout_s=connect_timeout_s,
         step_timeout_s=step_timeout_s,
         start_timeout_s=start_timeout_s,
+        history=find_history(),
     )
+    arm_failpoints()
     deadline = time.monotonic() + connect_timeout_s
     wait_reachable(config.coordinator, connect_timeout_s)
     loop = event_loop.acquire()
@@ -282,6 +291,8 @@ class Connection:
             )
         joining = Joining(self._loop, self._session, store)
         joined = joining.join(given, timeout_s=self._config.start_timeout_s)
+        if failpoints.armed:
+            failpoints.hit("worker.joined")
         step_timeout_s = self._config.step_timeout_s
         return Stepper(
             self._loop,

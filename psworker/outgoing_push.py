@@ -5,8 +5,10 @@ the same bytes.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
+from pswire import failpoints
 from pswire.frames import (
     REQUEST_HEADER_FIELD,
     REQUEST_TRAILER_FIELD,
@@ -27,6 +29,7 @@ class OutgoingPush:
     Attributes:
         header: Identity of the push.
         chunk_indexes: Chunks that are part of it.
+        is_sent: Whether all of it has been sent; kept only for failpoints.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class OutgoingPush:
         """
         self.header = header
         self.chunk_indexes = frozenset(chunk_indexes)
+        self.is_sent = False
         self._opening = join_fields(
             (REQUEST_HEADER_FIELD, messages.header_bytes(header, shard_incarnation)),
             (
@@ -89,3 +93,24 @@ class OutgoingPush:
             yield message
         if opening:
             yield opening
+
+
+async def requests_with_failpoints(
+    pushes: Sequence[OutgoingPush], shard_index: int, held: frozenset[int]
+) -> AsyncGenerator[bytes, None]:
+    """As `requests` of one shard's part, through the failpoints of sending.
+
+    Args:
+        pushes: Each shard's part.
+        shard_index: Whose messages.
+        held: Chunks that the shard has already.
+    """
+    push = pushes[shard_index]
+    async with contextlib.aclosing(push.requests(held)) as requests:
+        async for request in requests:
+            yield request  # comes back when it is on its way
+            failpoints.hit("worker.chunk_sent")
+    push.is_sent = True
+    failpoints.hit("worker.push_sent")
+    if all(each.is_sent for each in pushes):
+        failpoints.hit("worker.in_barrier")

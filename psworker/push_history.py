@@ -3,11 +3,14 @@
 Without `PS_HISTORY` there is no file, and every method returns at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from pswire.history import HistoryFile, HistoryPathError
 from psworker.errors import ConfigurationError
 from psworker.transport.values import Identity, PushHeader, PushReply
+
+Answered = Callable[[Sequence[PushReply]], Sequence[PushReply]]
 
 
 class PushHistory:
@@ -38,40 +41,36 @@ class PushHistory:
         if self._file is not None:
             self._file.close()
 
-    def push_begins(self, header: PushHeader) -> None:
-        """A push is about to be sent, for the first time or again."""
-        if self._file is not None:
-            self._file.write(
-                "invoke",
-                op="push",
-                push=_push(header.worker, header.sequence),
-                clock=header.clock,
-                generation=header.generation,
-            )
+    @contextmanager
+    def push(self, header: PushHeader) -> Iterator[Answered]:
+        """A push that is about to be sent, for the first time or again.
 
-    def push_answered(self, header: PushHeader, replies: Sequence[PushReply]) -> None:
-        """Every shard has answered a push."""
-        if self._file is not None:
+        Yields:
+            What is to be given the answers of all shards, and gives them back. If
+            nothing is, nobody knows what the push did.
+        """
+        if self._file is None:
+            yield _unchanged
+            return
+        told = {"op": "push", "push": _push(header.worker, header.sequence)}
+        self._file.write(
+            "invoke", **told, clock=header.clock, generation=header.generation
+        )
+        write = self._file.write
+
+        def answered(replies: Sequence[PushReply]) -> Sequence[PushReply]:
             outcomes = {reply.outcome.name.lower() for reply in replies}
             # One that was sent again says `duplicate` where it was done already.
             others = sorted(outcomes - {"duplicate"})
-            self._file.write(
-                "ok",
-                op="push",
-                push=_push(header.worker, header.sequence),
-                outcome=others[0] if others else "duplicate",
-                replies=_replies(replies),
-            )
+            outcome = others[0] if others else "duplicate"
+            write("ok", **told, outcome=outcome, replies=_replies(replies))
+            return replies
 
-    def push_failed(self, header: PushHeader, error: BaseException) -> None:
-        """A push ended without the answers of all shards: nobody knows what it did."""
-        if self._file is not None:
-            self._file.write(
-                "unknown",
-                op="push",
-                push=_push(header.worker, header.sequence),
-                error=f"{type(error).__name__}: {error}",
-            )
+        try:
+            yield answered
+        except BaseException as error:
+            write("unknown", **told, error=f"{type(error).__name__}: {error}")
+            raise
 
     def push_settled(self, worker: Identity, sequence: int, *, was_done: bool) -> None:
         """What became of an evicted start's last push, as its successor found out."""
@@ -105,6 +104,10 @@ class PushHistory:
                 shard=shard_index,
                 clock=clock,
             )
+
+
+def _unchanged(replies: Sequence[PushReply]) -> Sequence[PushReply]:
+    return replies
 
 
 def _push(worker: Identity, sequence: int) -> list[object]:

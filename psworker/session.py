@@ -15,6 +15,7 @@ from psworker.config import WorkerConfig
 from psworker.errors import EvictedError, JobEndedError, StartTimeoutError
 from psworker.membership import Membership
 from psworker.pending import DataReport
+from psworker.push_history import PushHistory
 from psworker.registration import register, taken_by
 from psworker.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.shard_calls import ShardCalls
@@ -48,13 +49,30 @@ class Session:
     """
 
     def __init__(
-        self, control: ControlClient, worker: Identity, settings: JobSettings
+        self,
+        control: ControlClient,
+        worker: Identity,
+        settings: JobSettings,
+        *,
+        history: str = "",
     ) -> None:
+        """Begins to watch the job.
+
+        Args:
+            control: Calls to the coordinator.
+            worker: Which start of which worker.
+            settings: Settings of the job.
+            history: Where histories go, empty for nowhere.
+        """
         self.control = control
         self.worker = worker
         self.settings = settings
         self.membership = Membership(worker)
-        self.shards = ShardCalls(settings.job_id, worker, self.membership)
+        self._wanted_history = history
+        self._history = PushHistory.open(history, settings.job_id, worker)
+        self.shards = ShardCalls(
+            settings.job_id, worker, self.membership, history=self._history
+        )
         self._is_leaving = False
         self._silent_since: float | None = None
         self._watching = asyncio.ensure_future(self._watch())
@@ -73,7 +91,7 @@ class Session:
         control = ControlClient(str(config.coordinator))
         try:
             registered = await register(control, config.worker_id, timeout_s=timeout_s)
-            return cls(control, *registered)
+            return cls(control, *registered, history=config.history)
         except BaseException:
             await control.close()
             raise
@@ -106,10 +124,16 @@ class Session:
             )
         traffic = self.shards.traffic
         await self.shards.close()
+        self._history.close()
+        self._history = PushHistory.open(self._wanted_history, settings.job_id, worker)
         self.worker = worker
         self.membership = Membership(worker)
         self.shards = ShardCalls(
-            settings.job_id, worker, self.membership, traffic=traffic
+            settings.job_id,
+            worker,
+            self.membership,
+            traffic=traffic,
+            history=self._history,
         )
         self._watching = asyncio.ensure_future(self._watch())
 
@@ -208,6 +232,7 @@ class Session:
         self._is_leaving = True
         await self._end_watch()
         await self.shards.close()
+        self._history.close()
         await self.control.close()
 
     async def _end_watch(self) -> None:

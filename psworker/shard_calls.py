@@ -10,11 +10,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pswire import failpoints
 from pswire.reasons import ErrorReason
 from psworker.commits import Commits, PushPlace
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
-from psworker.outgoing_push import OutgoingPush
+from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
+from psworker.push_history import PushHistory
 from psworker.retries import (
     all_or_none,
     left_s,
@@ -55,6 +57,7 @@ class ShardCalls:
         membership: Membership,
         *,
         traffic: Traffic | None = None,
+        history: PushHistory | None = None,
     ) -> None:
         """Calls nobody yet.
 
@@ -63,6 +66,7 @@ class ShardCalls:
             worker: Who calls.
             membership: What the coordinator has told.
             traffic: Bytes of an earlier start's messages, to go on with.
+            history: Told of pushes and pulls, for an offline check.
         """
         self._job_id = job_id
         self._worker = worker
@@ -70,6 +74,7 @@ class ShardCalls:
         self._clients: dict[int, ShardClient] = {}
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         self.traffic = traffic or Traffic()
+        self._history = history or PushHistory()
 
     async def close(self) -> None:
         """Ends the channels to all shards."""
@@ -133,7 +138,9 @@ class ShardCalls:
 
         work = all_or_none(map(pull_one, range(len(self._membership.shards))))
         try:
-            return await self._unless_failed(work)
+            replies = await self._unless_failed(work)
+            self._history.pulled(self._worker, clock, replies)
+            return replies
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from error
@@ -170,13 +177,15 @@ class ShardCalls:
                 commits.take_staged(shard_index, choice)
 
             own = replace(noting, on_staged=on_staged)
-            push = pushes[shard_index]
-            reply = await self._push_until_decided(shard_index, push, own, deadline)
+            reply = await self._push_until_decided(shard_index, pushes, own, deadline)
+            if failpoints.armed:
+                failpoints.hit("worker.push_answered")
             return self._checked(shard_index, reply)
 
         work = commits.drive_until(all_or_none(map(push_one, range(len(pushes)))))
         try:
-            return await self._unless_failed(work)
+            with self._history.push(pushes[0].header) as answered:
+                return answered(await self._unless_failed(work))
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from error
@@ -205,7 +214,9 @@ class ShardCalls:
             answers = await self._unless_failed(
                 all_or_none(map(ask_one, range(len(self._membership.shards))))
             )
-        return all(answers)
+        was_done = all(answers)
+        self._history.push_settled(worker, sequence, was_done=was_done)
+        return was_done
 
     async def await_contribution(
         self, generation: int, clock: int, sequence: int
@@ -240,6 +251,7 @@ class ShardCalls:
 
         async def attempt(timeout_s: float) -> bool:
             client = await self._client(shard_index)
+            self._history.committed(self._worker, shard_index, choice.clock)
             return await client.commit(self._generation, choice, timeout_s=timeout_s)
 
         await until_decided(attempt, deadline)
@@ -284,15 +296,25 @@ class ShardCalls:
         return f"{error} (last answers: {', '.join(known)})" if known else str(error)
 
     async def _push_until_decided(
-        self, shard_index: int, push: OutgoingPush, receiver: Receiver, deadline: float
+        self,
+        shard_index: int,
+        pushes: Sequence[OutgoingPush],
+        receiver: Receiver,
+        deadline: float,
     ) -> PushReply:
+        push = pushes[shard_index]
         held: frozenset[int] = frozenset()
         attempt = 0
         while True:
             try:
                 client = await self._client(shard_index)
+                requests = (
+                    requests_with_failpoints(pushes, shard_index, held)
+                    if failpoints.armed
+                    else push.requests(held)
+                )
                 return await client.push_pull(
-                    push.requests(held), receiver, timeout_s=left_s(deadline)
+                    requests, receiver, timeout_s=left_s(deadline)
                 )
             except CallError as error:
                 is_corrupt = (

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from pswire import failpoints
 from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.drop_log import DropLog
@@ -122,6 +123,8 @@ class Stepper:
             StepTimeoutError: Some worker or shard did not come in time.
         """
         self.refuse_closed()
+        if failpoints.armed:
+            failpoints.hit("worker.step")
         if (result := self._resume()) is not None:
             return result
         held = self._gradients_of(spec)

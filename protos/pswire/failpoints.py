@@ -32,7 +32,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "worker.chunk_sent": "A message of a push is on its way to a shard.",
         "worker.push_sent": "All of a push has been sent to a shard; no answer yet.",
         "worker.push_answered": "A shard's answer is here, and is not taken yet.",
-        "worker.in_barrier": "A shard said whom the worker's push or pull waits for.",
+        "worker.in_barrier": "All shards have been sent all of a push: others decide.",
         "worker.staged": "Every shard holds all of the clock; no commit has left.",
         "coordinator.fence_prepared": "A fence is opened; no shard has heard of it.",
         "coordinator.record_persisted": "A record is durable and nobody has heard it.",
