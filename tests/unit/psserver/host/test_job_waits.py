@@ -1,0 +1,167 @@
+"""Whoever a job waits for is named: in the status at once, in the log after a while."""
+
+import logging
+
+import pytest
+
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import Mode
+from psserver.core.roster import WorkerState
+from psserver.core.shard_standing import AwaitedProcess, ShardStanding
+from psserver.host.job_waits import JobWaits
+from tests.doubles.core_values import key
+from tests.doubles.driven_coordinator import DrivenCoordinator
+
+
+class Watched:
+    """A job whose waits are looked at ten times a second."""
+
+    def __init__(self, driven: DrivenCoordinator) -> None:
+        self.driven = driven
+        self.waits = JobWaits(driven.core)
+
+    def pass_time(self, duration_ms: int) -> None:
+        for _ in range(duration_ms // 100):
+            self.driven.pass_time(100)
+            self.waits.look(self.driven.now_ms)
+
+    def text(self) -> str:
+        return self.waits.text(self.driven.now_ms)
+
+    def lose(self, worker_id: str) -> None:
+        entry = self.driven.core.roster.present(worker_id)
+        assert entry is not None
+        self.driven.core.worker_broken(entry, self.driven.now_ms)
+
+    def tell(self, index: int, **standing: object) -> None:
+        """A shard tells where it stands."""
+        self.driven.core.shards.slots[index].standing = ShardStanding(
+            heard_ms=self.driven.now_ms,
+            **standing,  # type: ignore[arg-type]
+        )
+
+
+def settings(**changes: object) -> JobSettings:
+    return JobSettings(job_id="job", shard_count=2, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def log_of_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "psserver.coordinator")
+
+
+def test_a_start_names_who_is_missing_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Watched(DrivenCoordinator(settings=settings(workers_min=2)))
+    job.driven.add_shards(but=1)
+    job.driven.add_worker("a")
+
+    job.pass_time(200)
+    assert "shard 1" in job.text()
+    assert "workers (1 of 2 prepared)" in job.text()
+    assert caplog.messages == []
+
+    job.pass_time(5_000)
+    assert [m for m in caplog.messages if "shard 1, workers (1 of 2" in m]
+    assert "for 5 s" in caplog.messages[0]
+    job.pass_time(9_000)
+    assert len(caplog.messages) == 1
+    job.pass_time(2_000)
+    assert len(caplog.messages) == 2
+
+
+def test_a_lost_worker_below_the_floor_is_named_with_its_clock(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    two = DrivenCoordinator(settings=settings(workers_min=2))
+    two.add_worker("a")
+    two.add_worker("b")
+    two.add_shards()
+    two.report_all()
+    job = Watched(two)
+    job.tell(0, done=((key("a"), 9), (key("b"), 4)))
+    job.tell(1, done=((key("a"), 9), (key("b"), 3)))
+
+    job.lose("b")
+    job.pass_time(6_000)
+
+    entry = two.core.roster.present("b")
+    assert entry is not None
+    assert entry.state is WorkerState.LOST
+    assert "b, lost and silent for 6 s, until it comes back" in job.text()
+    assert "b/1 is at clock 3" in job.text()
+    assert any("b, lost" in message for message in caplog.messages)
+
+
+def test_a_shard_that_owes_a_fence_is_named_over_all_its_tries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    job.tell(1, applied_clock=7)
+    job.lose("b")
+    job.pass_time(1_000)
+    fence = job.driven.core.fence
+    assert fence is not None
+    job.driven.report(0)
+    job.waits.note_report(0)
+    assert "to answer a fence" not in job.text()
+
+    # No fence lasts that long: each is given up and begun again.
+    for _ in range(60):
+        job.pass_time(100)
+        if job.driven.core.fence is not None:
+            job.driven.report(0)
+    assert job.driven.core.fence is not fence
+
+    assert "shard 1 (silent for" in job.text()
+    assert "clock 7) to answer a fence" in job.text()
+    assert any("to answer a fence" in message for message in caplog.messages)
+
+    job.driven.report_all()
+    job.pass_time(200)
+    assert "to answer a fence" not in job.text()
+
+
+def test_fences_that_follow_each_other_are_no_wait() -> None:
+    job = Watched(DrivenCoordinator.running("a"))
+    for clock in range(80):
+        job.driven.core.want_cut(job.driven.now_ms)
+        job.pass_time(100)
+        for index in range(2):
+            job.waits.note_report(index)
+        job.driven.report_all(applied=clock)
+        pending = job.driven.core.snapshots.pending
+        if pending is not None:
+            job.driven.copy_all(pending.snapshot_id)
+    job.driven.core.want_cut(job.driven.now_ms)
+    job.pass_time(100)
+    assert job.text() == ""
+
+
+def test_workers_that_hold_a_clock_open_are_named_as_the_shards_tell() -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    waiting_for = (AwaitedProcess(name="b", clock=4, silent_ms=6_000),)
+    for index in range(2):
+        job.tell(index, waiting_for=waiting_for, waited_ms=7_000)
+    job.pass_time(1_000)
+    assert job.text() == "b (clock 4, silent for 6 s), for 8 s"
+
+
+def test_a_change_of_the_mode_names_who_is_behind() -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    job.tell(0, done=((key("a"), 9), (key("b"), 4)))
+    job.tell(1, done=((key("a"), 9), (key("b"), 4)))
+    job.driven.core.set_mode(Mode.ASP, 0, job.driven.now_ms)
+    job.waits.note_mode(Mode.ASP, 0, job.driven.now_ms)
+
+    assert "ASP" not in job.text()
+    at_once = job.waits.text(job.driven.now_ms, at_once=True)
+    assert "the change to ASP" in at_once
+    assert "behind are b/1 (clock 4)" in at_once
+
+    job.pass_time(100)
+    job.driven.report_all(applied=4, trailer=9)
+    assert job.driven.core.mode_is(Mode.ASP, 0)
+    job.pass_time(100)
+    assert job.waits.text(job.driven.now_ms, at_once=True) == ""
