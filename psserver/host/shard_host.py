@@ -228,6 +228,7 @@ class ShardHost:
         self.silent_since_ms = since_ms
         if self._model is not None:
             self._call(lambda core: core.set_orphaned(since_ms is not None))
+        self.changes.notify()
 
     def fail(self, reason: str) -> None:
         """The job is over."""

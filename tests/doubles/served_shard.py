@@ -1,0 +1,299 @@
+"""One shard with its service, spoken to in messages but without a network."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import FenceKind, Member, Mode, Record
+from psserver.host.changes import Changes
+from psserver.host.shard_host import ShardHost
+from psserver.rpc.parameter_service import ParameterService
+from psserver.rpc.record_codec import identity_message
+from pswire.frames import (
+    REQUEST_CHUNK_FIELD,
+    REQUEST_HEADER_FIELD,
+    REQUEST_TRAILER_FIELD,
+    RESPONSE_CHUNK_FIELD,
+    bits_to_bytes,
+    decode_chunk,
+    encode_chunk,
+    join_fields,
+    split_fields,
+)
+from pswire.limits import PROTOCOL_VERSION
+from pswire.placement import place
+from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
+from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
+from tests.doubles.core_values import key, sgd
+
+if TYPE_CHECKING:
+    from psserver.rpc.guard import Context
+
+# No handler of the data plane looks at it.
+NO_CONTEXT: Final = cast("Context", None)
+
+TIMEOUT_S: Final = 5.0
+RATE: Final = 0.5
+
+# Each is a chunk of its own, since types differ; the last one never changes.
+SMALL: Final = (
+    SchemaEntry(name="p0", shape=(4,), element_type=ElementType.FLOAT32),
+    SchemaEntry(name="p1", shape=(2,), element_type=ElementType.FLOAT64),
+    SchemaEntry(name="steps", shape=(3,), element_type=ElementType.INT64),
+)
+
+
+class ServedShard:
+    """Shard 0 of a job of one. A context manager: leaving it ends its threads.
+
+    Attributes:
+        host: The shard.
+        service: Its data plane.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[SchemaEntry] = SMALL,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        self.host = ShardHost(
+            shard_index=0,
+            incarnation=1,
+            settings=JobSettings(job_id="job", shard_count=1, **settings),
+            thread_count=2,
+        )
+        self.service = ParameterService(self.host)
+        self._schema = ModelSchema(tuple(entries))
+        floats = [
+            position
+            for position, entry in enumerate(entries)
+            if entry.element_type.is_floating
+        ]
+        self._optimizer = sgd(groups=(tuple(floats),))
+
+    def __enter__(self) -> "ServedShard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.host.close()
+
+    def start(
+        self, names: Sequence[str], *, mode: Mode = Mode.BSP, bound: int = 0
+    ) -> Record:
+        """Seeds ones, from the first worker, and opens the first clock."""
+        host = self.host
+        host.adopt(self._schema, place(self._schema, 1), (self._optimizer,))
+        host.prepare_fence(1, FenceKind.START, key(names[0]))
+        for chunk in host.model.chunks:
+            dtype = TORCH_DTYPES[chunk.element_type]
+            ones = torch.ones(chunk.element_count, dtype=dtype)
+            host.model.engine.write_seed(chunk.index, buffer_of(ones))
+            host.model.core.seed_chunk_staged(chunk.index)
+        host.pump()
+        members = [
+            Member(worker=key(name), rank=rank, base_clock=0)
+            for rank, name in enumerate(names)
+        ]
+        record = Record(
+            fence_number=1,
+            generation=1,
+            kind=FenceKind.START,
+            members=tuple(members),
+            mode=mode,
+            staleness_bound=bound,
+        )
+        host.install_record(record)
+        return record
+
+    def push(
+        self, name: str, sequence: int, gradients: Mapping[int, float] | None = None
+    ) -> "OpenPush":
+        """A whole push of equal numbers, one for each chunk, at clock `sequence`."""
+        gradients = {0: 1.0, 1: 1.0} if gradients is None else gradients
+        call = OpenPush(self)
+        call.send(self.header(name, sequence) + self.trailer(gradients))
+        for chunk_index, value in gradients.items():
+            call.send(self.chunk(chunk_index, value))
+        return call
+
+    def header(self, name: str, sequence: int, **changes: Any) -> bytes:  # noqa: ANN401
+        values: dict[str, Any] = {
+            **self._target(name),
+            "optimizer": "optimizer",
+            "sequence": sequence,
+            "sequence_unacknowledged_min": sequence,
+            "clock": sequence,
+        }
+        message = push_pb2.PushHeader(**{**values, **changes})
+        return join_fields((REQUEST_HEADER_FIELD, message.SerializeToString()))
+
+    def trailer(
+        self, chunk_indexes: Mapping[int, float] | Sequence[int], *, weight: float = 1.0
+    ) -> bytes:
+        bits = [chunk.index in chunk_indexes for chunk in self.host.model.chunks]
+        names = self._optimizer.hyperparameter_names
+        rates = [RATE if name == "lr" else 0.0 for name in names]
+        message = push_pb2.PushTrailer(
+            weight=weight,
+            finite=True,
+            chunk_bitmap=bits_to_bytes(bits),
+            groups=[schema_pb2.GroupHyperparameters(values=rates)],
+        )
+        return join_fields((REQUEST_TRAILER_FIELD, message.SerializeToString()))
+
+    def chunk(self, chunk_index: int, value: float) -> bytes:
+        chunk = self.host.model.chunks[chunk_index]
+        dtype = TORCH_DTYPES[chunk.element_type]
+        data = torch.full((chunk.element_count,), value, dtype=dtype)
+        return encode_chunk(
+            REQUEST_CHUNK_FIELD,
+            index=chunk_index,
+            presence=bits_to_bytes((True,) * len(chunk.slices)),
+            data=buffer_of(data),
+        )
+
+    def pull(self, name: str, clock: int) -> "OpenPull":
+        return OpenPull(self, self.request("Pull", name, clock=clock))
+
+    async def commit(self, name: str, clock: int, contributors: Sequence[str]) -> bool:
+        workers = [identity_message(key(each)) for each in contributors]
+        choice = membership_pb2.ClockChoice(clock=clock, workers=workers)
+        request = self.request("Commit", name, choice=choice)
+        return (await self.service.commit(request, NO_CONTEXT)).committed
+
+    async def ready(self, name: str, sequence: int) -> list[str]:
+        """Ids of those that were chosen."""
+        request = self.request("Ready", name, clock=sequence, sequence=sequence)
+        response = await self.service.ready(request, NO_CONTEXT)
+        return [worker.worker_id for worker in response.choice.workers]
+
+    async def done_sequence(self, name: str) -> int:
+        target = self._target(name)
+        del target["generation"]
+        request = parameter_service_pb2.GetSessionRequest(**target)
+        response = await self.service.get_session(request, NO_CONTEXT)
+        return response.sequence_done_max
+
+    async def until(self, *conditions: Any) -> None:  # noqa: ANN401
+        for condition in conditions:
+            assert await self.host.changes.wait_until(condition, TIMEOUT_S)
+
+    def request(self, method: str, name: str, **fields: Any) -> Any:  # noqa: ANN401
+        kind = getattr(parameter_service_pb2, f"{method}Request")
+        return kind(**self._target(name), **fields)
+
+    def _target(self, name: str) -> dict[str, Any]:
+        return {
+            "protocol_version": PROTOCOL_VERSION,
+            "job_id": "job",
+            "worker": identity_message(key(name)),
+            "shard_incarnation": 1,
+            "generation": 1,
+        }
+
+
+class _Open:
+    """A call under way, and what it has brought.
+
+    Attributes:
+        values: Index and value of each chunk that has come.
+        waiting: What the call was told that it waits for.
+        staged: Clock and contributors, as told.
+        reply: The answer, once it is there.
+        is_read: Cleared for a reader that is slow.
+    """
+
+    def __init__(self, shard: ServedShard) -> None:
+        self.is_read = asyncio.Event()
+        self.is_read.set()
+        self._shard = shard
+        self.values: list[tuple[int, float]] = []
+        self.waiting: list[push_pb2.Waiting] = []
+        self.staged: list[tuple[int, list[str]]] = []
+        self.reply: push_pb2.PushReply | None = None
+        self._news = Changes()
+
+    def _begin(self, responses: AsyncIterator[bytes]) -> None:
+        self.task = asyncio.create_task(self._read(responses))
+
+    async def finished(self) -> push_pb2.PushReply:
+        """The reply, once the call has ended.
+
+        Raises:
+            Refusal: It was refused.
+        """
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.task
+        assert self.reply is not None
+        return self.reply
+
+    async def until_values(self, count: int) -> None:
+        """Returns once so many chunks have come."""
+        assert await self._news.wait_until(lambda: len(self.values) >= count, TIMEOUT_S)
+
+    async def until_staged(self, count: int = 1) -> None:
+        """Returns once `staged` was told so many times."""
+        assert await self._news.wait_until(lambda: len(self.staged) >= count, TIMEOUT_S)
+
+    async def until_waiting(self) -> push_pb2.Waiting:
+        """What the call is told that it waits for."""
+        assert await self._news.wait_until(lambda: bool(self.waiting), TIMEOUT_S)
+        return self.waiting[-1]
+
+    async def _read(self, responses: AsyncIterator[bytes]) -> None:
+        async for message in responses:
+            await self.is_read.wait()
+            self._take(message)
+            self._news.notify()
+
+    def _take(self, message: bytes) -> None:
+        for field, view in split_fields(message):
+            if field == RESPONSE_CHUNK_FIELD:
+                self.values.append(_value_of(self._shard, view))
+                return
+        response = parameter_service_pb2.PushPullResponse.FromString(message)
+        if response.HasField("waiting"):
+            self.waiting.append(response.waiting)
+        if response.HasField("staged"):
+            names = [worker.worker_id for worker in response.staged.workers]
+            self.staged.append((response.staged.clock, names))
+        if response.HasField("reply"):
+            self.reply = response.reply
+
+
+class OpenPush(_Open):
+    """A push under way."""
+
+    def __init__(self, shard: ServedShard) -> None:
+        super().__init__(shard)
+        self._requests: asyncio.Queue[bytes] = asyncio.Queue()
+        self._begin(shard.service.push_pull(self._messages(), NO_CONTEXT))
+
+    def send(self, message: bytes) -> None:
+        self._requests.put_nowait(message)
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        while True:
+            yield await self._requests.get()
+
+
+class OpenPull(_Open):
+    """A pull under way."""
+
+    def __init__(self, shard: ServedShard, request: Any) -> None:  # noqa: ANN401
+        super().__init__(shard)
+        self._begin(shard.service.pull(request, NO_CONTEXT))
+
+
+def _value_of(shard: ServedShard, view: memoryview) -> tuple[int, float]:
+    """Index and value of a chunk whose elements are all equal."""
+    frame = decode_chunk(view)
+    frame.verify()
+    element_type = shard.host.model.chunks[frame.index].element_type
+    values = tensor_from_buffer(frame.data, element_type)
+    assert torch.equal(values, values[:1].expand(len(values)))
+    return frame.index, float(values[0])

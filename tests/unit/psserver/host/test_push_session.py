@@ -1,0 +1,85 @@
+"""What a call is sent, in which order, and what a slow one costs."""
+
+import pytest
+
+from psserver.core.push import Outcome, Reply
+from psserver.core.record import ClockChoice
+from psserver.host.push_session import QUEUED_BYTES_MAX, Outgoing, PushSession
+from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.core_values import key
+
+REPLY = Reply(outcome=Outcome.APPLIED, generation=1, version=1, frontier=1, clock=1)
+CHOICE = ClockChoice(1, (key("a"),))
+
+
+def session(*, wants_values: bool = True) -> PushSession:
+    return PushSession(wants_values=wants_values, opened_ms=0)
+
+
+async def drained(call: PushSession) -> list[object]:
+    found: list[object] = []
+    while (item := await call.next(0.0)) is not None:
+        found.append(item)
+        if isinstance(item, Reply):
+            break
+    return found
+
+
+async def test_chunks_go_before_the_reply_and_each_once() -> None:
+    call = session()
+    first, second = Outgoing(3, None, b"three"), Outgoing(2, None, b"two")
+    call.put(first)
+    call.put(second)
+    call.finish(REPLY)
+    call.put(Outgoing(3, None, b"newer"))
+
+    assert await drained(call) == [first, second, REPLY]
+
+
+async def test_a_chunk_that_was_sent_is_not_sent_again() -> None:
+    call = session()
+    first = Outgoing(3, None, b"three")
+    call.put(first)
+    assert await drained(call) == [first]
+
+    call.put(Outgoing(3, None, b"newer"))
+
+    assert await drained(call) == []
+
+
+async def test_staged_is_told_once_and_the_newest_only() -> None:
+    call = session()
+    call.tell_staged(ClockChoice(1, ()))
+    call.tell_staged(CHOICE)
+
+    assert await drained(call) == [CHOICE]
+
+
+async def test_a_failure_goes_before_everything() -> None:
+    call = session()
+    call.put(Outgoing(3, None, b"three"))
+    call.fail(Refusal(ErrorReason.DRAINING, "over"))
+
+    with pytest.raises(Refusal, match="over"):
+        await call.next(0.0)
+
+
+async def test_a_call_without_values_hears_only_the_reply() -> None:
+    call = session(wants_values=False)
+    call.put(Outgoing(3, None, b"three"))
+    call.finish(REPLY)
+
+    assert await drained(call) == [REPLY]
+
+
+async def test_a_reader_that_does_not_read_costs_8_mib() -> None:
+    call = session()
+    message = bytes(QUEUED_BYTES_MAX // 4)
+    for chunk_index in range(6):
+        call.put(Outgoing(chunk_index, None, message))
+
+    items = await drained(call)
+
+    kept = [item for item in items if isinstance(item, Outgoing) and item.message]
+    assert [item.chunk_index for item in kept] == [0, 1, 2, 3]
+    assert items[4:] == [Outgoing(4, None), Outgoing(5, None)]

@@ -1,0 +1,88 @@
+"""What a shard tells of itself every second, and what its log says."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from psserver.core.record import Mode
+from psserver.rpc import progress_report
+from psserver.rpc.progress_report import ProgressReport
+from psserver.rpc.record_codec import read_identity, read_sequences
+from tests.doubles.core_values import key
+from tests.doubles.served_shard import ServedShard
+
+
+@pytest.fixture
+async def shard() -> AsyncIterator[ServedShard]:
+    with ServedShard(delay_compensation=0.5) as shard:
+        yield shard
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_report, "WAITING_INTERVAL_MS", 0)
+
+
+async def test_it_tells_where_everybody_stands(shard: ServedShard) -> None:
+    shard.start("abc", mode=Mode.ASP)
+    await shard.push("a", 1).finished()
+    await shard.push("a", 2).finished()
+    await shard.push("b", 1).finished()
+    open_call = shard.push("c", 1, {})
+    await open_call.finished()
+
+    message = ProgressReport(shard.host).message()
+
+    assert (message.frontier, message.version) == (1, 4)
+    assert read_sequences(message.done) == ((key("a"), 2), (key("b"), 1), (key("c"), 1))
+    assert list(message.staleness_counts)[:3] == [2, 0, 1]
+    assert message.parameter_bytes == 4 * 4 + 2 * 8 + 3 * 8
+    # The seeder's copy of all, and two of what was pushed for.
+    assert message.optimizer_bytes == 56 + 2 * 32
+    assert not message.contradicting
+
+
+async def test_it_counts_pushes_under_way(shard: ServedShard) -> None:
+    shard.start("ab")
+    shard.push("a", 1)
+    await shard.until(lambda: shard.host.model.core.queued_push_count == 1)
+
+    assert ProgressReport(shard.host).message().queued_push_count == 1
+
+
+async def test_it_names_whose_bytes_were_not_what_was_said(shard: ServedShard) -> None:
+    shard.start("ab")
+    lying = shard.push("a", 1, {0: float("nan")})
+    await shard.push("b", 1, {0: 1.0}).finished()
+    await lying.finished()
+
+    message = ProgressReport(shard.host).message()
+
+    assert list(map(read_identity, message.contradicting)) == [key("a")]
+
+
+async def test_the_log_says_whom_a_push_waits_for(
+    shard: ServedShard, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard.start("ab")
+    shard.push("a", 1)
+    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+
+    with caplog.at_level(logging.WARNING):
+        message = ProgressReport(shard.host).message()
+
+    assert [each.name for each in message.waiting.awaited] == ["b"]
+    assert "a push has waited 0 s for clock 1 to be complete" in caplog.text
+    assert "'b' at clock 0, never heard here" in caplog.text
+
+
+async def test_nobody_is_named_when_nothing_is_due(
+    shard: ServedShard, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard.start("ab", mode=Mode.ASP)
+
+    message = ProgressReport(shard.host).message()
+
+    assert not message.HasField("waiting")
+    assert not caplog.records
