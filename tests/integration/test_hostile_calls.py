@@ -1,7 +1,7 @@
 """Bytes that no honest client sends: refused in words, nothing changed, all goes on."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -315,3 +315,172 @@ def test_a_forged_seed_changes_nothing(target: Target, case: str) -> None:
     assert_readable(text)
     assert target.state() == before
     target.step()
+
+
+def _choice(*workers: tuple[str, int], clock: int = 2) -> membership_pb2.ClockChoice:
+    return membership_pb2.ClockChoice(
+        clock=clock,
+        workers=[
+            membership_pb2.WorkerIdentity(worker_id=name, incarnation=incarnation)
+            for name, incarnation in workers
+        ],
+    )
+
+
+OWN: Final = ("w0", 1)
+
+CALLS: Final[dict[str, tuple[str, ErrorReason, str, dict[str, Any]]]] = {
+    "a commit of another job": (
+        "Commit",
+        ErrorReason.JOB_UNKNOWN,
+        "not served",
+        {"job_id": "x", "choice": _choice(OWN)},
+    ),
+    "a commit for another start of the shard": (
+        "Commit",
+        ErrorReason.SHARD_INCARNATION_STALE,
+        "the call is for 7",
+        {"shard_incarnation": 7, "choice": _choice(OWN)},
+    ),
+    "a commit in another protocol version": (
+        "Commit",
+        ErrorReason.PROTOCOL_VERSION,
+        "",
+        {"protocol_version": 99, "choice": _choice(OWN)},
+    ),
+    "a commit without a choice": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "0 contributors",
+        {},
+    ),
+    "a commit of nobody": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "no identity",
+        {"choice": _choice(("", 0))},
+    ),
+    "a commit of others": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "none of the 1 contributors",
+        {"choice": _choice(("w1", 1))},
+    ),
+    "a commit of one twice": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "not all different",
+        {"choice": _choice(OWN, OWN)},
+    ),
+    "a commit out of order": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "not in the order",
+        {"choice": _choice(("w1", 1), OWN)},
+    ),
+    "a commit of clock -1": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "clock -1",
+        {"choice": _choice(OWN, clock=-1)},
+    ),
+    "a commit where steps have one phase": (
+        "Commit",
+        ErrorReason.MALFORMED_MESSAGE,
+        "one phase",
+        {"choice": _choice(OWN)},
+    ),
+    "ready for another start of the shard": (
+        "Ready",
+        ErrorReason.SHARD_INCARNATION_STALE,
+        "",
+        {"shard_incarnation": 7, "sequence": 2, "clock": 2},
+    ),
+    "ready for push 0": (
+        "Ready",
+        ErrorReason.MALFORMED_MESSAGE,
+        "sequence 0",
+        {"sequence": 0},
+    ),
+    "ready where nobody chooses": (
+        "Ready",
+        ErrorReason.MALFORMED_MESSAGE,
+        "backup workers",
+        {"sequence": 2, "clock": 2},
+    ),
+    "idle for push -1": (
+        "AwaitContribution",
+        ErrorReason.MALFORMED_MESSAGE,
+        "sequence -1",
+        {"sequence": -1},
+    ),
+    "idle as an unknown worker": (
+        "AwaitContribution",
+        ErrorReason.WORKER_INCARNATION_STALE,
+        "w9/1 is not a member",
+        {
+            "sequence": 2,
+            "worker": membership_pb2.WorkerIdentity(worker_id="w9", incarnation=1),
+        },
+    ),
+    "a pull at clock -5": (
+        "Pull",
+        ErrorReason.MALFORMED_MESSAGE,
+        "clock -5",
+        {"clock": -5},
+    ),
+    "a pull as another start of a worker": (
+        "Pull",
+        ErrorReason.WORKER_INCARNATION_STALE,
+        "w0/2 is no member",
+        {"worker": membership_pb2.WorkerIdentity(worker_id="w0", incarnation=2)},
+    ),
+    "a session of nobody": (
+        "GetSession",
+        ErrorReason.MALFORMED_MESSAGE,
+        "no identity",
+        {"worker": membership_pb2.WorkerIdentity()},
+    ),
+}
+
+
+def _forged(target: Target, method: str, changes: dict[str, Any]) -> Iterator[bytes]:
+    """A request that is right but for the changes."""
+    kind = getattr(parameter_service_pb2, f"{method}Request")
+    host = target.job.shards[0]
+    values: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "job_id": host.job_id,
+        "worker": membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1),
+        "shard_incarnation": host.incarnation,
+        "generation": 1,
+    }
+    if method == "GetSession":
+        del values["generation"]
+    return iter([kind(**{**values, **changes}).SerializeToString()])
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_forged_call_changes_nothing(target: Target, case: str) -> None:
+    method, reason, fragment, changes = CALLS[case]
+    before = target.state()
+    call = streamed(target.channel, method)
+
+    request = _forged(target, method, changes)
+    code, text, found = refusal_of(call(request, timeout=TIMEOUT_S))
+
+    assert found == reason, (code, text)
+    assert fragment in text
+    assert_readable(text)
+    assert target.state() == before
+    target.step()
+
+
+@pytest.mark.parametrize(
+    "method", ["Commit", "Ready", "AwaitContribution", "Pull", "GetSession"]
+)
+def test_a_call_of_garbage_is_refused(target: Target, method: str) -> None:
+    call = streamed(target.channel, method)
+    code, text, found = refusal_of(call(iter([b"\xff" * 64]), timeout=TIMEOUT_S))
+    assert found == ErrorReason.MALFORMED_MESSAGE, (code, text)
+    assert_readable(text)
