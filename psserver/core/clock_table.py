@@ -226,7 +226,7 @@ class ClockTable:
     def frontier(self) -> int:
         """Smallest clock over the members; its last value when nobody is there."""
         clocks = [self.clock_of(member) for member in self.members]
-        self._frontier = max(self._frontier, min(clocks, default=0))
+        self._frontier = max(self._frontier, min(clocks, default=self.applied_clock))
         return self._frontier
 
     @property

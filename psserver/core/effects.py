@@ -73,7 +73,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusePush:
-    """A push that was under way came after its worker's last one: end its call."""
+    """A push came after its worker's last one, or its worker has ended: end its call."""
 
     push: PushId
     refusal: Refusal

@@ -235,11 +235,12 @@ def _begun_sequence(
     """Highest push of a member that some shard has applied of, or must."""
     worker = member.worker
     found = max(holding_of(report, worker).touched_sequence for report in reports)
-    if previous.mode is Mode.BSP:
-        touched_clock = max(report.touched_clock_max for report in reports)
-        found = max(found, member.sequence_of(touched_clock))
-    if commit is not None and worker in commit.workers:
-        found = max(found, member.sequence_of(commit.clock))
+    clock = max(report.touched_clock_max for report in reports)
+    if commit is not None and commit.clock >= clock:
+        # With backup workers it may be of others alone.
+        clock = commit.clock - (worker not in commit.workers)
+    if previous.mode is Mode.BSP or commit is not None:
+        found = max(found, member.sequence_of(clock))
     return found
 
 
@@ -257,11 +258,16 @@ def _joiners_bases(
 ) -> dict[WorkerKey, int]:
     """Base clock of each joiner, in the order of worker ids.
 
-    With `WAIT` a replacement takes over the clock that its predecessor left open.
+    With `WAIT` a replacement takes over the clock that its predecessor left open, if
+    no shard has closed it, for want of a finite gradient or with backup workers.
     """
     replaced = {}
     if settings.worker_loss_policy is LossPolicy.WAIT:
-        closed = record.commit.clock if record.commit is not None else 0
+        closed = max(report.touched_clock_max for report in reports)
+        if record.commit is not None:
+            closed = max(closed, record.commit.clock)
+        if record.mode is Mode.BSP:
+            closed = max(closed, record.mode_clock)
         replaced = {
             end.member.worker.worker_id: max(
                 end.last_clock, end.member.base_clock, closed

@@ -1,7 +1,8 @@
 """Messages under way between simulated processes.
 
 Each link delivers in order; which link goes next is drawn. A delivery may say that it
-can't happen yet, and then holds up its own link only.
+can't happen yet, and then holds up its own link only. A link may be blocked in one
+direction, and a process may be stopped: what is under way to it waits.
 """
 
 import random
@@ -18,6 +19,8 @@ class Links:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._queues: dict[tuple[str, str], deque[Delivery]] = {}
+        self._blocked: set[tuple[str, str]] = set()
+        self._stopped: set[str] = set()
 
     def send(self, source: str, target: str, deliver: Delivery) -> None:
         """Puts a message at the end of a link."""
@@ -27,15 +30,36 @@ class Links:
         """Loses all that is under way on a link."""
         self._queues.pop((source, target), None)
 
-    def cut_all(self, process: str) -> None:
-        """Loses all that is under way to and from a process."""
-        for source, target in list(self._queues):
-            if process in (source, target):
-                self.cut(source, target)
+    def block(self, source: str, target: str) -> None:
+        """Holds what is under way on a link, in this direction only."""
+        self._blocked.add((source, target))
+
+    def stop(self, process: str) -> None:
+        """Holds what is under way to a process."""
+        self._stopped.add(process)
+
+    def go_on(self, process: str) -> None:
+        """The process takes what has come meanwhile."""
+        self._stopped.discard(process)
+
+    def heal(self) -> bool:
+        """Unblocks all links; returns whether any was blocked."""
+        was_blocked = bool(self._blocked)
+        self._blocked.clear()
+        return was_blocked
+
+    def random_link(self) -> tuple[str, str] | None:
+        """Some link that has something under way."""
+        names = [name for name, queue in self._queues.items() if queue]
+        return self._rng.choice(names) if names else None
 
     def deliver_one(self) -> bool:
         """Delivers the first message of some link; False when none can be."""
-        names = [name for name, queue in self._queues.items() if queue]
+        names = [
+            name
+            for name, queue in self._queues.items()
+            if queue and name not in self._blocked and name[1] not in self._stopped
+        ]
         self._rng.shuffle(names)
         for name in names:
             queue = self._queues[name]

@@ -22,9 +22,10 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.record import Record, WorkerKey
+from psserver.core.record import Mode, Record, WorkerKey
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.core.snapshots import SnapshotEntry
+from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 from tests.doubles.links import Links
 from tests.doubles.simulated_shard import Image, SimulatedShard
@@ -32,13 +33,16 @@ from tests.doubles.simulated_worker import SimulatedWorker, Stage
 
 COORDINATOR = "coordinator"
 
+TAKEN = (ErrorReason.WORKER_ID_TAKEN,)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a reader got: one image of each shard."""
+    """What a reader got: one image of each shard, of the cut that was decided."""
 
     version: int
-    clock: int
+    cut: DecideCut
+    record: Record
     images: tuple[Image, ...]
 
 
@@ -71,6 +75,7 @@ class SimulatedCoordinator:
         self._rng = rng
         self._shards = shards
         self._workers: dict[WorkerKey, SimulatedWorker] = {}
+        self._cuts: dict[int, tuple[DecideCut, Record]] = {}
         self._start_count = 0
         for shard in shards:
             self.connect_shard(shard)
@@ -171,13 +176,18 @@ class SimulatedCoordinator:
 
     # Workers
 
-    def register(self, worker_id: str, number: int) -> WorkerKey:
-        entry = self.core.register_worker(
-            process_id=f"process {number}",
-            worker_id=worker_id,
-            address="",
-            now_ms=self.now_ms,
-        )
+    def register(self, worker_id: str, number: int) -> WorkerKey | None:
+        """A worker's new identity; None when somebody else has its id."""
+        try:
+            entry = self.core.register_worker(
+                process_id=f"process {number}",
+                worker_id=worker_id,
+                address="",
+                now_ms=self.now_ms,
+            )
+        except Refusal as refusal:
+            assert refusal.reason in TAKEN
+            return None
         return entry.worker
 
     def admit(self, worker: SimulatedWorker) -> None:
@@ -220,6 +230,34 @@ class SimulatedCoordinator:
             self.core.worker_broken(entry, self.now_ms)
         self.tick(self.core.settings.reconnect_grace_ms)
 
+    def flap(self, worker: SimulatedWorker) -> None:
+        """A worker's stream breaks and is opened again."""
+        entry = self._present(worker)
+        if entry is not None and entry.is_watching:
+            self._links.cut(COORDINATOR, worker.name)
+            self.core.worker_broken(entry, self.now_ms)
+            self.pump()
+            self._reconnect_worker(worker)
+
+    def find_again(self, worker: SimulatedWorker) -> None:
+        """A worker that was stopped goes on: its stream is opened again if broken."""
+        entry = self._present(worker)
+        if entry is None or not entry.is_watching:
+            self._reconnect_worker(worker)
+
+    def lost_ids(self) -> list[str]:
+        """Workers that are dead and keep their place."""
+        return [e.worker.worker_id for e in self.core.roster.in_state(WorkerState.LOST)]
+
+    def is_member(self, worker: WorkerKey) -> bool:
+        """Whether the newest record names a worker."""
+        return bool(self.records) and self.records[-1].member_of(worker) is not None
+
+    def set_mode(self, mode: Mode, staleness_bound: int) -> None:
+        """Somebody wants another mode."""
+        self.core.set_mode(mode, staleness_bound, self.now_ms)
+        self.pump()
+
     # Readers
 
     def want_cut(self) -> None:
@@ -237,7 +275,7 @@ class SimulatedCoordinator:
         def watching() -> None:
             entry = self._present(worker)
             if entry is None:
-                worker.stage = Stage.GONE
+                self._tell_evicted(worker)
                 return
             self.core.worker_watching(entry, self.now_ms)
             newest = self.records[-1]
@@ -247,6 +285,17 @@ class SimulatedCoordinator:
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, watching)
+
+    def _tell_evicted(self, worker: SimulatedWorker) -> None:
+        """A worker's watch is refused: it has left, or was taken out."""
+
+        def told() -> None:
+            if worker.stage is Stage.LEAVING:
+                worker.stage = Stage.GONE
+            elif not worker.is_gone:
+                worker.network.evicted(worker)
+
+        self._links.send(COORDINATOR, worker.name, told)
 
     def pump(self) -> None:
         for effect in self.core.take_effects():
@@ -260,6 +309,8 @@ class SimulatedCoordinator:
             case Announce():
                 self._announce(effect.record)
             case Prepare() | Abort() | DecideCut() | ReleaseImage():
+                if isinstance(effect, DecideCut):
+                    self._cuts[effect.snapshot_id] = effect, self.records[-1]
                 for shard in self._shards:
                     self._tell_effect(shard, effect)
             case OrderSeed():
@@ -278,7 +329,9 @@ class SimulatedCoordinator:
                 lambda worker=worker: worker.heard(record),  # type: ignore[misc]
             )
         for end in record.departures:
-            self._workers[end.member.worker].stage = Stage.GONE
+            worker = self._workers[end.member.worker]
+            if worker.stage is Stage.LEAVING:
+                worker.stage = Stage.GONE
 
     def _tell(self, shard: SimulatedShard, what: Callable[[], None]) -> None:
         if self.core.shards.slots[shard.index].is_watching:
@@ -289,13 +342,19 @@ class SimulatedCoordinator:
             match effect:
                 case Prepare():
                     shard.core.prepare_fence(
-                        effect.fence_number, effect.kind, effect.seeder
+                        effect.fence_number,
+                        effect.kind,
+                        effect.seeder,
+                        effect.evicting,
                     )
                 case Abort():
                     shard.core.abort_fence(effect.fence_number)
                 case DecideCut():
                     shard.core.decide_cut(
-                        effect.fence_number, effect.snapshot_id, effect.clock
+                        effect.fence_number,
+                        effect.snapshot_id,
+                        effect.clock,
+                        effect.sequences,
                     )
                 case ReleaseImage():
                     shard.release(effect.snapshot_id)
@@ -347,7 +406,8 @@ class SimulatedCoordinator:
         if self._rng.random() < self.slow_read_share:
             return False
         images = tuple(shard.images[entry.snapshot_id] for shard in self._shards)
-        self.snapshots.append(Snapshot(entry.version, entry.clock, images))
+        cut, record = self._cuts[entry.snapshot_id]
+        self.snapshots.append(Snapshot(entry.version, cut, record, images))
         self.core.release_snapshot(entry.snapshot_id, pin_id, self.now_ms)
         self.pump()
         return True

@@ -17,12 +17,15 @@ from psserver.core.effects import (
     CopyImage,
     FenceReport,
     Finish,
+    PushDone,
     RefusePush,
     ShardEffect,
+    Staged,
 )
-from psserver.core.push import PushId, Reply, StagedChunk, Trailer
-from psserver.core.record import Record, WorkerKey
+from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
+from psserver.core.record import ClockChoice, Record, WorkerKey
 from psserver.core.shard import ShardCore
+from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 
 Values = dict[int, Counter[PushId]]
@@ -38,7 +41,7 @@ class Image:
 
 @dataclass(slots=True)
 class Call:
-    """One call that carries a push to one shard."""
+    """One call that carries a push to one shard; number 0 is nobody's any more."""
 
     push: PushId
     shard_index: int
@@ -49,10 +52,16 @@ class Surroundings(Protocol):
     """Whom a shard talks to."""
 
     def answer(self, call: Call, reply: Reply) -> None:
-        """The answer to a call is on its way."""
+        """The answer to a call is on its way, with the values."""
+
+    def give(self, shard: "SimulatedShard", worker: WorkerKey, reply: Reply) -> None:
+        """Values leave the shard for a worker."""
 
     def refuse(self, call: Call, refusal: Refusal) -> None:
         """A refusal of a call is on its way."""
+
+    def stage(self, call: Call, choice: ClockChoice) -> None:
+        """Word that a clock is staged is on its way."""
 
     def ask(self, worker: WorkerKey, clock: int) -> None:
         """A worker without data is asked for its part of a clock."""
@@ -71,35 +80,53 @@ class SimulatedShard:
     Attributes:
         index: Its place.
         chunk_indexes: Chunks it holds.
+        rules: When pushes are applied.
+        surroundings: Whom it talks to.
         values: How often each push is in each chunk.
-        finished: Of each clock, the pushes it consisted of with their answers.
+        outcomes: What became of each push.
+        answers: Versions and frontiers that were told, in order.
+        weights: Of each clock of BSP, the total weights its chunks were divided by.
+        order: Of each worker, its pushes in the order in which they were done.
+        checked: Of each worker, its pushes that were looked for in the values.
         images: Snapshots it holds.
-        threads: What its threads are doing; each entry ends one piece of work.
+        threads: Work under way.
     """
 
     index: int
     chunk_indexes: tuple[int, ...]
+    rules: ShardRules
     surroundings: Surroundings
     core: ShardCore = field(init=False)
     values: Values = field(init=False)
-    finished: dict[int, dict[PushId, Reply]] = field(default_factory=dict)
+    outcomes: dict[PushId, Outcome] = field(default_factory=dict)
+    answers: list[tuple[int, int]] = field(default_factory=list)
+    weights: dict[int, set[float]] = field(default_factory=dict)
+    order: dict[WorkerKey, list[int]] = field(default_factory=dict)
+    checked: Counter[WorkerKey] = field(default_factory=Counter)
     images: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
     _calls: dict[PushId, Call] = field(default_factory=dict)
     _unwanted_max: int = 0
 
     def __post_init__(self) -> None:
-        self.core = ShardCore(self.chunk_indexes)
+        self.core = ShardCore(self.chunk_indexes, self.rules)
         self.values = {index: Counter() for index in self.chunk_indexes}
 
     @property
     def name(self) -> str:
         return f"shard {self.index}"
 
+    @property
+    def is_orphaned(self) -> bool:
+        return self.core.waiting_reason.startswith("the coordinator")
+
+    def set_orphaned(self, is_orphaned: bool) -> None:
+        self.core.set_orphaned(is_orphaned)
+        self.pump()
+
     def run_thread(self, rng: random.Random) -> None:
-        """Some thread is done; two chunks may end in any order."""
-        work = self.threads.pop(rng.randrange(len(self.threads)))
-        work()
+        """Ends some work; what is done may set off more."""
+        self.threads.pop(rng.randrange(len(self.threads)))()
         self.pump()
 
     # From workers
@@ -113,7 +140,7 @@ class SimulatedShard:
         if not self.knows(generation):
             return False
         try:
-            self.core.open_push(call.push, clock, 0)
+            self.core.open_push(call.push, clock, 0, generation=generation)
             self.core.acknowledge(call.push.worker, lowest)
             reply = self.core.reply_to(call.push)
         except Refusal as refusal:
@@ -129,7 +156,7 @@ class SimulatedShard:
         """A trailer, or a chunk by its index."""
         push = call.push
         try:
-            entry = self.core.open_push(push, self._clock_of(push), 0)
+            entry = self.core.open_push(push, 0, 0, generation=-1)
             if entry is None:
                 return
             if isinstance(what, Trailer):
@@ -143,6 +170,14 @@ class SimulatedShard:
             self._calls.pop(push, None)
             self.surroundings.refuse(call, refusal)
         self.pump()
+
+    def commit(self, worker: WorkerKey, choice: ClockChoice, generation: int) -> bool:
+        """A worker commits a clock; False holds the call."""
+        if not self.knows(generation) or self.core.is_frozen:
+            return False
+        self.core.commit(worker, choice)
+        self.pump()
+        return True
 
     def held(self, push: PushId) -> frozenset[int]:
         """What `GetSession` says of an unfinished push."""
@@ -184,14 +219,16 @@ class SimulatedShard:
     def pump(self) -> None:
         while effects := self.core.take_effects():
             for effect in effects:
+                if isinstance(effect, PushDone):
+                    self._note_outcome(effect)
+            for effect in effects:
                 self._carry_out(effect)
 
-    def _clock_of(self, push: PushId) -> int:
-        member = self.core.clocks.member_of(push.worker)
-        if member is None:
-            departure = self.core.clocks.departure_of(push.worker)
-            member = departure.member if departure is not None else None
-        return (member.base_clock if member is not None else 0) + push.sequence
+    def _note_outcome(self, effect: PushDone) -> None:
+        push = effect.push
+        assert push not in self.outcomes
+        self.outcomes[push] = effect.outcome
+        self.order.setdefault(push.worker, []).append(push.sequence)
 
     def _carry_out(self, effect: ShardEffect) -> None:
         match effect:
@@ -200,19 +237,23 @@ class SimulatedShard:
             case CopyImage():
                 self.threads.append(lambda: self._copy(effect))
             case Finish():
-                clock = effect.reply.clock
-                self.finished.setdefault(clock, {})[effect.push] = effect.reply
                 self._finish(effect.push, effect.reply)
             case RefusePush():
                 call = self._calls.pop(effect.push, None)
                 if call is not None:
                     self.surroundings.refuse(call, effect.refusal)
+            case Staged():
+                call = self._calls.get(effect.push)
+                if call is not None:
+                    self.surroundings.stage(call, effect.choice)
             case ContributionAwaited():
                 self.surroundings.ask(effect.worker, effect.clock)
             case FenceReport():
                 self.surroundings.report(self.index, effect)
 
     def _finish(self, push: PushId, reply: Reply) -> None:
+        self.answers.append((reply.version, reply.frontier))
+        self.surroundings.give(self, push.worker, reply)
         call = self._calls.pop(push, None)
         if call is not None:
             self.surroundings.answer(call, reply)
@@ -221,6 +262,8 @@ class SimulatedShard:
         assert not self.core.waiting_reason.startswith("a snapshot")
         names = [part.worker_id for part in order.contributions]
         assert names == sorted(names)
+        if order.pusher is None:
+            self.weights.setdefault(order.clock, set()).add(order.total_weight)
         for part in order.contributions:
             assert isinstance(part.payload, PushId)
             self.values[order.chunk_index][part.payload] += 1

@@ -1,12 +1,13 @@
 """A worker of the simulated world: pushes until its quota is used up, then leaves."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from psserver.core.push import Outcome, PushId, Reply, Trailer
-from psserver.core.record import Member, Record, WorkerKey
+from psserver.core.record import ClockChoice, Member, Mode, Record, WorkerKey
 from tests.doubles.simulated_shard import Call
 
 
@@ -27,9 +28,16 @@ class OwnPush:
     """A push as its worker made it; it never changes."""
 
     push: PushId
-    clock: int
     trailers: dict[int, Trailer]
     answers: dict[int, Reply] = field(default_factory=dict)
+
+    @property
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Where the gradient belongs: shard and chunk."""
+        for shard_index, trailer in self.trailers.items():
+            if trailer.weight > 0:
+                for chunk_index in sorted(trailer.chunk_indexes):
+                    yield shard_index, chunk_index
 
 
 class Network(Protocol):
@@ -38,22 +46,34 @@ class Network(Protocol):
     rng: random.Random
     chunks_by_shard: tuple[tuple[int, ...], ...]
 
-    def pull(self, worker: "SimulatedWorker", clock: int) -> None:
-        """Asks every shard to say when it has reached a clock."""
+    def pull(self, worker: "SimulatedWorker") -> None:
+        """Asks every shard for values at the worker's clock."""
 
     def deliver_push(
         self, worker: "SimulatedWorker", call: Call, skip: frozenset[int]
     ) -> None:
         """Sends a push to a shard, without the chunks it has."""
 
+    def commit(self, worker: "SimulatedWorker", choice: ClockChoice) -> None:
+        """Commits a clock on every shard."""
+
+    def ready(self, worker: "SimulatedWorker", sequence: int) -> None:
+        """Tells shard 0 that every shard has all of a push, and asks who counts."""
+
     def await_contribution(self, worker: "SimulatedWorker") -> None:
-        """Tells shard 0 that there is no data for the next clock."""
+        """Tells shard 0 that there is no data for the next push."""
 
     def withdraw_awaiting(self, worker: "SimulatedWorker") -> None:
         """There is data after all."""
 
     def leave(self, worker: "SimulatedWorker") -> None:
         """Asks to leave."""
+
+    def evicted(self, worker: "SimulatedWorker") -> None:
+        """The worker hears that it is no member any more."""
+
+    def settle_predecessor(self, worker: "SimulatedWorker") -> None:
+        """Asks every shard how far the worker's last incarnation got."""
 
 
 @dataclass(slots=True)
@@ -64,7 +84,9 @@ class SimulatedWorker:
         key: Which one.
         network: Whom it talks to.
         step_count: Pushes it makes before it leaves.
+        predecessor: The same process under its last incarnation.
         stage: What it is doing.
+        is_stopped: Whether it does nothing, as after a SIGSTOP.
         member: Its place, once a record has told.
         generation: Newest generation it has heard of.
         sequence: Pushes that every shard has answered.
@@ -74,12 +96,16 @@ class SimulatedWorker:
     key: WorkerKey
     network: Network
     step_count: int
+    predecessor: "SimulatedWorker | None" = None
     stage: Stage = Stage.JOINING
+    is_stopped: bool = False
     member: Member | None = None
     generation: int = 0
     sequence: int = 0
     pushes: dict[int, OwnPush] = field(default_factory=dict)
+    pull_number: int = 0
     _pulled: set[int] = field(default_factory=set)
+    _staged: dict[int, ClockChoice] = field(default_factory=dict)
     _calls: dict[int, Call] = field(default_factory=dict)
     _call_count: int = 0
 
@@ -90,7 +116,7 @@ class SimulatedWorker:
     @property
     def clock(self) -> int:
         assert self.member is not None
-        return self.member.base_clock + self.sequence
+        return self.member.clock_of(self.sequence)
 
     @property
     def is_gone(self) -> bool:
@@ -99,7 +125,7 @@ class SimulatedWorker:
     @property
     def may_act(self) -> bool:
         """Whether it does something without being told."""
-        return self.stage in (Stage.READY, Stage.IDLE)
+        return self.stage in (Stage.READY, Stage.IDLE) and not self.is_stopped
 
     def act(self) -> None:
         """The user's thread takes its next turn."""
@@ -107,7 +133,7 @@ class SimulatedWorker:
         if self.stage is Stage.IDLE:
             self.network.withdraw_awaiting(self)
             self._push(weight=1.0)
-        elif self.sequence >= self.step_count:
+        elif len(self.pushes) >= self.step_count:
             self.stage = Stage.LEAVING
             self.network.leave(self)
         elif rng.random() < 0.2:
@@ -119,46 +145,81 @@ class SimulatedWorker:
     # From the coordinator
 
     def heard(self, record: Record) -> None:
-        if record.generation <= self.generation:
+        if record.generation <= self.generation or self.is_gone:
             return
         self.generation = record.generation
+        was_member = self.member is not None
         member = record.member_of(self.key)
-        if self.stage is Stage.JOINING and member is not None:
+        if member is not None:
             self.member = member
-            self.stage = Stage.PULLING
-            self.network.pull(self, member.base_clock)
+        if self.stage is Stage.JOINING and member is not None:
+            self._pull()
+        elif member is None and was_member and self.stage is Stage.LEAVING:
+            self.stage = Stage.GONE
+        elif member is None and was_member:
+            self.network.evicted(self)
 
     # From shards
 
-    def pulled(self, shard_index: int) -> None:
+    def pulled(self, shard_index: int, pull_number: int) -> None:
+        if pull_number != self.pull_number:
+            return
         self._pulled.add(shard_index)
         is_all = len(self._pulled) == len(self.network.chunks_by_shard)
         if self.stage is Stage.PULLING and is_all:
             self.stage = Stage.READY
+            if self.predecessor is not None:
+                self.network.settle_predecessor(self)
 
-    def asked(self, clock: int) -> None:
-        """A clock waits for nobody but workers without data."""
+    def asked(self) -> None:
+        """Something waits for nobody but workers without data."""
         if self.stage is Stage.IDLE:
-            assert clock == self.clock + 1
             self._push(weight=0.0, is_empty=True)
+
+    def told_staged(self, call: Call, choice: ClockChoice) -> None:
+        """A shard has all of a clock, or of this worker's push."""
+        if self._calls.get(call.shard_index) is not call:
+            return
+        self._staged[call.shard_index] = choice
+        is_everywhere = len(self._staged) == len(self.network.chunks_by_shard)
+        if is_everywhere and len({c.workers for c in self._staged.values()}) == 1:
+            if choice.workers:
+                self.network.commit(self, choice)
+            else:
+                self.network.ready(self, call.push.sequence)
+
+    def told_choice(self, sequence: int, choice: ClockChoice) -> None:
+        """Shard 0 says whose pushes count."""
+        is_open = self.stage is Stage.PUSHING and sequence == self.sequence + 1
+        if is_open and self.key in choice.workers:
+            self.network.commit(self, choice)
 
     def answered(self, call: Call, reply: Reply) -> None:
         if self._calls.get(call.shard_index) is not call:
             return
         own = self.pushes[call.push.sequence]
-        assert reply.clock == own.clock
+        if reply.outcome is not Outcome.DROPPED:
+            if reply.mode is Mode.BSP:
+                assert reply.frontier >= reply.clock
+            elif reply.mode is Mode.SSP:
+                assert reply.clock - reply.frontier <= reply.staleness_bound
         own.answers[call.shard_index] = reply
         del self._calls[call.shard_index]
-        if not self._calls and self.stage is Stage.PUSHING:
-            self.sequence = call.push.sequence
-            self.stage = Stage.READY
+        if self._calls or self.stage is not Stage.PUSHING:
+            return
+        self.sequence = call.push.sequence
+        self.stage = Stage.READY
+        if self.outcome_of(own) is Outcome.DROPPED:
+            closed = max(each.closed_sequence for each in own.answers.values())
+            self.sequence = max(self.sequence, closed)
+            self._pull()
 
     def is_calling(self, shard_index: int) -> bool:
         return shard_index in self._calls
 
     def resend(self, shard_index: int, held: frozenset[int]) -> None:
         """After an unknown outcome: the same push again, without what is held."""
-        if shard_index in self._calls:
+        if shard_index in self._calls and not self.is_gone:
             self._call(self._calls[shard_index].push, shard_index, held)
 
     @property
@@ -169,11 +230,20 @@ class SimulatedWorker:
         ]
 
     def outcome_of(self, own: OwnPush) -> Outcome:
-        """As `psworker` combines it: skipped if any shard says so."""
+        """As `psworker` combines it: what any shard says that is not plain."""
         outcomes = {reply.outcome for reply in own.answers.values()}
-        return Outcome.SKIPPED if Outcome.SKIPPED in outcomes else Outcome.APPLIED
+        for outcome in (Outcome.DROPPED, Outcome.SKIPPED):
+            if outcome in outcomes:
+                return outcome
+        return Outcome.APPLIED
 
     # Inside
+
+    def _pull(self) -> None:
+        self.stage = Stage.PULLING
+        self.pull_number += 1
+        self._pulled.clear()
+        self.network.pull(self)
 
     def _push(self, *, weight: float, is_empty: bool = False) -> None:
         rng = self.network.rng
@@ -193,8 +263,9 @@ class SimulatedWorker:
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)
         }
-        self.pushes[push.sequence] = OwnPush(push, self.clock + 1, trailers)
+        self.pushes[push.sequence] = OwnPush(push, trailers)
         self.stage = Stage.PUSHING
+        self._staged.clear()
         for shard_index in trailers:
             self._call(push, shard_index, frozenset())
 
@@ -202,4 +273,5 @@ class SimulatedWorker:
         self._call_count += 1
         call = Call(push, shard_index, self._call_count)
         self._calls[shard_index] = call
+        self._staged.pop(shard_index, None)
         self.network.deliver_push(self, call, held)

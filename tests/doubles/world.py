@@ -6,24 +6,82 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.push import Reply
-from psserver.core.record import FenceKind, WorkerKey
+from psserver.core.push import Outcome, Reply
+from psserver.core.record import (
+    ClockChoice,
+    FenceKind,
+    LossPolicy,
+    Mode,
+    StepAtomicity,
+    WorkerKey,
+)
+from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 from tests.doubles.links import Links
 from tests.doubles.simulated_coordinator import COORDINATOR, SimulatedCoordinator
 from tests.doubles.simulated_shard import Call, SimulatedShard
-from tests.doubles.simulated_worker import SimulatedWorker, Stage
+from tests.doubles.simulated_worker import OwnPush, SimulatedWorker, Stage
 
 QUIET_TICK_COUNT_MAX = 600
 """Ticks of 100 ms without any message after which a world counts as stuck: longer
 than any time-out of the core."""
 
+HELP_TICK_COUNT = 20
+"""Ticks without any message after which people do what the job waits for: they start
+a worker in the place of one that is lost."""
+
 
 class StuckError(AssertionError):
     """Everything was delivered, and somebody waits for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What may happen in a world.
+
+    Attributes:
+        modes: Modes that the job begins with and changes to.
+        loses_workers: Whether workers die, stop, or give up in the middle of a step.
+        restarts_coordinator: Whether the coordinator may be started again.
+        is_two_phase: Whether steps have two phases; drawn when None.
+        has_backups: Whether there are backup workers.
+        may_wait: Whether a lost worker's place may be kept for a replacement.
+    """
+
+    modes: tuple[Mode, ...] = (Mode.BSP,)
+    loses_workers: bool = False
+    restarts_coordinator: bool = False
+    is_two_phase: bool | None = None
+    has_backups: bool = False
+    may_wait: bool = False
+
+    def settings(
+        self, rng: random.Random, shard_count: int, starter_count: int
+    ) -> JobSettings:
+        """Draws a job."""
+        mode = rng.choice(self.modes)
+        two_phase = self.is_two_phase
+        policy = LossPolicy.CONTINUE
+        if self.may_wait and rng.random() < 0.5:
+            policy = LossPolicy.WAIT
+        if two_phase is None:
+            two_phase = rng.random() < 0.5
+        if self.has_backups or policy is LossPolicy.WAIT:
+            two_phase = True
+        return JobSettings(
+            job_id="job",
+            shard_count=shard_count,
+            workers_min=rng.randint(1, starter_count),
+            mode=mode,
+            staleness_bound=rng.randint(0, 3) if mode is Mode.SSP else 0,
+            worker_loss_policy=policy,
+            step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
+            backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,
+        )
 
 
 class World:
@@ -31,49 +89,54 @@ class World:
 
     Args:
         seed: Draws the job and everything that happens to it.
-        loses_workers: Whether workers may die, and give up in the middle of a step.
-        restarts_coordinator: Whether the coordinator may be started again.
+        scenario: What may happen.
 
     Attributes:
+        settings: The job.
         coordinator: The coordinator.
         shards: All shards.
         workers: All starts of all workers.
-        lost: Those that died or gave up.
+        lost: Those that died, were taken out or gave up.
+        event_count: What was delivered, done or broken.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        loses_workers: bool = False,
-        restarts_coordinator: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, scenario: Scenario) -> None:
         self.rng = random.Random(seed)
         self.links = Links(self.rng)
         self.lost: set[WorkerKey] = set()
         self.workers: dict[WorkerKey, SimulatedWorker] = {}
+        self.event_count = 0
         shard_count = self.rng.randint(1, 3)
         self.chunks_by_shard = tuple(
             tuple(range(3 * index, 3 * index + self.rng.randint(0, 2)))
             for index in range(shard_count)
         )
+        starter_count = self.rng.randint(1, 4 if scenario.has_backups else 3)
+        self.settings = scenario.settings(self.rng, shard_count, starter_count)
         self.shards = [
-            SimulatedShard(index, chunk_indexes, self)
+            SimulatedShard(index, chunk_indexes, self._rules(index), self)
             for index, chunk_indexes in enumerate(self.chunks_by_shard)
         ]
-        starter_count = self.rng.randint(1, 3)
-        settings = JobSettings(
-            job_id="job", shard_count=shard_count, workers_min=starter_count
-        )
         self.coordinator = SimulatedCoordinator(
-            settings, self.links, self.shards, self.rng
+            self.settings, self.links, self.shards, self.rng
         )
-        self._loses_workers = loses_workers
-        self._restarts_left = self.rng.randint(0, 3) if restarts_coordinator else 0
+        self._scenario = scenario
+        self._restarts_left = (
+            self.rng.randint(0, 3) if scenario.restarts_coordinator else 0
+        )
         self._joiners_left = self.rng.randint(0, 3)
+        self._losses_left = self.rng.randint(1, 5) if scenario.loses_workers else 0
+        self._changes_left = self.rng.randint(0, 3) if len(scenario.modes) > 1 else 0
         self._quiet_tick_count = 0
         for _ in range(starter_count):
-            self._start_worker()
+            self._start_worker(self.coordinator.draw_id())
+
+    def _rules(self, shard_index: int) -> ShardRules:
+        return ShardRules(
+            step_atomicity=self.settings.step_atomicity,
+            backup_worker_count=self.settings.backup_worker_count,
+            is_first=shard_index == 0,
+        )
 
     def run(self) -> None:
         """Runs the job to its end, with a snapshot after everybody has left."""
@@ -97,7 +160,8 @@ class World:
     # What happens
 
     def _happen(self, draw: float) -> None:
-        if draw < 0.04:
+        self.event_count += 1
+        if draw < 0.05:
             self.rng.choice(self._mishaps())()
         elif draw < 0.08:
             self.coordinator.tick(self.rng.choice((1, 20, 100)))
@@ -105,18 +169,41 @@ class World:
             pass
         elif self.links.deliver_one() or self._run_thread() or self._act():
             self._quiet_tick_count = 0
+        elif self._heal():
+            self._quiet_tick_count = 0
         else:
             self._quiet_tick_count += 1
             self.coordinator.tick(100)
+            if self._quiet_tick_count % HELP_TICK_COUNT == 0:
+                self._help()
             if self._quiet_tick_count > QUIET_TICK_COUNT_MAX:
                 raise StuckError(self.described())
 
     def _settle(self) -> None:
         """Lets all that is under way arrive, and a while pass."""
         for _ in range(3):
+            self._heal()
             while self.links.deliver_one() or self._run_thread():
                 pass
             self.coordinator.tick(100)
+
+    def _heal(self) -> bool:
+        """Networks and processes go on; returns whether any had not."""
+        was_blocked = self.links.heal()
+        stopped = [w for w in self.workers.values() if w.is_stopped]
+        for worker in stopped:
+            self._continue_worker(worker)
+        orphaned = [s for s in self.shards if s.is_orphaned]
+        for shard in orphaned:
+            shard.set_orphaned(False)
+        return was_blocked or bool(stopped) or bool(orphaned)
+
+    def _help(self) -> None:
+        """Starts a worker in the place of one that is lost, if the job waits for it."""
+        for worker_id in self.coordinator.lost_ids():
+            alive = [w for k, w in self.workers.items() if k.worker_id == worker_id]
+            if all(worker.is_gone for worker in alive):
+                self._start_worker(worker_id)
 
     def _act(self) -> bool:
         """Some worker takes its turn."""
@@ -136,22 +223,59 @@ class World:
         found: list[Callable[[], None]] = [
             self.coordinator.want_cut,
             self._break_call,
+            self._haunt,
+            self._block_link,
         ]
         if self.coordinator.records:
             found.append(self._break_shard_watch)
+            found.append(self._orphan_shard)
+            found.append(self._flap_worker)
+            if self._changes_left:
+                found.append(self._change_mode)
         if self._joiners_left and self.coordinator.records:
             found.append(self._bring_joiner)
         if all(slot.is_watching for slot in self.coordinator.core.shards.slots):
             found.append(self._let_fence_expire)
             if self._restarts_left:
                 found.append(self._restart_coordinator)
-        if self._loses_workers and self.coordinator.records:
-            found += [self._kill_worker, self._give_up_step]
+        if self._losses_left and self.coordinator.records:
+            found += [self._kill_worker, self._stop_worker, self._give_up_step]
         return found
 
     def _bring_joiner(self) -> None:
         self._joiners_left -= 1
-        self._start_worker()
+        self._start_worker(self.coordinator.draw_id())
+
+    def _change_mode(self) -> None:
+        self._changes_left -= 1
+        mode = self.rng.choice(self._scenario.modes)
+        bound = self.rng.randint(0, 3) if mode is Mode.SSP else 0
+        self.coordinator.set_mode(mode, bound)
+
+    def _block_link(self) -> None:
+        """A partition, in one direction."""
+        link = self.links.random_link()
+        if link is not None:
+            self.links.block(*link)
+
+    def _orphan_shard(self) -> None:
+        """A shard has not heard the coordinator for a lease."""
+        shard = self.rng.choice(self.shards)
+        self.coordinator.break_shard(shard)
+        shard.set_orphaned(True)
+
+    def _haunt(self) -> None:
+        """A push comes again, late, by a call that nobody waits for."""
+        worker = self.rng.choice(list(self.workers.values()))
+        old = [
+            own
+            for own in worker.pushes.values()
+            if worker.is_gone or own.push.sequence <= worker.sequence
+        ]
+        if old:
+            own = self.rng.choice(old)
+            shard_index = self.rng.randrange(len(self.shards))
+            self._send_push(worker, Call(own.push, shard_index, 0), own, "ghost")
 
     def _break_call(self) -> None:
         """A call breaks in the middle; its worker asks and sends again."""
@@ -162,10 +286,12 @@ class World:
         self.links.cut(worker.name, shard.name)
         self.links.cut(shard.name, worker.name)
         shard.hang_up(worker.key)
+        if worker.stage is not Stage.PUSHING:
+            return
 
         def asked() -> None:
             """`GetSession`; sometimes everything is sent again all the same."""
-            push = worker.pushes[worker.sequence + 1].push
+            push = worker.pushes[max(worker.pushes)].push
             held = shard.held(push) if self.rng.random() < 0.7 else frozenset()
             self.links.send(
                 shard.name, worker.name, lambda: worker.resend(shard.index, held)
@@ -178,32 +304,64 @@ class World:
 
     def _restart_coordinator(self) -> None:
         self._restarts_left -= 1
-        for _ in self.coordinator.restart():
-            self._start_worker()
+        for stranger in self.coordinator.restart():
+            self._start_worker(stranger.key.worker_id)
 
     def _let_fence_expire(self) -> None:
         fence = self.coordinator.core.fence
         if fence is not None and fence.kind is not FenceKind.START:
             self.coordinator.tick(self.coordinator.core.settings.fence_timeout_ms)
 
+    # Losses
+
+    def _random_live(self) -> SimulatedWorker | None:
+        alive = [w for w in self.workers.values() if not w.is_gone and not w.is_stopped]
+        return self.rng.choice(alive) if alive else None
+
     def _kill_worker(self) -> None:
         """SIGKILL: what is under way from it may or may not have arrived."""
-        alive = [worker for worker in self.workers.values() if not worker.is_gone]
-        if not alive:
+        worker = self._random_live()
+        if worker is None:
             return
-        worker = self.rng.choice(alive)
-        self.lost.add(worker.key)
-        worker.stage = Stage.GONE
+        self._losses_left -= 1
+        self._bury(worker)
         for shard in self.shards:
             if self.rng.random() < 0.5:
                 self.links.cut(worker.name, shard.name)
         self.links.cut(worker.name, COORDINATOR)
         self.coordinator.lose(worker)
 
+    def _bury(self, worker: SimulatedWorker) -> None:
+        self.lost.add(worker.key)
+        worker.stage = Stage.GONE
+
+    def _stop_worker(self) -> None:
+        """SIGSTOP: its stream breaks when pings stay unanswered."""
+        worker = self._random_live()
+        if worker is None or worker.member is None:
+            return
+        self._losses_left -= 1
+        worker.is_stopped = True
+        self.links.stop(worker.name)
+        if self.rng.random() < 0.8:
+            self.coordinator.lose(worker)
+
+    def _continue_worker(self, worker: SimulatedWorker) -> None:
+        worker.is_stopped = False
+        self.links.go_on(worker.name)
+        self.coordinator.find_again(worker)
+
+    def _flap_worker(self) -> None:
+        """A worker's stream breaks and comes back."""
+        worker = self._random_live()
+        if worker is not None and worker.member is not None:
+            self.coordinator.flap(worker)
+
     def _give_up_step(self) -> None:
         """A step timed out, its user has had enough and leaves."""
         pushing = [w for w in self.workers.values() if w.stage is Stage.PUSHING]
         if pushing:
+            self._losses_left -= 1
             worker = self.rng.choice(pushing)
             self.lost.add(worker.key)
             worker.stage = Stage.LEAVING
@@ -211,50 +369,87 @@ class World:
 
     # Workers, as `Network`
 
-    def _start_worker(self) -> None:
-        worker_id = self.coordinator.draw_id()
-        worker_key = self.coordinator.register(worker_id, len(self.workers))
-        worker = SimulatedWorker(worker_key, self, self.rng.randint(1, 6))
-        self.workers[worker_key] = worker
+    def _start_worker(
+        self, worker_id: str, predecessor: SimulatedWorker | None = None
+    ) -> None:
+        key = self.coordinator.register(worker_id, len(self.workers))
+        if key is None:
+            return
+        count = self.rng.randint(1, 6)
+        worker = SimulatedWorker(key, self, count, predecessor)
+        self.workers[key] = worker
         self.coordinator.admit(worker)
 
-    def pull(self, worker: SimulatedWorker, clock: int) -> None:
-        """Asks every shard to say when it has reached a clock."""
+    def evicted(self, worker: SimulatedWorker) -> None:
+        """It rejoins by itself, unless its user has had enough."""
+        self._bury(worker)
+        if self.rng.random() < 0.8:
+            self._start_worker(worker.key.worker_id, predecessor=worker)
+
+    def settle_predecessor(self, worker: SimulatedWorker) -> None:
+        """What became of the push that was under way, as every shard says the same."""
+        old = worker.predecessor
+        assert old is not None
+        closed = {shard.core.closed_sequence(old.key) for shard in self.shards}
+        assert len(closed) == 1, f"shards differ in how far {old.key} got: {closed}"
+        old.sequence = max(old.sequence, min(closed.pop(), max(old.pushes, default=0)))
+
+    def pull(self, worker: SimulatedWorker) -> None:
+        """Asks every shard for values at the worker's clock."""
         for shard in self.shards:
-            self._pull_one(worker, shard, clock, worker.generation)
+            self._pull_one(worker, shard, worker.clock, worker.pull_number)
 
     def _pull_one(
-        self,
-        worker: SimulatedWorker,
-        shard: SimulatedShard,
-        clock: int,
-        generation: int,
+        self, worker: SimulatedWorker, shard: SimulatedShard, clock: int, number: int
     ) -> None:
+        generation = worker.generation
+
         def reached() -> bool:
-            if not shard.knows(generation) or shard.core.clocks.applied_clock < clock:
-                return worker.is_gone
-            self.links.send(shard.name, worker.name, lambda: worker.pulled(shard.index))
+            core = shard.core
+            if worker.is_gone or worker.pull_number != number:
+                return True
+            if not shard.knows(generation) or not core.admits_pull(worker.key, clock):
+                return False
+            if core.clocks.member_of(worker.key) is None:
+                return True
+            self.give(shard, worker.key, core.pull_reply(worker.key, clock))
+            self.links.send(
+                shard.name, worker.name, lambda: worker.pulled(shard.index, number)
+            )
             return True
 
-        self.links.send(worker.name, shard.name, reached)
+        self.links.send(f"{worker.name} pull", shard.name, reached)
 
     def deliver_push(
         self, worker: SimulatedWorker, call: Call, skip: frozenset[int]
     ) -> None:
         """Sends a push to a shard, without the chunks it has."""
-        shard = self.shards[call.shard_index]
         own = worker.pushes[call.push.sequence]
+        self._send_push(worker, call, own, worker.name, skip)
+
+    def _send_push(
+        self,
+        worker: SimulatedWorker,
+        call: Call,
+        own: OwnPush,
+        source: str,
+        skip: frozenset[int] = frozenset(),
+    ) -> None:
+        shard = self.shards[call.shard_index]
         trailer = own.trailers[call.shard_index]
-        chunks = [index for index in trailer.chunk_indexes if index not in skip]
+        chunks = [i for i in sorted(trailer.chunk_indexes) if i not in skip]
         parts: list[int] = [*chunks, *chunks[: self.rng.randint(0, 1)]]
         self.rng.shuffle(parts)
         generation = worker.generation
+        member = worker.member
+        assert member is not None
+        clock = member.clock_of(call.push.sequence)
 
         def send(what: Callable[[], bool | None]) -> None:
-            self.links.send(worker.name, shard.name, what)
+            self.links.send(source, shard.name, what)
 
         lowest = call.push.sequence
-        send(lambda: shard.begin(call, own.clock, generation, lowest))
+        send(lambda: shard.begin(call, clock, generation, lowest))
         is_first = self.rng.random() < 0.7
         if is_first:
             send(lambda: shard.take(call, trailer))
@@ -263,14 +458,55 @@ class World:
         if not is_first:
             send(lambda: shard.take(call, trailer))
 
+    def commit(self, worker: SimulatedWorker, choice: ClockChoice) -> None:
+        """Commits a clock on every shard."""
+        generation = worker.generation
+        for shard in self.shards:
+
+            def committed(shard: SimulatedShard = shard) -> bool:
+                try:
+                    return shard.commit(worker.key, choice, generation)
+                except Refusal:
+                    assert not self.coordinator.is_member(worker.key)
+                    return True
+
+            self.links.send(f"{worker.name} commits", shard.name, committed)
+
+    def ready(self, worker: SimulatedWorker, sequence: int) -> None:
+        """Tells shard 0 that every shard has all of a push, and asks who counts."""
+        shard, generation = self.shards[0], worker.generation
+
+        def waited() -> bool:
+            if worker.is_gone or worker.sequence >= sequence:
+                return True
+            choice = shard.core.choice_for(worker.key, sequence)
+            if choice is None:
+                return False
+            self.links.send(
+                shard.name, worker.name, lambda: worker.told_choice(sequence, choice)
+            )
+            return True
+
+        def told() -> bool:
+            if not shard.knows(generation):
+                return False
+            if shard.core.clocks.member_of(worker.key) is not None:
+                shard.core.ready(worker.key, sequence)
+                shard.pump()
+                self.links.send(f"{worker.name} waits", shard.name, waited)
+            return True
+
+        self.links.send(f"{worker.name} ready", shard.name, told)
+
     def await_contribution(self, worker: SimulatedWorker) -> None:
-        """Tells shard 0 that there is no data for the next clock."""
-        shard, clock = self.shards[0], worker.clock + 1
+        """Tells shard 0 that there is no data for the next push."""
+        shard, sequence = self.shards[0], worker.sequence + 1
 
         def told() -> None:
-            if worker.stage is Stage.IDLE and worker.clock + 1 == clock:
+            is_still = worker.stage is Stage.IDLE and worker.sequence + 1 == sequence
+            if is_still and shard.core.clocks.member_of(worker.key) is not None:
                 now_ms = self.coordinator.now_ms
-                shard.core.await_contribution(worker.key, clock, now_ms)
+                shard.core.await_contribution(worker.key, sequence, now_ms)
                 shard.pump()
 
         self.links.send(worker.name, shard.name, told)
@@ -296,14 +532,63 @@ class World:
         shard = self.shards[call.shard_index]
         self.links.send(shard.name, worker.name, lambda: worker.answered(call, reply))
 
+    def give(self, shard: SimulatedShard, worker: WorkerKey, reply: Reply) -> None:
+        """Looks in the values for every push that must be in them by now.
+
+        A pull at clock c holds each member's pushes up to c - bound, and the puller's
+        own up to c.
+        """
+        record = shard.core.clocks.record
+        assert record is not None
+        if reply.outcome is Outcome.DROPPED:
+            return
+        for member in record.members:
+            if member.worker == worker:
+                upto = member.sequence_of(reply.clock)
+            elif reply.mode is Mode.ASP:
+                continue
+            else:
+                upto = member.sequence_of(reply.clock - reply.staleness_bound)
+            for sequence in range(shard.checked[member.worker] + 1, upto + 1):
+                self._check_given(shard, member.worker, sequence)
+                shard.checked[member.worker] = sequence
+
+    def _check_given(
+        self, shard: SimulatedShard, worker: WorkerKey, sequence: int
+    ) -> None:
+        own = self.workers[worker].pushes.get(sequence)
+        if own is None:
+            assert self.settings.backup_worker_count, "nobody has pushed that"
+            return
+        became = shard.outcomes.get(own.push)
+        if became in (Outcome.SKIPPED, Outcome.DROPPED):
+            return
+        for shard_index, chunk_index in own.places:
+            if shard_index == shard.index:
+                assert shard.values[chunk_index][own.push] == 1, (
+                    f"{own.push} is not in values that the bound demands it in"
+                )
+
     def refuse(self, call: Call, refusal: Refusal) -> None:
         """Nobody but a lost worker is ever refused."""
-        assert call.push.worker in self.lost, str(refusal)
+        worker = self.workers[call.push.worker]
+        is_ghost = call.number == 0
+        is_old = call.push.worker in self.lost or worker.is_stopped or worker.is_gone
+        is_closed = not self.coordinator.is_member(call.push.worker)
+        assert is_ghost or is_old or is_closed, str(refusal)
+
+    def stage(self, call: Call, choice: ClockChoice) -> None:
+        """Word that a clock is staged is on its way."""
+        worker = self.workers[call.push.worker]
+        shard = self.shards[call.shard_index]
+        self.links.send(
+            shard.name, worker.name, lambda: worker.told_staged(call, choice)
+        )
 
     def ask(self, worker: WorkerKey, clock: int) -> None:
         """A worker without data is asked for its part of a clock."""
         asked = self.workers[worker]
-        self.links.send(self.shards[0].name, asked.name, lambda: asked.asked(clock))
+        self.links.send(self.shards[0].name, asked.name, asked.asked)
 
     def report(self, shard_index: int, report: FenceReport) -> None:
         """Reports are sent until they are taken: they are late, never lost."""
@@ -324,7 +609,8 @@ class World:
     def described(self) -> str:
         """Where everybody stands, for a person who debugs."""
         workers = ", ".join(
-            f"{w.name} {w.stage.value} at {w.member and w.clock}"
+            f"{w.name} {w.stage.value}{' stopped' if w.is_stopped else ''} at "
+            f"{w.sequence} {w.member and w.clock}"
             for w in self.workers.values()
         )
         shards = "; ".join(
@@ -332,4 +618,9 @@ class World:
             f"{s.core.waiting_reason} from {s.core.awaited(0)}"
             for s in self.shards
         )
-        return f"workers: {workers}\nshards: {shards}\nlinks: {self.links}"
+        return (
+            f"{self.settings}\nworkers: {workers}\nshards: {shards}\n"
+            f"record: {self.coordinator.records[-1:]}\n"
+            f"coordinator: {self.coordinator.core.waiting_for()} "
+            f"{self.coordinator.core.fence}\nlinks: {self.links}"
+        )

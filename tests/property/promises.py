@@ -1,0 +1,175 @@
+"""What must hold after every schedule, told from values that count pushes.
+
+Each check compares what cores did with what workers made and were told; none asks a
+core whether it is right.
+"""
+
+from psserver.core.fence_series import NUMBERS_PER_START
+from psserver.core.push import Outcome, PushId
+from psserver.core.record import Departure, Mode, StepAtomicity, WorkerKey
+from tests.doubles.simulated_coordinator import Snapshot
+from tests.doubles.simulated_shard import SimulatedShard
+from tests.doubles.simulated_worker import OwnPush
+from tests.doubles.world import World
+
+
+def closed_steps(world: World) -> dict[WorkerKey, int]:
+    """Of each worker, how many of its pushes count."""
+    return {
+        end.member.worker: end.last_sequence
+        for record in world.coordinator.records
+        for end in record.departures
+    }
+
+
+def outcome_of(world: World, push: PushId) -> Outcome:
+    """All shards say the same of a push that counts."""
+    outcomes = {shard.outcomes[push] for shard in world.shards}
+    assert len(outcomes) == 1, f"shards differ in what became of {push}: {outcomes}"
+    return outcomes.pop()
+
+
+def counts_of(world: World, own: OwnPush) -> dict[tuple[int, int], int]:
+    """How often a push is in each place where its gradient belongs."""
+    return {
+        (shard_index, chunk_index): world.shards[shard_index].values[chunk_index][
+            own.push
+        ]
+        for shard_index, chunk_index in own.places
+    }
+
+
+def check_exactly_once(world: World) -> None:
+    """G1: each push that counts is in every place exactly once, or was thrown away.
+
+    Of others, at most the one that a lost worker was in the middle of is anywhere, and
+    nothing of it with two-phase steps (G3).
+    """
+    closed = closed_steps(world)
+    is_two_phase = world.settings.step_atomicity is StepAtomicity.CLOCK
+    for worker in world.workers.values():
+        last = closed.get(worker.key, 0)
+        assert worker.sequence <= last, f"{worker.key} was told more than counts"
+        for own in worker.pushes.values():
+            counts = set(counts_of(world, own).values())
+            if own.push.sequence <= last:
+                is_in = outcome_of(world, own.push) is Outcome.APPLIED
+                assert counts <= {int(is_in)}, f"{own.push} is in values {counts} times"
+            elif counts - {0}:
+                assert counts <= {0, 1}
+                assert not is_two_phase, f"{own.push} is torn"
+                assert worker.key in world.lost
+                assert own.push.sequence == last + 1
+
+
+def check_torn_counts(world: World) -> None:
+    """G3: each shard counts the steps of which it applied a part that does not count."""
+    closed = closed_steps(world)
+    for shard in world.shards:
+        torn = [
+            own
+            for worker in world.workers.values()
+            for own in worker.pushes.values()
+            if own.push.sequence > closed.get(worker.key, 0)
+            and any(
+                count
+                for (shard_index, _), count in counts_of(world, own).items()
+                if shard_index == shard.index
+            )
+        ]
+        assert shard.core.torn_step_count == len(torn)
+
+
+def check_acknowledgements(world: World) -> None:
+    """What a worker was told is what happened."""
+    for worker in world.workers.values():
+        for own in worker.acknowledged:
+            if own.answers:
+                assert worker.outcome_of(own) is outcome_of(world, own.push)
+
+
+def check_order(world: World) -> None:
+    """G4: pushes of a worker are done in order; nothing told ever goes back."""
+    for shard in world.shards:
+        for sequences in shard.order.values():
+            assert sequences == sorted(set(sequences))
+        versions = [version for version, _ in shard.answers]
+        frontiers = [frontier for _, frontier in shard.answers]
+        assert versions == sorted(versions), "a version went back"
+        assert frontiers == sorted(frontiers), "a frontier went back"
+
+
+def check_divisors(world: World) -> None:
+    """All shards divide the update of a clock by the same weight."""
+    weights: dict[int, set[float]] = {}
+    for shard in world.shards:
+        for clock, found in shard.weights.items():
+            weights.setdefault(clock, set()).update(found)
+    for clock, found in weights.items():
+        assert len(found) == 1, f"clock {clock} was divided by {found}"
+
+
+def check_snapshots(world: World) -> None:
+    """G5: every image is exactly the pushes up to its cut, on every shard."""
+    for snapshot in world.coordinator.snapshots:
+        contents = _contents(world, snapshot)
+        assert snapshot.version == sum(contents.values())
+        for worker in world.workers.values():
+            last = contents.get(worker.key, 0)
+            for own in worker.pushes.values():
+                is_in = own.push.sequence <= last
+                if not is_in and own.push.sequence > closed_steps(world)[worker.key]:
+                    continue  # torn: it may be anywhere
+                for (shard_index, chunk_index), count in counts_of(world, own).items():
+                    image = snapshot.images[shard_index].values[chunk_index]
+                    assert image[own.push] == (count if is_in else 0)
+
+
+def check_end(world: World) -> None:
+    """The last snapshot holds everything, and no image is left that nobody reads."""
+    last = world.coordinator.snapshots[-1]
+    assert [image.values for image in last.images] == [s.values for s in world.shards]
+    assert last.version == sum(closed_steps(world).values())
+    newest = world.coordinator.core.snapshots.newest
+    assert newest is not None
+    for shard in world.shards:
+        first_id = newest.snapshot_id // NUMBERS_PER_START * NUMBERS_PER_START
+        kept = [number for number in shard.images if number > first_id]
+        assert kept == [newest.snapshot_id]
+        assert not shard.threads
+
+
+PROMISES = (
+    check_exactly_once,
+    check_torn_counts,
+    check_acknowledgements,
+    check_order,
+    check_divisors,
+    check_snapshots,
+    check_end,
+)
+
+
+def _contents(world: World, snapshot: Snapshot) -> dict[WorkerKey, int]:
+    """Of each worker, its last push that is in a snapshot."""
+    found = dict(snapshot.cut.sequences)
+    for record in world.coordinator.records:
+        if record.generation <= snapshot.record.generation:
+            for end in record.departures:
+                if end.member.worker not in found:
+                    found[end.member.worker] = _held_of(end, record.mode, snapshot)
+    return found
+
+
+def _held_of(end: Departure, mode: Mode, snapshot: Snapshot) -> int:
+    """Of a worker that had ended: all, but for clocks that came after the cut."""
+    is_by_clock = mode is Mode.BSP and snapshot.record.mode is Mode.BSP
+    if not is_by_clock:
+        return end.last_sequence
+    held = end.member.base_sequence + max(0, snapshot.cut.clock - end.member.base_clock)
+    return min(end.last_sequence, held)
+
+
+def described(shard: SimulatedShard) -> str:
+    """A shard's answers, for a person who debugs."""
+    return f"{shard.name}: {shard.answers}"
