@@ -3,23 +3,32 @@
 from psserver.core.effects import FenceReport
 from psserver.core.fence import holding_of
 from psserver.core.ledger import DataLedger
-from psserver.core.record import Departure
+from psserver.core.record import ClockChoice, Departure
 
 
 def settle_data(
-    ledger: DataLedger, end: Departure, reports: tuple[FenceReport, ...]
+    ledger: DataLedger,
+    end: Departure,
+    reports: tuple[FenceReport, ...],
+    commit: ClockChoice | None,
 ) -> None:
     """Accounts for all that a departed worker held, by what the shards hold of it.
 
     Data of pushes that count is consumed, whatever the worker itself had reported.
     When some shard has applied of the push after them, that push is torn: its data is
-    counted as such and not dealt again. All the rest is.
+    counted as such and not dealt again. All the rest is, also that of a push of the
+    clock that the record commits without it.
     """
     worker = end.member.worker
+    left_out = 0
+    if commit is not None and worker not in commit.workers:
+        left_out = end.member.sequence_of(commit.clock)
     holdings = [holding_of(report, worker) for report in reports]
     pushed = {pair for holding in holdings for pair in holding.ranges}
     is_torn = any(h.touched_sequence > end.last_sequence for h in holdings)
     for sequence, piece in sorted(pushed):
+        if sequence == left_out:
+            continue
         if sequence <= end.last_sequence:
             ledger.consume(worker, (piece,))
         elif is_torn and sequence == end.last_sequence + 1:

@@ -246,7 +246,8 @@ class JobProgress:
             if self.record is not None and self.record.member_of(worker):
                 self.evicted_count += end.evicted
                 changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
-                settle_data(self.ledger, end, tuple(fence.reports.values()))
+                reports = tuple(fence.reports.values())
+                settle_data(self.ledger, end, reports, record.commit)
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:

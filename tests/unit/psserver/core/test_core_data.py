@@ -9,7 +9,7 @@ from psserver.core.effects import WorkerHolding
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
-from psserver.core.record import Mode, StepAtomicity
+from psserver.core.record import ClockChoice, Mode, StepAtomicity
 from psserver.core.roster import WorkerEntry
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -89,6 +89,26 @@ def test_data_of_a_torn_push_is_counted_and_not_dealt_again() -> None:
     assert ledger.torn_count == 2
     assert piece(5) not in ledger.returned
     assert piece(7) in ledger.returned
+
+
+def test_data_of_a_push_that_a_clock_was_committed_without_is_dealt_again() -> None:
+    job, ledger = training()
+    job.lose(entry_of(job, "b"))
+    committed = ClockChoice(2, (A,))
+    pushed = ((1, piece(1)), (2, piece(3)))
+    for index, ranges in enumerate((pushed[:1], pushed)):
+        holdings = (
+            WorkerHolding(worker=A, complete_sequence=2, touched_sequence=2),
+            WorkerHolding(
+                worker=B, complete_sequence=2, touched_sequence=1, ranges=ranges
+            ),
+        )
+        report = replace(job.report_of(applied=1), holdings=holdings)
+        job.send(index, replace(report, committed=committed))
+
+    assert job.record.commit == committed
+    assert ledger.consumed_count == 2 + 2
+    assert piece(3) in ledger.returned
 
 
 def test_what_it_had_reported_counts_once() -> None:

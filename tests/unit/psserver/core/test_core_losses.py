@@ -341,6 +341,16 @@ def test_a_replacement_takes_over_the_clock_that_was_open() -> None:
     assert job.record.departed_step_count == 6
 
 
+def test_a_replacement_does_not_take_over_a_clock_that_some_shard_has_skipped() -> None:
+    job = DrivenCoordinator.running("a", "b", settings=WAITING)
+    lose(job, "b")
+    job.add_worker("b", process_id="another")
+    job.report(0, applied=7)
+    job.report(1, applied=6, trailer=7)
+    assert job.bases == {"a/1": 0, "b/2": 7}
+    assert [end.last_clock for end in job.record.departures] == [6]
+
+
 def test_a_replacement_does_not_take_over_a_clock_that_was_committed_without_it() -> (
     None
 ):
