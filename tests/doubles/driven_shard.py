@@ -1,6 +1,7 @@
 """A shard's core with an owner that does as told, step by step."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from psserver.core.dedupe import PushEntry
@@ -12,7 +13,7 @@ from psserver.core.effects import (
     ShardEffect,
     Staged,
 )
-from psserver.core.push import Outcome, PushId, Reply, Trailer
+from psserver.core.push import DataRange, Outcome, PushId, Reply, Trailer
 from psserver.core.record import FenceKind, Mode, Record, StepAtomicity, WorkerKey
 from psserver.core.shard import ShardCore
 from psserver.core.shard_rules import ShardRules
@@ -107,6 +108,13 @@ class DrivenShard:
             self.send_chunk(push, index)
         return push
 
+    def send_ranges(self, name: str, sequence: int, *, start: int) -> None:
+        """A push of weight 0 that brings a batch of 8 of a first epoch."""
+        what = replace(
+            trailer(weight=0.0), ranges=(DataRange("data", 0, start, start + 8),)
+        )
+        self.send_trailer(push_id(name, sequence), what)
+
     # The owner
 
     def apply_all(self) -> list[ApplyChunk]:
@@ -127,6 +135,9 @@ class DrivenShard:
     def replies(self) -> dict[PushId, Reply]:
         """The newest answer to each push."""
         return {each.push: each.reply for each in self.of(Finish)}
+
+    def finishes(self) -> list[Finish]:
+        return self.of(Finish)
 
     def outcomes(self) -> dict[str, Outcome]:
         """The newest answer to each worker."""
