@@ -1,7 +1,11 @@
 """The calls that wait for the answers to pushes."""
 
-from psserver.core.push import PushId
-from psserver.host.push_session import PushSession
+from collections.abc import Collection
+
+from psserver.core.effects import Finish, Staged
+from psserver.core.push import PushId, Reply
+from psserver.host.push_session import Outgoing, PushSession
+from psserver.host.shard_model import ShardModel
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -15,12 +19,41 @@ class PushSessions:
         """The call of a push, if there is one."""
         return self._sessions.get(push)
 
-    def attach(self, push: PushId, session: PushSession) -> None:
-        """Makes a call the one of a push; one that was there before is ended."""
+    def attach(
+        self, model: ShardModel, push: PushId, session: PushSession
+    ) -> Reply | None:
+        """Makes a call the one of a push; one that was there before is ended.
+
+        What the push has already brought about is queued at once.
+
+        Returns:
+            The answer, if the push is done.
+        """
         self.fail(
             push, Refusal(ErrorReason.DRAINING, "a newer call carries the same push")
         )
         self._sessions[push] = session
+        _put_chunks(model, session, model.core.applied_chunks(push))
+        reply = model.core.reply_to(push)
+        if reply is not None:
+            session.finish(reply)
+        return reply
+
+    def finish(self, model: ShardModel, effect: Finish) -> bool:
+        """Answers a push; returns whether a call waits for the answer."""
+        session = self._sessions.get(effect.push)
+        if session is None:
+            return False
+        if effect.needs_all:
+            _put_chunks(model, session, [chunk.index for chunk in model.chunks])
+        session.finish(effect.reply)
+        return True
+
+    def tell_staged(self, effect: Staged) -> None:
+        """Tells a push's call that everything of its clock is there."""
+        session = self._sessions.get(effect.push)
+        if session is not None:
+            session.tell_staged(effect.choice)
 
     def detach(self, push: PushId, session: PushSession) -> None:
         """The call has ended."""
@@ -44,3 +77,13 @@ class PushSessions:
         return min(
             (session.opened_ms for session in self._sessions.values()), default=None
         )
+
+
+def _put_chunks(
+    model: ShardModel, session: PushSession, chunk_indexes: Collection[int]
+) -> None:
+    """Queues chunks that the call has not had, but for what never changes."""
+    for chunk_index in sorted(chunk_indexes, reverse=True):
+        presence = model.engine.updatable(chunk_index)
+        if any(presence):
+            session.put(Outgoing(chunk_index, presence))

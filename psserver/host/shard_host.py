@@ -33,7 +33,7 @@ from psserver.host.cut_images import CutImages, CutReport
 from psserver.host.history import ShardHistory
 from psserver.host.idle_workers import IdleWorkers
 from psserver.host.monotonic import now_ms
-from psserver.host.push_session import Outgoing, PushSession
+from psserver.host.push_session import PushSession
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel, shard_model
 from psserver.host.shard_warnings import warn_hyperparameters, warn_torn
@@ -245,13 +245,9 @@ class ShardHost:
         What the push has already brought about is queued at once; a call that was
         there before is ended.
         """
-        model = self.model
-        self.sessions.attach(push, session)
-        self._put_chunks(model, session, model.core.applied_chunks(push))
-        reply = model.core.reply_to(push)
+        reply = self.sessions.attach(self.model, push, session)
         if reply is not None:
             self.history.answered(push, reply)
-            session.finish(reply)
 
     def detach(self, push: PushId, session: PushSession) -> None:
         """The call has ended; what it staged stays."""
@@ -323,13 +319,12 @@ class ShardHost:
             case PushDone():
                 self.history.done(effect.push, effect.outcome)
             case Finish():
-                self._finish(model, effect)
+                if self.sessions.finish(model, effect):
+                    self.history.answered(effect.push, effect.reply)
             case RefusePush():
                 self.sessions.fail(effect.push, effect.refusal)
             case Staged():
-                session = self.sessions.of(effect.push)
-                if session is not None:
-                    session.tell_staged(effect.choice)
+                self.sessions.tell_staged(effect)
             case ContributionAwaited():
                 self.idle.answer(effect)
             case FenceReport():
@@ -351,24 +346,6 @@ class ShardHost:
                 warn_hyperparameters(effect)
             case ChunkTorn():
                 self._note_torn(model, effect)
-
-    def _finish(self, model: ShardModel, effect: Finish) -> None:
-        session = self.sessions.of(effect.push)
-        if session is None:
-            return
-        if effect.needs_all:
-            self._put_chunks(model, session, [chunk.index for chunk in model.chunks])
-        self.history.answered(effect.push, effect.reply)
-        session.finish(effect.reply)
-
-    def _put_chunks(
-        self, model: ShardModel, session: PushSession, chunk_indexes: Collection[int]
-    ) -> None:
-        """Queues chunks that the call has not had, but for what never changes."""
-        for chunk_index in sorted(chunk_indexes, reverse=True):
-            presence = model.engine.updatable(chunk_index)
-            if any(presence):
-                session.put(Outgoing(chunk_index, presence))
 
     def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
         record = model.core.clocks.record

@@ -125,11 +125,11 @@ def test_an_idle_worker_hears_that_it_is_no_member_any_more(job: Job) -> None:
             job_id=host.job_id,
             shard_incarnation=host.incarnation,
             worker=identity("w0"),
-            clock=1_000,
+            sequence=1_000,
         )
         replaced = shard.AwaitContribution.future(request, timeout=2 * TIMEOUT_S)
         assert job.run(
-            host.changes.wait_until(lambda: key("w0") in host._awaiting, TIMEOUT_S)
+            host.changes.wait_until(lambda: key("w0") in host.idle, TIMEOUT_S)
         )
         idle = shard.AwaitContribution.future(request, timeout=2 * TIMEOUT_S)
         assert reason_of(replaced) is ErrorReason.DRAINING
