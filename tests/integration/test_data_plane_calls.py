@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from psserver.core.record import Mode, StepAtomicity
 from psserver.tensors.apply_engine import AppliedChunk
 from pswire.channels import ChannelKind, blocking_channel
 from pswire.frames import (
@@ -27,7 +28,7 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2
-from tests.integration.job import Crew, Job, connect
+from tests.integration.job import Crew, Job, connect, run_workers
 
 SERVICE: Final = "/pswire.v1.ParameterService/"
 ELEMENT_COUNT: Final = 3000
@@ -171,3 +172,71 @@ def test_other_calls_are_answered_while_a_large_chunk_is_applied(job: Job) -> No
         finally:
             go_on.set()
         assert crew.results() == {"w0": 1}
+
+
+@pytest.mark.parametrize("atomicity", StepAtomicity)
+@pytest.mark.parametrize(("mode", "bound"), [(Mode.SSP, 1), (Mode.ASP, None)])
+@pytest.mark.parametrize("element_count", [ELEMENT_COUNT, 1 << 17])
+def test_every_push_is_in_the_values_once(
+    tmp_path: Path,
+    mode: Mode,
+    bound: int | None,
+    atomicity: StepAtomicity,
+    element_count: int,
+) -> None:
+    """Each push of ones moves all values by one, whoever pushes and when; a model of
+    several chunks is applied and read in threads."""
+    step_count = 12
+
+    def work(worker_id: str) -> torch.Tensor:
+        model = OneValue(element_count)
+        with connect(running, worker_id) as ps:
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=1.0)
+            )
+            for _ in range(step_count):
+                model.values.grad = torch.ones_like(model.values)
+                optimizer.step()
+            values: torch.Tensor = model.values.detach().clone()
+            return values
+
+    with Job(
+        tmp_path,
+        workers_min=2,
+        mode=mode,
+        staleness_bound=bound,
+        step_atomicity=atomicity,
+    ) as running:
+        pulled = run_workers({"w0": work, "w1": work})
+        held = running.ask(
+            lambda: [
+                tensor_from_buffer(
+                    memoryview(bytes(host.model.engine.read(chunk.index))),
+                    ElementType.FLOAT32,
+                )
+                for host in running.shards
+                for chunk in host.model.chunks
+            ]
+        )
+
+    for values in held:
+        assert torch.equal(values, torch.full_like(values, -2.0 * step_count))
+    slack = step_count if bound is None else bound
+    for values in pulled.values():
+        # All of its own, and of the other all but what the bound lets lack.
+        assert float(values.max()) <= -(2 * step_count - slack)
+
+
+def test_a_push_without_values_is_refused_when_steps_have_two_phases(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, shard_count=1, step_atomicity=StepAtomicity.CLOCK) as job:
+        model = OneValue(ELEMENT_COUNT)
+        with connect(job, "w0") as ps:
+            ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+            address = job.shard_addresses()[0]
+            with blocking_channel(address, ChannelKind.DATA) as channel:
+                push: Any = channel.stream_unary(SERVICE + "Push")
+                message = _push_message(job, 1, torch.zeros(ELEMENT_COUNT))
+                with pytest.raises(grpc.RpcError, match="PushPull"):
+                    push(iter([message]), timeout=TIMEOUT_S)
