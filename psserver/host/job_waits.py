@@ -27,12 +27,14 @@ class _Wait:
     """One wait.
 
     Attributes:
+        source: What waits; it may go on for others than at first.
         since_ms: When it began.
         text: Who is waited for, with its last sign of life and its clock.
         is_usual: Whether most of its kind are over in milliseconds, so that it is
             worth a word only when it takes long.
     """
 
+    source: str
     since_ms: int
     text: str
     is_usual: bool = False
@@ -51,7 +53,7 @@ class JobWaits:
         self._owing_since_ms: dict[int, int] = {}
         self._wanted_mode: tuple[Mode, int] | None = None
         self._wanted_since_ms = 0
-        self._said_ms: int | None = None
+        self._said_ms: dict[str, int] = {}
 
     def note_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
         """Somebody has asked for a mode; the newest wish counts."""
@@ -74,15 +76,15 @@ class JobWaits:
             for wait in self._waits(now_ms)
             if not is_over and now_ms - wait.since_ms >= WAITING_INTERVAL_MS
         ]
-        if not long:
-            if self._said_ms is not None:
-                log.info("nobody is waited for any more")
-            self._said_ms = None
-        elif self._said_ms is None or now_ms - self._said_ms >= REPEAT_MS:
-            self._said_ms = now_ms
-            for wait in long:
+        for wait in long:
+            said_ms = self._said_ms.get(wait.source)
+            if said_ms is None or now_ms - said_ms >= REPEAT_MS:
+                self._said_ms[wait.source] = now_ms
                 waited_s = (now_ms - wait.since_ms) / 1000
                 log.warning("waiting for %s, for %.0f s", wait.text, waited_s)
+        if self._said_ms and not long:
+            log.info("nobody is waited for any more")
+        self._said_ms = {w.source: self._said_ms[w.source] for w in long}
 
     def text(self, now_ms: int, *, at_once: bool = False) -> str:
         """Whom the job waits for, in words; empty when for nobody.
@@ -106,13 +108,13 @@ class JobWaits:
         if missing:
             since_ms = self._missing_since_ms
             text = missing + self._signs_of_life(now_ms)
-            yield _Wait(now_ms if since_ms is None else since_ms, text)
+            yield _Wait("core", now_ms if since_ms is None else since_ms, text)
         if self._owing_since_ms:
             slots = self._core.shards.slots
             owing = [slots[index] for index in sorted(self._owing_since_ms)]
             names = ", ".join(_shard_text(slot, now_ms) for slot in owing)
             since_ms = min(self._owing_since_ms.values())
-            yield _Wait(since_ms, f"{names} to answer a fence", is_usual=True)
+            yield _Wait("fence", since_ms, f"{names} to answer a fence", is_usual=True)
         yield from self._mode_wait()
         yield from self._stragglers(now_ms)
 
@@ -133,7 +135,7 @@ class JobWaits:
         )
         if behind:
             text += f": behind are {', '.join(behind)}"
-        yield _Wait(self._wanted_since_ms, text, is_usual=True)
+        yield _Wait("mode", self._wanted_since_ms, text, is_usual=True)
 
     def _note_missing(self, now_ms: int) -> None:
         if not self._core.waiting_for():
@@ -167,19 +169,31 @@ class JobWaits:
     def _stragglers(self, now_ms: int) -> Iterator[_Wait]:
         found: dict[str, str] = {}
         since_ms = now_ms
+        # Named already, with what would end the wait.
+        lost = {
+            e.worker.worker_id for e in self._core.roster.in_state(WorkerState.LOST)
+        }
         for slot in self._core.shards.slots:
             standing = slot.standing
-            if not slot.is_watching or not standing.waiting_for:
+            if not slot.is_watching or not standing.waited_ms:
                 continue
             assert standing.heard_ms is not None
             since_ms = min(since_ms, standing.heard_ms - standing.waited_ms)
-            for other in standing.waiting_for:
-                found[other.name] = (
-                    f"{other.name} (clock {other.clock}, "
-                    f"{_silence_text(other.silent_ms)})"
+            if not standing.waiting_for:
+                found[f"shard {slot.index}"] = (
+                    f"shard {slot.index} (clock {standing.applied_clock}), which waits "
+                    f"for {standing.waiting_reason or 'its own work'}"
                 )
+            found.update(
+                {
+                    other.name: f"{other.name} (clock {other.clock}, "
+                    f"{_silence_text(other.silent_ms)})"
+                    for other in standing.waiting_for
+                    if other.name not in lost
+                }
+            )
         if found:
-            yield _Wait(since_ms, ", ".join(found.values()))
+            yield _Wait("clock", since_ms, ", ".join(found.values()))
 
 
 def _shard_text(slot: ShardSlot, now_ms: int) -> str:

@@ -96,7 +96,7 @@ def _shard_status(
         torn_step_count=standing.torn_step_count,
         staleness_counts=standing.staleness_counts,
     )
-    if standing.waiting_for:
+    if standing.waited_ms:
         status.waiting.CopyFrom(_waiting_message(slot))
     return status
 

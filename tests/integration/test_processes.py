@@ -137,7 +137,7 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    with Job(tmp_path, workers_min=2) as job, Processes(tmp_path) as processes:
+    with Job(tmp_path) as job, Processes(tmp_path) as processes:
         processes.start(
             "doomed",
             str(script),
@@ -145,18 +145,20 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
             PS_COORDINATOR=job.address,
             PS_WORKER_ID="doomed",
         )
+        job.wait_record(lambda record: len(record.members) == 1)
 
         def work(worker_id: str) -> float:
             model = nn.Linear(3, 2)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with connect(job, worker_id, start_timeout_s=40) as ps:
                 model, optimizer = ps.prepare(model, optimizer)
-                began = 0.0
-                while ps.generation < 2 or ps.clock < 30:
+                began, step = 0.0, 0
+                while ps.generation < 3 or step < 30:
                     optimizer.zero_grad()
                     model(torch.ones(4, 3)).sum().backward()
                     optimizer.step()
-                    if ps.clock == 10:
+                    step += 1
+                    if step == 10:
                         processes.send("doomed", signal.SIGKILL)
                         began = time.monotonic()
                 return time.monotonic() - began

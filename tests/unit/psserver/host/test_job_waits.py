@@ -165,3 +165,36 @@ def test_a_change_of_the_mode_names_who_is_behind() -> None:
     assert job.driven.core.mode_is(Mode.ASP, 0)
     job.pass_time(100)
     assert job.waits.text(job.driven.now_ms, at_once=True) == ""
+
+
+def test_a_lost_worker_is_not_named_twice() -> None:
+    job = Watched(DrivenCoordinator.running("a", settings=settings(workers_min=1)))
+    waiting_for = (AwaitedProcess(name="a", clock=4, silent_ms=6_000),)
+    job.lose("a")
+    job.pass_time(1_000)
+    for index in range(2):
+        job.tell(index, waiting_for=waiting_for, waited_ms=7_000)
+    assert job.text().count("a, lost") == 1
+    assert "a (clock" not in job.text()
+
+
+def test_a_shard_that_waits_for_no_worker_is_named_itself() -> None:
+    job = Watched(DrivenCoordinator.running("a"))
+    job.tell(1, waited_ms=7_000, waiting_reason="a fence to end", applied_clock=3)
+    assert "shard 1 (clock 3), which waits for a fence to end" in job.text()
+
+
+def test_each_wait_has_its_own_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    two = DrivenCoordinator(settings=settings(workers_min=2))
+    two.add_worker("a")
+    two.add_worker("b")
+    two.add_shards()
+    two.report_all()
+    job = Watched(two)
+    job.tell(1, waited_ms=5_000, waiting_reason="a fence to end")
+    job.pass_time(1_000)
+    job.lose("b")
+    job.pass_time(6_000)
+    clock, lost = caplog.messages
+    assert "a fence to end" in clock
+    assert "b, lost" in lost
