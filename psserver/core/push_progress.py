@@ -65,6 +65,7 @@ class PushProgress:
         self._open: dict[PushId, OpenPush] = {}
         self._blocked: dict[PushId, DonePush] = {}
         self._told: dict[PushId, ClockChoice] = {}
+        self._numbered: dict[WorkerKey, dict[int, int]] = {}
         self._committed: dict[WorkerKey, int] = {}
         self._newest: dict[tuple[str, WorkerKey], Trailer] = {}
         self.staleness = StalenessCounter()
@@ -113,6 +114,15 @@ class PushProgress:
                 self._clock_of(push), chunk_index, list(torn_worker_ids)
             )
 
+    def sequence_of(self, member: Member, clock: int) -> int:
+        """The push that a commit means by a clock.
+
+        A mode that began since `staged` was told may have numbered clocks anew, and
+        another shard has perhaps committed already: the number of then still counts.
+        """
+        told = self._numbered.get(member.worker, {})
+        return told.get(clock, member.sequence_of(clock))
+
     def commit(self, worker: WorkerKey, sequence: int) -> bool:
         """A driver says that every shard holds all of its push.
 
@@ -143,6 +153,7 @@ class PushProgress:
     def forget(self, worker: WorkerKey) -> None:
         """A record has closed this start of a worker."""
         self.staleness.forget(worker)
+        self._numbered.pop(worker, None)
         self._committed.pop(worker, None)
         for known in [known for known in self._newest if known[1] == worker]:
             del self._newest[known]
@@ -299,12 +310,14 @@ class PushProgress:
         choice = ClockChoice(self._clock_of(push), (push.worker,))
         if self._told.get(push) != choice:
             self._told[push] = choice
+            self._numbered.setdefault(push.worker, {})[choice.clock] = push.sequence
             self._state.effects.append(Staged(push=push, choice=choice))
         return False
 
     def _finish(self, push: PushId, done: DonePush) -> None:
         self._open.pop(push, None)
         self._told.pop(push, None)
+        self._numbered.pop(push.worker, None)
         self._state.end(push, done.outcome, done.nonfinite)
         self._blocked[push] = done
         self._clocks.note_progress()

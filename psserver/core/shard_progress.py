@@ -116,7 +116,7 @@ class ShardProgress:
 
     def commit(self, member: Member, choice: ClockChoice) -> bool:
         """A driver says that every shard holds all of a clock, or of its push."""
-        sequence = member.sequence_of(choice.clock)
+        sequence = self.pushes.sequence_of(member, choice.clock)
         if self._table.is_streamed(member, sequence):
             return self.pushes.commit(member.worker, sequence)
         clock = choice.clock

@@ -413,8 +413,8 @@ def test_a_push_that_its_dead_worker_had_not_staged_everywhere_leaves_nothing() 
     assert shard.core.torn_step_count == 0
 
 
-def test_a_change_of_mode_tells_staged_with_the_clocks_new_number() -> None:
-    """A commit that was on its way under the old number changes nothing."""
+def renumbered() -> DrivenShard:
+    """`b` was told `staged` under clock 1, which a change of mode has made 3."""
     shard = shard_of("a", "b", mode=Mode.ASP)
     for sequence in (1, 2, 3):
         shard.push("a", sequence, chunks=[0])
@@ -432,12 +432,30 @@ def test_a_change_of_mode_tells_staged_with_the_clocks_new_number() -> None:
             base_sequences={"a": 3, "b": 1},
         )
     )
+    return shard
+
+
+@pytest.mark.parametrize("clock", [1, 3])
+def test_a_commit_counts_under_the_clocks_number_of_then_and_now(clock: int) -> None:
+    """Another shard may have taken it before the change, and tells nothing again."""
+    shard = renumbered()
     assert told(shard) == [("b", 3, "b")]
 
-    shard.core.commit(key("b"), choice(1, "b"))
-    assert shard.apply_all() == []
-    assert shard.core.commit(key("b"), choice(3, "b"))
+    assert shard.core.commit(key("b"), choice(clock, "b"))
     shard.apply_all()
 
     assert shard.applied() == [("b", 3, 0)]
     assert shard.replies()[push_id("b")].frontier == 3
+
+
+def test_a_late_commit_of_a_push_that_is_done_says_nothing_of_the_next() -> None:
+    shard = renumbered()
+    shard.core.commit(key("b"), choice(1, "b"))
+    shard.apply_all()
+    for name, sequence in (("a", 4), ("b", 2)):
+        shard.push(name, sequence, chunks=[0])
+
+    for clock in (1, 2, 3):
+        assert shard.core.commit(key("b"), choice(clock, "b"))
+
+    assert shard.apply_all() == []
