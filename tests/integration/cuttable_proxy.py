@@ -57,6 +57,14 @@ class CuttableProxy:
 
         self._run(cut())
 
+    def mend(self) -> None:
+        """Takes connections again."""
+
+        async def mend() -> None:
+            self._refuses = False
+
+        self._run(mend())
+
     def cut_after(self, byte_count: int, *, is_upwards: bool) -> None:
         """Ends the connection that passes the last of so many bytes, once.
 

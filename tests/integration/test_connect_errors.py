@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import psworker
 from psworker.errors import VersionMismatchError
 from psworker.transport import control_client
+from tests.integration.cuttable_proxy import CuttableProxy
 from tests.integration.job import Job
 
 
@@ -134,10 +137,32 @@ def test_a_coordinator_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     assert connected == ["early"]
 
 
-def test_a_worker_id_of_a_living_process_is_taken(tmp_path: Path) -> None:
+def test_a_worker_id_of_a_living_process_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1) as job,
+        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=1000) as job,
         psworker.connect(job.address, worker_id="w0"),
-        pytest.raises(psworker.WorkerIdTakenError, match="another worker id"),
     ):
-        psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.5)
+        began = time.monotonic()
+        with pytest.raises(psworker.WorkerIdTakenError, match="another worker id"):
+            psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.1)
+    # Until a lease is over nobody knows whether the other one is alive.
+    assert 1 < time.monotonic() - began < 5
+    assert "worker id 'w0' belongs to a process at" in caplog.text
+    assert "waiting for it to be gone, at most" in caplog.text
+
+
+def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=2000) as job,
+        CuttableProxy(job.address) as proxy,
+    ):
+        first = psworker.connect(proxy.address, worker_id="w0")
+        model = nn.Linear(2, 1)
+        first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        proxy.cut(for_good=True)
+
+        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.1) as ps:
+            assert ps.worker_id == "w0"
+        first.close()

@@ -1,7 +1,6 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,9 +67,9 @@ def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
 
 
 def member(
-    address: str, worker_id: str = "w0"
+    address: str, worker_id: str = "w0", step_timeout_s: float = 20
 ) -> tuple[Connection, torch.optim.Optimizer]:
-    ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=20)
+    ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=step_timeout_s)
     model = nn.Linear(2, 1)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for parameter in model.parameters():
@@ -169,28 +168,57 @@ def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
             assert ps.generation == 1
 
 
-def test_an_evicted_worker_is_told_so(tmp_path: Path) -> None:
+def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "state", workers_min=2, lease_ttl_ms=4000) as job,
+        Job(tmp_path / "state", lease_ttl_ms=2000) as job,
         CuttableProxy(job.address) as proxy,
     ):
-        joined: list[tuple[Connection, torch.optim.Optimizer]] = []
-        other = threading.Thread(
-            target=lambda: joined.append(member(job.address, "w1"))
-        )
-        other.start()
-        ps, optimizer = member(proxy.address, "w0")
-        other.join()
-        with joined[0][0]:
+        other, other_optimizer = member(job.address, "w1")
+        ps, optimizer = member(proxy.address, "w0", step_timeout_s=2)
+        with other:
             proxy.cut(for_good=True)
             job.wait_record(lambda record: len(record.members) == 1)
 
-            with pytest.raises(psworker.EvictedError):
+            with pytest.raises(psworker.StepTimeoutError) as caught:
                 optimizer.step()
+            ps.close()
+            other_optimizer.step()
 
-            with pytest.raises(psworker.EvictedError), ps:
-                optimizer.step()
-            joined[0][1].step()
+    assert "worker w0 was evicted and could not join again" in str(caught.value)
+    assert f"the coordinator at {proxy.address}" in str(caught.value)
+
+
+def test_closing_does_not_wait_for_a_coordinator_that_is_gone(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CuttableProxy(job.address) as proxy:
+        ps, optimizer = member(proxy.address)
+        optimizer.step()
+        proxy.cut(for_good=True)
+
+        began = time.monotonic()
+        ps.close()
+
+    assert time.monotonic() - began < 6
+    assert "could not leave the job in good order" in caplog.text
+
+
+def test_the_loss_of_another_worker_is_told_once(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    ps, optimizer = member(job.address, "w0")
+    with ps, CuttableProxy(job.address) as proxy:
+        lost, _ = member(proxy.address, "w1", step_timeout_s=2)
+        proxy.cut(for_good=True)
+        job.wait_record(lambda record: len(record.members) == 1)
+        for _ in range(3):
+            optimizer.step()
+        lost.close()
+    told = [text for text in caplog.messages if text.startswith("worker w1 (start 1)")]
+    assert told == [
+        "worker w1 (start 1) was lost after clock 0: the job goes on with this worker "
+        "alone in generation 3"
+    ]
 
 
 def test_a_lost_shard_ends_the_job_with_its_name(job: Job) -> None:

@@ -1,0 +1,302 @@
+"""A worker that was evicted and lives: it joins again by itself, and nothing counts
+twice."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psworker
+from psworker.connection import Connection
+from tests.integration.cuttable_proxy import CuttableProxy
+from tests.integration.job import Crew, Job, connect
+from tests.integration.processes import Processes
+
+LEASE_MS: Final = 1_500
+SAMPLE_COUNT: Final = 80
+
+
+@pytest.fixture(name="job")
+def short_lease_job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job:
+        yield job
+
+
+class Worker:
+    """A worker whose every gradient is one, behind a proxy that can be cut."""
+
+    def __init__(self, job: Job, address: str, worker_id: str) -> None:
+        self.job = job
+        self.ps: Connection = psworker.connect(
+            address, worker_id, step_timeout_s=20, start_timeout_s=20
+        )
+        model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        self.model, self.optimizer = self.ps.prepare(model, optimizer)
+
+    def step(self) -> psworker.PushResult:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        assert self.ps.last_push is not None
+        return self.ps.last_push
+
+    @property
+    def value(self) -> float:
+        """That of every element: less by one for each update."""
+        values = torch.cat([each.detach() for each in self.model.parameters()])
+        assert values.unique().numel() == 1
+        return float(values[0])
+
+
+def evict(job: Job, proxy: CuttableProxy, worker_id: str) -> None:
+    proxy.cut(for_good=True)
+    job.wait_record(
+        lambda record: worker_id not in {m.worker.worker_id for m in record.members}
+    )
+    proxy.mend()
+
+
+def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CuttableProxy(job.address) as proxy:
+        other = Worker(job, job.address, "w1")
+        worker = Worker(job, proxy.address, "w0")
+        with other.ps, worker.ps:
+            generation = worker.ps.generation
+            evict(job, proxy, "w0")
+            other.step()
+            other.step()
+
+            result = worker.step()
+
+            assert (result.outcome, result.rejoined) == ("dropped", True)
+            assert worker.ps.last_push is result
+            assert worker.value == -2
+            assert worker.ps.clock == 2
+            assert worker.ps.rank == 1
+            assert worker.ps.generation > generation
+            with Crew({"w1": lambda _: other.step()}) as crew:
+                after = worker.step()
+                crew.results()
+            assert (after.outcome, after.rejoined) == ("applied", False)
+            assert worker.ps.clock == 3
+            assert worker.value == other.value == -3
+    told = [text for text in caplog.messages if "joined again" in text]
+    assert len(told) == 1
+    assert "worker w0 was evicted" in told[0]
+    assert "as start 2, at clock 2" in told[0]
+
+
+def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) -> None:
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        CuttableProxy(job.address) as proxy,
+    ):
+        other = Worker(job, job.address, "w1")
+        worker = Worker(job, proxy.address, "w0")
+        with other.ps, worker.ps, Crew({"w0": lambda _: worker.step()}) as crew:
+            job.wait_pushed("w0", 1)
+            evict(job, proxy, "w0")
+            job.wait_record(lambda record: len(record.members) == 2)
+            # Both parts of clock 1 count, though one is of a start that is gone.
+            other.step()
+            result = crew.results()["w0"]
+
+            assert (result.outcome, result.rejoined) == ("applied", True)
+            assert other.value == -1
+            assert worker.value == -1
+            assert worker.ps.clock == 1
+
+
+def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
+    """And the gradient is sent under no other id."""
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        CuttableProxy(job.address) as proxy,
+        CuttableProxy(job.shard_addresses()[1]) as far,
+    ):
+        other = Worker(job, job.address, "w1")
+        worker = Worker(job, proxy.address, "w0")
+        shards = worker.ps._session.membership.shards
+        reached = (shards[0], type(shards[1])(1, far.address, shards[1].incarnation))
+        with other.ps, worker.ps:
+            worker.ps._session.membership.shards = reached
+            far.cut(for_good=True)
+            with Crew({"w0": lambda _: worker.step()}) as crew:
+                assert job.run(
+                    job.shards[0].changes.wait_until(
+                        lambda: job.shards[0].model.core.queued_push_count == 1, 10
+                    )
+                )
+                evict(job, proxy, "w0")
+                result = crew.results()["w0"]
+
+            assert (result.outcome, result.rejoined) == ("dropped", True)
+            with Crew({"w1": lambda _: other.step()}) as crew:
+                assert worker.step().outcome == "applied"
+                crew.results()
+            assert other.value == worker.value == -1
+            assert job.step_counts(0) == {1}
+
+
+def test_a_replacement_keeps_the_place(job: Job) -> None:
+    with CuttableProxy(job.address) as proxy:
+        other = Worker(job, job.address, "w1")
+        worker = Worker(job, proxy.address, "w0")
+        evict(job, proxy, "w0")
+        other.step()
+        replacement = Worker(job, job.address, "w0")
+        with other.ps, replacement.ps:
+            assert replacement.ps.clock == 1
+            for _ in range(2):
+                with pytest.raises(psworker.EvictedError, match="a replacement has"):
+                    worker.step()
+            with Crew({"w1": lambda _: other.step()}) as crew:
+                replacement.step()
+                crew.results()
+            assert replacement.value == other.value == -2
+        worker.ps.close()
+
+
+def _prepared(ps: Connection) -> Any:  # noqa: ANN401, as prepare returns it
+    inputs = torch.linspace(-1, 1, SAMPLE_COUNT * 3).reshape(SAMPLE_COUNT, 3)
+    data = TensorDataset(inputs, torch.arange(SAMPLE_COUNT))
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return ps.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        DataLoader(data, batch_size=4, shuffle=True),
+    )
+
+
+@pytest.mark.parametrize("is_in_step", [True, False], ids=["in step", "in the loader"])
+def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
+    tmp_path: Path, is_in_step: bool
+) -> None:
+    counted: dict[str, list[int]] = {"w0": [], "w1": []}
+    rejoined: list[str] = []
+    is_evicted = threading.Event()
+    both = threading.Barrier(2)
+
+    def train(worker_id: str, address: str, proxy: CuttableProxy) -> None:
+        with psworker.connect(
+            address, worker_id, step_timeout_s=20, start_timeout_s=20
+        ) as ps:
+            model, optimizer, loader = _prepared(ps)
+            both.wait(20)
+            for count, (inputs, indices) in enumerate(loader):
+                if worker_id == "w0" and count == 3:
+                    evict(job, proxy, "w0")
+                    is_evicted.set()
+                is_back = ps._session.worker.incarnation == 2
+                if worker_id == "w0" and count >= 3 and not is_in_step and not is_back:
+                    continue  # a batch that is skipped, until the loader notices
+                model(inputs).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                assert ps.last_push is not None
+                if ps.last_push.rejoined:
+                    rejoined.append(ps.last_push.outcome)
+                if not ps.last_push.dropped:
+                    counted[worker_id] += indices.tolist()
+
+    with (
+        Job(tmp_path, lease_ttl_ms=LEASE_MS) as job,
+        CuttableProxy(job.address) as proxy,
+        Crew(
+            {
+                "w0": lambda name: train(name, proxy.address, proxy),
+                "w1": lambda name: train(name, job.address, proxy),
+            }
+        ) as crew,
+    ):
+        crew.results()
+        ledger = job.ask(
+            lambda: next(iter(job.coordinator.core.ledger._epochs.values()))
+        )
+        assert ledger.is_closed
+    assert is_evicted.is_set()
+    assert sorted(counted["w0"] + counted["w1"]) == list(range(SAMPLE_COUNT))
+    assert rejoined == (["dropped"] if is_in_step else [])
+
+
+SCRIPT: Final = """
+import torch, psworker
+from torch import nn
+
+ps = psworker.connect(step_timeout_s=60)
+model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
+model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+print("ready", flush=True)
+applied = 0
+while True:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    push = ps.last_push
+    applied += not push.dropped
+    if push.rejoined or applied == 1:
+        print(push.outcome, push.rejoined, ps.clock, flush=True)
+    if push.rejoined:
+        break
+ps.close()
+print(applied, flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        connect(job, "w1") as ps,
+        Processes(tmp_path) as processes,
+    ):
+        model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
+        model, optimizer = ps.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0)
+        )
+        steps = 0
+
+        def step() -> None:
+            nonlocal steps
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            steps += 1
+
+        processes.start(
+            "w0", str(script), PS_COORDINATOR=job.address, PS_WORKER_ID="w0"
+        )
+        assert processes.line("w0") == "ready"
+        step()
+        assert processes.line("w0").startswith("applied False")
+        processes.send("w0", signal.SIGSTOP)
+        job.wait_record(lambda record: len(record.members) == 1)
+        step()
+        processes.send("w0", signal.SIGCONT)
+        job.wait_record(lambda record: len(record.members) == 2)
+
+        assert "True" in processes.line("w0")
+        applied = int(processes.line("w0"))
+        job.wait_record(lambda record: len(record.members) == 1)
+        assert processes.code("w0") == 0
+        step()
+        final = -float(next(iter(model.parameters())).detach()[0])
+        # Each clock is one update of one, whoever contributed to it.
+        assert final == ps.clock
+        assert ps.last_push is not None
+        assert ps.last_push.version == steps + applied
+        assert processes.log("w0").count("has joined again") == 1
