@@ -239,8 +239,8 @@ def _comparison(plan: JobPlan, result: DemoResult) -> str:
         verdict = "within" if points <= _POINTS_MAX else "MORE THAN"
         lines.append(("difference in points", f"{points:.1f}"))
         note += (
-            f":\n{verdict} {_POINTS_MAX:g} points is what {plan.mode} leaves between "
-            "the two, as workers compute with values some updates old"
+            f";\nwhat {plan.mode} leaves between the two, since its workers compute "
+            f"with values some\nupdates old, is {verdict} {_POINTS_MAX:g} points"
         )
     elif result.story is None:
         lines.append(("largest difference of a parameter", f"{result.difference:.2g}"))

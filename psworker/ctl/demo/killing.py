@@ -78,7 +78,7 @@ class Killing:
         if self.kill.role is Role.WORKER:
             title = f"{name} was killed with SIGKILL in its step {self.kill.step}"
             heirs = [each for each in sorted(progress.clocks) if each != name]
-            lines.append(("took over", f"{', '.join(heirs)}: they had the rest"))
+            lines.append(("trained the rest", " and ".join(heirs)))
         else:
             title = f"the {name} was killed with SIGKILL at step {self.kill.step}"
             closed = self._listened_clock - self._killed_clock
@@ -107,9 +107,9 @@ class Killing:
         took_s = time.monotonic() - began_s
         said = self._children.log_tail("coordinator").splitlines()[-1]
         return CommandError(
-            f"{name} was killed with SIGKILL at step {self.kill.step}, and its values "
-            "are gone with it: in this release that ends the job, as it did here "
-            f"{took_s:.1f} s later. The coordinator said:\n{said}",
+            f"{name} was killed with SIGKILL at step {self.kill.step}.\n"
+            "Its values are gone with it: in this release that ends the job, as it "
+            f"did here\n{took_s:.1f} s later. The coordinator said:\n{said}",
             ExitCode.PEER_UNAVAILABLE,
         )
 

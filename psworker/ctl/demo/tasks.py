@@ -70,8 +70,29 @@ class Task:
         """
         rate, momentum = self.learning_rate, _MOMENTUM
         if updates_per_clock > 1:
-            rate, momentum = rate / (1 - momentum) / updates_per_clock, 0.0
+            rate, momentum = self._asynchronous_rate(updates_per_clock), 0.0
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+
+    def set_asynchronous_rate(
+        self, optimizer: torch.optim.Optimizer, updates_per_clock: int, progress: float
+    ) -> None:
+        """Sets the learning rate of SSP and ASP, which falls in the second half.
+
+        Small updates one after the other leave more noise in the values than BSP's
+        means do; without this the last few batches would decide the accuracy.
+
+        Args:
+            optimizer: Whose rate to set.
+            updates_per_clock: Number of workers.
+            progress: Share of the epochs that have ended.
+        """
+        for group in optimizer.param_groups:
+            group["lr"] = self._asynchronous_rate(updates_per_clock) * min(
+                1.0, 2 * (1 - progress)
+            )
+
+    def _asynchronous_rate(self, updates_per_clock: int) -> float:
+        return self.learning_rate / (1 - _MOMENTUM) / updates_per_clock
 
     def new_loader(self) -> "DataLoader[tuple[torch.Tensor, ...]]":
         """The loader of a worker."""

@@ -22,6 +22,10 @@ def main(task_name: str, epoch_count: int, updates_per_clock: int) -> None:
     model, optimizer, loader = ps.prepare(model, optimizer, loader)
     criterion = nn.CrossEntropyLoss()
     for epoch in range(epoch_count):
+        if updates_per_clock > 1:
+            task.set_asynchronous_rate(
+                optimizer, updates_per_clock, epoch / epoch_count
+            )
         for images, labels, indices in loader:
             loss = criterion(model(images), labels)
             loss.backward()
