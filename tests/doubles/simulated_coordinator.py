@@ -186,7 +186,8 @@ class SimulatedCoordinator:
                 now_ms=self.now_ms,
             )
         except Refusal as refusal:
-            assert refusal.reason in TAKEN
+            if refusal.reason not in TAKEN:
+                raise
             return None
         return entry.worker
 

@@ -203,6 +203,7 @@ class SimulatedShard:
 
     def view(self, record: Record | None, closed_number: int) -> None:
         """The whole current state, or a record alone."""
+        self.core.set_orphaned(False)
         if record is not None:
             self.core.install_record(record)
         self.core.abort_fence(closed_number)

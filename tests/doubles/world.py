@@ -30,6 +30,9 @@ QUIET_TICK_COUNT_MAX = 600
 """Ticks of 100 ms without any message after which a world counts as stuck: longer
 than any time-out of the core."""
 
+HEAL_EVENT_COUNT = 300
+"""Events after which networks and processes go on, whatever else happens."""
+
 HELP_TICK_COUNT = 20
 """Ticks without any message after which people do what the job waits for: they start
 a worker in the place of one that is lost."""
@@ -161,15 +164,15 @@ class World:
 
     def _happen(self, draw: float) -> None:
         self.event_count += 1
+        if self.event_count % HEAL_EVENT_COUNT == 0:
+            self._heal()
         if draw < 0.05:
             self.rng.choice(self._mishaps())()
         elif draw < 0.08:
             self.coordinator.tick(self.rng.choice((1, 20, 100)))
         elif (draw < 0.3 and self._act()) or (draw < 0.5 and self._run_thread()):
             pass
-        elif self.links.deliver_one() or self._run_thread() or self._act():
-            self._quiet_tick_count = 0
-        elif self._heal():
+        elif self._go_on() or self._heal():
             self._quiet_tick_count = 0
         else:
             self._quiet_tick_count += 1
@@ -204,6 +207,10 @@ class World:
             alive = [w for k, w in self.workers.items() if k.worker_id == worker_id]
             if all(worker.is_gone for worker in alive):
                 self._start_worker(worker_id)
+
+    def _go_on(self) -> bool:
+        """Something that is possible happens; False when nothing is."""
+        return self.links.deliver_one() or self._run_thread() or self._act()
 
     def _act(self) -> bool:
         """Some worker takes its turn."""
@@ -477,7 +484,8 @@ class World:
         shard, generation = self.shards[0], worker.generation
 
         def waited() -> bool:
-            if worker.is_gone or worker.sequence >= sequence:
+            is_member = shard.core.clocks.member_of(worker.key) is not None
+            if worker.is_gone or worker.sequence >= sequence or not is_member:
                 return True
             choice = shard.core.choice_for(worker.key, sequence)
             if choice is None:
