@@ -75,7 +75,8 @@ class ClockProgress:
             clock.torn.update(torn_worker_ids)
             self._state.note_torn(clock.clock, chunk_index, list(torn_worker_ids))
         for entry in self._counted_entries(clock.clock).values():
-            if entry.staged.pop(chunk_index, None) is not None:
+            was_staged = entry.staged.pop(chunk_index, None) is not None
+            if was_staged and entry.trailer is not None and entry.trailer.weight > 0:
                 entry.applied.add(chunk_index)
         return clock.is_done
 
