@@ -32,7 +32,7 @@ class Outgoing:
 
 
 class PushSession:
-    """Chunks and the reply on their way to one call; each chunk at most once.
+    """Chunks and the reply on their way to one call; in one mode each chunk once.
 
     Args:
         wants_values: Whether the call asked for values.
@@ -62,6 +62,10 @@ class PushSession:
         self._queued_bytes += size
         self._chunks.append(chunk)
         self._wake.set()
+
+    def give_anew(self) -> None:
+        """Lets chunks that the call has had go again: they may be too old by now."""
+        self._given.clear()
 
     def tell_staged(self, choice: ClockChoice) -> None:
         """Everything of the clock is there; replaces what was not told yet."""

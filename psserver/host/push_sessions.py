@@ -55,6 +55,11 @@ class PushSessions:
         if session is not None:
             session.tell_staged(effect.choice)
 
+    def give_anew(self) -> None:
+        """Another mode begins: answers go with values that are as new as it demands."""
+        for session in self._sessions.values():
+            session.give_anew()
+
     def detach(self, push: PushId, session: PushSession) -> None:
         """The call has ended."""
         if self._sessions.get(push) is session:

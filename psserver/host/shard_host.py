@@ -187,11 +187,14 @@ class ShardHost:
         """Goes on under a record."""
         model = self._model
         assert model is not None, "the coordinator tells the schema first"
+        known = model.core.clocks.record
         model.core.install_record(record)
         newest = model.core.clocks.record
         assert newest is not None, "one is installed"
         if newest is record:
             self.history.installed(record, model.core.torn_step_count)
+            if known is not None and record.mode_clock != known.mode_clock:
+                self.sessions.give_anew()
         self._follow_members(model, newest)
         self.pump()
         seeder, self._seeder = self._seeder, None

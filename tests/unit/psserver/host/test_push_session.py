@@ -47,6 +47,19 @@ async def test_a_chunk_that_was_sent_is_not_sent_again() -> None:
     assert await drained(call) == []
 
 
+async def test_a_chunk_goes_again_once_another_mode_demands_newer_values() -> None:
+    call = session()
+    early, newer = Outgoing(3, None, b"three"), Outgoing(3, None)
+    call.put(early)
+
+    call.give_anew()
+    call.put(newer)
+    call.put(Outgoing(3, None))
+    call.finish(REPLY)
+
+    assert await drained(call) == [early, newer, REPLY]
+
+
 async def test_staged_is_told_once_and_the_newest_only() -> None:
     call = session()
     call.tell_staged(ClockChoice(1, ()))
