@@ -1,0 +1,318 @@
+"""A job of real processes that faults are done to, and what must be true at its end."""
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from pswire.addresses import Address, parse_address
+from psworker import SnapshotReader
+from psworker.ctl.check_history import check_history
+from psworker.ctl.mode import set_mode
+from psworker.ctl.status import read_status
+from psworker.errors import PsError
+from psworker.transport.status_client import JobStatus
+from psworker.transport.values import Mode
+from tests.doubles.fault_proxy import FaultProxy
+from tests.fault import ledger
+from tests.fault.children import Child, Nursery, kill, wait_until
+from tests.fault.tally import Tally
+
+LEASE_S: Final = 2.0
+STEP_S: Final = 0.01
+
+
+def free_address() -> Address:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return parse_address(f"127.0.0.1:{listener.getsockname()[1]}")
+
+
+class FaultJob:
+    """A coordinator, shards and workers. A context manager: leaving it in order ends
+    the job and checks everything that it has promised.
+
+    Attributes:
+        address: Of the coordinator, the same over its restarts.
+        workers: All worker processes that were ever started, by name.
+        proxies: Before each shard, where there is one.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        tally: Tally,
+        *,
+        options: tuple[str, ...] = (),
+        shard_count: int = 2,
+        has_proxies: bool = False,
+        coordinator_failpoint: str = "",
+    ) -> None:
+        self._nursery = nursery
+        self._folder = folder
+        self.tally = tally
+        self._options = options
+        self._shard_count = shard_count
+        self._has_proxies = has_proxies
+        self._coordinator_failpoint = coordinator_failpoint
+        self._starts = 0
+        self._shards: list[Child] = []
+        self._coordinators: list[Child] = []
+        self._expected: dict[str, int] = {}
+        self.address = free_address()
+        self.history = folder / "history"
+        self.workers: dict[str, Child] = {}
+        self.proxies: list[FaultProxy] = []
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.start_coordinator(self._coordinator_failpoint)
+            for index in range(self._shard_count):
+                self._start_shard(index)
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except BaseException as failure:
+            self._explain(failure)
+            raise
+        finally:
+            self._end(error)
+
+    # Processes
+
+    @property
+    def coordinator(self) -> Child:
+        """The newest coordinator."""
+        return self._coordinators[-1]
+
+    @property
+    def shards(self) -> list[Child]:
+        """The shards' processes, in the order in which they were started."""
+        return self._shards
+
+    def start_coordinator(self, failpoint: str = "") -> Child:
+        """Starts the coordinator, again at the same address with the same state."""
+        name = f"coordinator-{len(self._coordinators)}"
+        child = self._daemon(
+            name,
+            "coordinator",
+            f"--listen={self.address}",
+            f"--shards={self._shard_count}",
+            f"--lease-ttl={LEASE_S:g}",
+            *self._options,
+            failpoint=failpoint,
+        )
+        self._coordinators.append(child)
+        return child
+
+    def wait_listening(self, child: Child) -> None:
+        wait_until(
+            lambda: bool(child.lines()) or child.code is not None,
+            f"{child.name} to listen",
+        )
+
+    def start_worker(
+        self,
+        name: str,
+        *,
+        failpoint: str = "",
+        coordinator: str = "",
+        worker_id: str = "",
+        step_s: float = STEP_S,
+    ) -> Child:
+        """Starts a worker, by default under its own name."""
+        environment = {
+            "PS_COORDINATOR": coordinator or str(self.address),
+            "PS_WORKER_ID": worker_id or name,
+            "PS_HISTORY": f"{self.history}/",
+            "PS_FAILPOINT": failpoint,
+        }
+        arguments = [str(len(self.workers)), str(self._folder), str(step_s)]
+        child = self._nursery.start(
+            name, "worker", arguments, folder=self._folder, environment=environment
+        )
+        self.workers[name] = child
+        return child
+
+    def start_workers(self, *names: str, **failpoints: str) -> None:
+        """Starts several, some of them with failpoints."""
+        for name in names:
+            self.start_worker(name, failpoint=failpoints.get(name, ""))
+
+    # Waiting
+
+    def status(self) -> JobStatus:
+        return read_status(self.address)
+
+    def wait_status(
+        self, is_wanted: Callable[[JobStatus], bool], what: str
+    ) -> JobStatus:
+        """The status once it is as wanted; a coordinator that is away is waited for."""
+        found: list[JobStatus] = []
+
+        def is_there() -> bool:
+            try:
+                found[:] = [self.status()]
+            except PsError:
+                return False
+            return is_wanted(found[0])
+
+        wait_until(is_there, what)
+        return found[0]
+
+    def wait_steps(self, name: str, count: int) -> None:
+        """Returns once a worker has done so many more steps than now."""
+        worker = self.workers[name]
+        wanted = len(worker.events("step")) + count
+        wait_until(
+            lambda: len(worker.events("step")) >= wanted or worker.code is not None,
+            f"{count} steps of {name}",
+        )
+        assert worker.code is None, f"{name} ended with {worker.code}"
+
+    def wait_gone(self, *names: str) -> None:
+        """Returns once workers are no members any more."""
+        self.wait_status(
+            lambda status: (
+                not {w.worker_id for w in status.workers if w.is_member} & set(names)
+            ),
+            f"{', '.join(names)} to be taken out",
+        )
+
+    def wait_members(self, *names: str) -> None:
+        """Returns once workers are members."""
+        self.wait_status(
+            lambda status: (
+                set(names) <= {w.worker_id for w in status.workers if w.is_member}
+            ),
+            f"{', '.join(names)} to be members",
+        )
+
+    # Faults
+
+    def fault(self, kind: str, count: int = 1) -> None:
+        """Counts faults that were injected."""
+        self.tally.faults[kind] += count
+
+    def expect_killed(self, name: str) -> Child:
+        """Waits for a worker that its failpoint kills."""
+        worker = self.workers[name]
+        assert worker.wait_end() == -signal.SIGKILL
+        self._expected[name] = -signal.SIGKILL
+        self.fault("SIGKILL of a worker")
+        return worker
+
+    def kill_worker(self, name: str) -> Child:
+        self.workers[name].send(signal.SIGKILL)
+        return self.expect_killed(name)
+
+    def expect_stopped(self, name: str) -> Child:
+        """Waits for a worker that its failpoint stops."""
+        self.workers[name].wait_stopped()
+        self.fault("SIGSTOP of a worker")
+        return self.workers[name]
+
+    def expect_coordinator_killed(self) -> None:
+        """Waits for the failpoint that kills the coordinator."""
+        assert self.coordinator.wait_end() == -signal.SIGKILL
+        self.fault("SIGKILL of the coordinator")
+
+    def expect_end(self, name: str, code: int) -> None:
+        """Waits for a worker that can't go on."""
+        assert self.workers[name].wait_end() == code, self.workers[name].log
+        self._expected[name] = code
+
+    def set_mode(self, mode: str, staleness: int | None = None) -> None:
+        set_mode(self.address, Mode(mode), staleness=staleness, timeout_s=20.0)
+
+    # Inside
+
+    def _start_shard(self, index: int) -> None:
+        listen = free_address()
+        advertise = []
+        if self._has_proxies:
+            proxy = FaultProxy(str(listen))
+            self.proxies.append(proxy.__enter__())
+            advertise = [f"--advertise={proxy.address}"]
+        shard = self._daemon(
+            f"shard-{index}",
+            "shard",
+            f"--listen={listen}",
+            f"--coordinator={self.address}",
+            "--threads=2",
+            *advertise,
+        )
+        self._shards.append(shard)
+
+    def _daemon(
+        self, name: str, role: str, *arguments: str, failpoint: str = ""
+    ) -> Child:
+        state = "coordinator" if role == "coordinator" else name
+        return self._nursery.start(
+            name,
+            "psserver",
+            [
+                role,
+                f"--state-dir={self._folder / state}",
+                f"--history={self.history}/",
+                *arguments,
+            ],
+            folder=self._folder,
+            environment={"PS_FAILPOINT": failpoint},
+        )
+
+    def _finish(self) -> None:
+        """Ends the job as its user would, and holds it to its promises."""
+        (self._folder / "stop").touch()
+        for name, worker in self.workers.items():
+            wanted = self._expected.get(name, 0)
+            assert worker.wait_end() == wanted, f"{name} ended with {worker.code}"
+        with SnapshotReader(str(self.address)) as reader:
+            values = list(reader.latest(timeout=20).state_dict().values())
+        self._stop_daemons()
+        report = check_history([self.history])
+        assert report.is_clean, report.to_text()
+        counts = report.findings.counts
+        assert counts["acknowledged"] > 0
+        self.tally.counts += counts
+        self.tally.job_count += 1
+        ledger.check_values(values, self.workers, self.history, torn=counts["torn"])
+
+    def _stop_daemons(self) -> None:
+        for child in (*self._shards, self.coordinator):
+            child.send(signal.SIGTERM)
+        for child in (*self._shards, self.coordinator):
+            assert child.wait_end() == 0, f"{child.name} ended with {child.code}"
+            assert "Traceback" not in child.log, child.log
+
+    def _explain(self, failure: BaseException) -> None:
+        everybody = (*self._coordinators, *self._shards, *self.workers.values())
+        for child in everybody:
+            lines = child.lines()[-3:]
+            failure.add_note(
+                f"--- {child.name} (code {child.code})\n{child.log[-4000:]}"
+                + "\n".join(lines)
+            )
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._explain(error)
+        children = (*self.workers.values(), *self._shards, *self._coordinators)
+        for child in children:
+            kill(child)
+        for proxy in self.proxies:
+            proxy.__exit__(None, None, None)

@@ -1,0 +1,162 @@
+"""Starts processes of a job by fork, from a process that has imported everything.
+
+Importing torch costs a process two seconds; a fork costs it some milliseconds, which
+is what lets many jobs start in one run. What is forked is a process of its own with a
+command line of its own: `psserver`, or the training script of these tests.
+
+Orders come as JSON lines on stdin, what happened goes out as JSON lines on stdout. At
+the end of stdin all children are killed.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import sys
+import time
+from typing import Any, Final
+
+from psserver.tensors.supported_optimizers import load_optimizers
+
+IMPORTED: Final = (
+    "psserver.__main__",
+    "psserver.daemon.coordinator",
+    "psserver.daemon.ending",
+    "psserver.daemon.shard",
+    "psworker",
+    "tests.fault.training",
+    "uvloop",
+)
+
+
+def tell(event: str, **values: object) -> None:
+    line = json.dumps({"event": event, "at_s": time.monotonic(), **values}) + "\n"
+    os.write(1, line.encode())
+
+
+def load() -> None:
+    """Imports what children need. Nothing here may start a thread or a channel."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    load_optimizers()
+
+
+def child(order: dict[str, Any]) -> None:
+    """Becomes the wanted process; never returns."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    random.seed()
+    files = (("/dev/null", os.O_RDONLY), (order["out"], None), (order["log"], None))
+    for descriptor, (path, flags) in enumerate(files):
+        writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        opened = os.open(path, writing if flags is None else flags, 0o644)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    for name in [name for name in os.environ if name.startswith("PS_")]:
+        del os.environ[name]
+    os.environ.update(order["environment"])
+    sys.argv = [order["entry"], *order["arguments"]]
+    code = 70
+    try:
+        run(order["entry"])
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(bool(error.code))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def run(entry: str) -> None:
+    if entry == "psserver":
+        from psserver.__main__ import main
+
+        # Python's default hides what a daemon does at the end of its input.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        main()
+    else:
+        from tests.fault.training import train
+
+        train()
+
+
+class Nursery:
+    """The parent: forks, reaps, tells."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._input = b""
+
+    def serve(self) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tell("ready")
+        with selectors.DefaultSelector() as selector:
+            selector.register(0, selectors.EVENT_READ)
+            selector.register(reading, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == reading:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(reading, 1 << 12)
+                        self.reap()
+                    elif not self.take_orders():
+                        self.end()
+                        return
+
+    def take_orders(self) -> bool:
+        """Whether there may be more."""
+        data = os.read(0, 1 << 16)
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            process_id = os.fork()
+            if process_id == 0:
+                child(order)
+            self._names[process_id] = order["name"]
+            tell("started", name=order["name"], pid=process_id)
+        return bool(data)
+
+    def reap(self) -> None:
+        while self._names:
+            process_id, status = os.waitpid(
+                -1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED
+            )
+            if not process_id:
+                return
+            name = self._names[process_id]
+            if os.WIFSTOPPED(status):
+                tell("stopped", name=name, pid=process_id)
+            elif os.WIFCONTINUED(status):
+                tell("continued", name=name, pid=process_id)
+            else:
+                del self._names[process_id]
+                code = os.waitstatus_to_exitcode(status)
+                tell("ended", name=name, pid=process_id, code=code)
+
+    def end(self) -> None:
+        for process_id in self._names:
+            os.kill(process_id, signal.SIGKILL)
+        while self._names:
+            process_id, _ = os.waitpid(-1, 0)
+            self._names.pop(process_id, None)
+        os._exit(0)  # torch takes seconds to end in order
+
+
+if __name__ == "__main__":
+    load()
+    Nursery().serve()
