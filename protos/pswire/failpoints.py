@@ -34,6 +34,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "worker.push_answered": "A shard's answer is here, and is not taken yet.",
         "worker.in_barrier": "All shards have been sent all of a push: others decide.",
         "worker.staged": "Every shard holds all of the clock; no commit has left.",
+        "coordinator.write_durable": "Some write is durable; nothing followed from it.",
         "coordinator.fence_prepared": "A fence is opened; no shard has heard of it.",
         "coordinator.record_persisted": "A record is durable and nobody has heard it.",
         "coordinator.record_announced": "A record is put on the watches of all.",

@@ -30,6 +30,7 @@ from psserver.storage.job_codec import (
     load_record,
 )
 from psserver.storage.state_folder import StateFolderError
+from pswire import failpoints
 from pswire.schema import ModelSchema, OptimizerSpec
 
 FORMAT_VERSION = 2
@@ -166,6 +167,7 @@ class JobStore:
             "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?)",
             (ledger.loader, ledger.epoch, dump_epoch(ledger)),
         )
+        self._note_write()
 
     def _prepare(self) -> None:
         # Exclusive: held from the first write to the end of the process.
@@ -193,6 +195,7 @@ class JobStore:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+        self._note_write()
 
     def _get(self, name: str) -> str | None:
         row = self._db.execute(
@@ -202,6 +205,11 @@ class JobStore:
 
     def _put(self, name: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        self._note_write()
+
+    def _note_write(self) -> None:
+        if failpoints.armed and not self._db.in_transaction:
+            failpoints.hit("coordinator.write_durable")
 
 
 def _unusable(folder: Path, error: Exception) -> StateFolderError:
