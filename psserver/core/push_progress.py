@@ -175,7 +175,10 @@ class PushProgress:
 
         Up to the clock after which a mode without clocks begins, they must be as in
         BSP: whoever has not pushed that clock yet may have to pull before it does.
+        Never while the coordinator is silent, since the job may have gone elsewhere.
         """
+        if self._state.fence.is_orphaned:
+            return False
         bound = self._clocks.staleness_bound
         if not self._clocks.is_settled:
             return not self._clocks.is_bsp and self._clocks.frontier >= clock

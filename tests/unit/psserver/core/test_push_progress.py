@@ -2,6 +2,7 @@
 
 import pytest
 
+from psserver.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.core.effects import (
     ApplyChunk,
     ContributionAwaited,
@@ -653,6 +654,17 @@ def test_a_departed_window_is_kept_while_a_record_still_tells_of_it() -> None:
 
     assert shard.core.version == 2
     assert shard.core.clocks.departure_of(key("b")) is not None
+
+
+def test_of_too_many_that_have_ended_the_oldest_are_forgotten() -> None:
+    shard = asp("a")
+    names = [f"w{index}" for index in range(DEPARTED_COUNT_MAX + 2)]
+    gone = tuple(departure(name, last_clock=0) for name in names)
+    shard.install(record({"a": 0}, generation=2, mode=Mode.ASP, departures=gone))
+    shard.install(record({"a": 0}, generation=3, mode=Mode.ASP))
+
+    known = [shard.core.clocks.departure_of(key(name)) is not None for name in names]
+    assert known == [False] * 2 + [True] * DEPARTED_COUNT_MAX
 
 
 # Reports

@@ -64,6 +64,34 @@ def test_what_was_being_applied_is_not_answered_by_an_orphan(mode: Mode) -> None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
+def test_an_orphan_gives_no_values(mode: Mode) -> None:
+    shard = DrivenShard({"a": 0}, [0], mode=mode)
+    shard.step("a", 1, [0])
+    shard.core.set_orphaned(True)
+    assert not shard.core.admits_pull(key("a"), 1)
+    assert not shard.core.admits_values(push_id("a", 2))
+
+    shard.core.set_orphaned(False)
+
+    assert shard.core.admits_pull(key("a"), 1)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_an_orphan_answers_no_push_again(mode: Mode) -> None:
+    shard = DrivenShard({"a": 0}, [0], mode=mode)
+    shard.step("a", 1, [0])
+    shard.forget()
+    shard.core.set_orphaned(True)
+    shard.push("a", chunks=[0])
+    assert shard.core.applied_chunks(push_id("a")) == frozenset()
+    assert shard.core.reply_to(push_id("a")) is None
+
+    shard.core.set_orphaned(False)
+
+    assert shard.outcomes() == {"a": Outcome.DUPLICATE}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
 def test_an_orphan_skips_nothing(mode: Mode) -> None:
     shard = orphan(mode)
     shard.push("a", finite=False)
