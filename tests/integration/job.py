@@ -239,6 +239,17 @@ class Job:
         """Ends a shard for good, as SIGTERM would."""
         self.run(self._shards[shard_index].stop())
 
+    def stop_coordinator(self) -> None:
+        """Ends the coordinator, as SIGTERM would."""
+        assert self._coordinator is not None
+        ended = self.run(self._coordinator.stop())
+        if ended is not None:
+            raise ended
+
+    def start_coordinator(self) -> None:
+        """Starts it again where it was, on the state that it has left."""
+        self.run(self._start_coordinator(parse_address(self.address).port))
+
     def wait_record(self, is_wanted: Callable[[Record], bool]) -> Record:
         """Returns the newest record once it is as wanted."""
         core = self.coordinator.core
@@ -297,12 +308,18 @@ class Job:
         )
 
     async def _start(self) -> None:
+        address = await self._start_coordinator(self._port)
+        self.address = str(address)
         listen = ListenConfig(address=Address("127.0.0.1", 0))
+        for index in range(self._shard_count):
+            await self._start_shard(index, address, listen)
+
+    async def _start_coordinator(self, port: int) -> Address:
         self._coordinator = Daemon()
-        address = await self._coordinator.start(
+        return await self._coordinator.start(
             coordinator_daemon.run_coordinator(
                 CoordinatorConfig(
-                    listen=ListenConfig(address=Address("127.0.0.1", self._port)),
+                    listen=ListenConfig(address=Address("127.0.0.1", port)),
                     state_dir=self._folder / "coordinator",
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
@@ -312,9 +329,6 @@ class Job:
                 )
             )
         )
-        self.address = str(address)
-        for index in range(self._shard_count):
-            await self._start_shard(index, address, listen)
 
     async def _start_shard(
         self, index: int, coordinator: Address, listen: ListenConfig
