@@ -134,7 +134,8 @@ class ClockCommits:
     ) -> None:
         """Fixes once and for all whose pushes count, on shard 0.
 
-        Of a worker that has ended every shard holds all, as if it had said so.
+        Of a worker that has ended every shard holds all, as if it had said so. One of
+        those chosen must be left, to drive the commit.
         """
         rules = self._state.rules
         is_chosen = self.chosen is not None and self.chosen.clock >= clock
@@ -152,8 +153,10 @@ class ClockCommits:
         active = len(contributors) - len(idle)
         count = max(1, active - rules.backup_worker_count)
         weighty = [worker for worker in weights if worker not in idle]
-        if active == 0 or len(weighty) >= count:
-            chosen = (*weighty[:count], *idle)
+        if active > 0 and len(weighty) < count:
+            return
+        chosen = (*weighty[:count], *idle)
+        if any(self._state.clocks.member_of(worker) for worker in chosen):
             self.chosen = ClockChoice(clock, tuple(sorted(chosen)))
 
 

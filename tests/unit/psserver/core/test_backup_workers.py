@@ -179,6 +179,27 @@ def test_a_departed_contributor_counts_as_ready() -> None:
     assert chosen(shard) == "bc"
 
 
+def test_somebody_who_is_left_is_chosen_to_drive_the_commit() -> None:
+    """The dead would be enough, but the other shards would never hear of it."""
+    shard = shard_of("a", "b", "c")
+    for name in "ab":
+        shard.push(name, chunks=[0])
+    gone = tuple(departure(name, last_clock=1, evicted=True) for name in "ab")
+    shard.install(
+        record({"c": 0}, generation=2, departures=gone, departed_step_count=2)
+    )
+    assert chosen(shard, "c") is None
+
+    shard.push("c", chunks=[0])
+    ready(shard, "c")
+
+    assert chosen(shard, "c") == "ac"
+    assert shard.core.commit(key("c"), choice(1, "a", "c"))
+    shard.apply_all()
+    assert shard.outcomes()["c"] is Outcome.APPLIED
+    assert shard.outcomes()["b"] is Outcome.DROPPED
+
+
 def test_all_that_departed_close_their_clock_without_a_driver() -> None:
     shard = pushed("a", "b")
     gone = tuple(departure(name, last_clock=1, evicted=True) for name in "ab")
