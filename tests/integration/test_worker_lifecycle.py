@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.core.roster import WorkerState
 from psworker.connection import Connection
 from tests.integration.cuttable_proxy import CuttableProxy
 from tests.integration.job import Job
@@ -77,6 +78,17 @@ def member(
     return ps, optimizer
 
 
+def assert_lost_and_replaced(job: Job) -> None:
+    """The job's only worker is not taken out before another one takes its place."""
+    job.wait_workers(1, WorkerState.LOST)
+    ps, optimizer = member(job.address)
+    with ps:
+        record = job.wait_record(lambda record: bool(record.departures))
+        assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, True)]
+        optimizer.step()
+        assert (ps.worker_id, ps.clock) == ("w0", 2)
+
+
 @pytest.fixture(name="job")
 def one_worker_job(tmp_path: Path) -> Iterator[Job]:
     with Job(tmp_path / "state", lease_ttl_ms=4000) as job:
@@ -96,8 +108,7 @@ def test_a_script_that_ends_with_an_exception_counts_as_lost(job: Job) -> None:
 
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
-    record = job.wait_record(lambda record: not record.members)
-    assert [(d.last_clock, d.evicted) for d in record.departures] == [(1, True)]
+    assert_lost_and_replaced(job)
 
 
 def test_an_exception_through_the_context_counts_as_lost(job: Job) -> None:
@@ -106,8 +117,7 @@ def test_an_exception_through_the_context_counts_as_lost(job: Job) -> None:
     with pytest.raises(ZeroDivisionError), ps:
         _ = 1 / 0
 
-    record = job.wait_record(lambda record: not record.members)
-    assert record.departures[0].evicted
+    assert_lost_and_replaced(job)
 
 
 def test_closing_twice_leaves_once(job: Job) -> None:
