@@ -1,0 +1,89 @@
+"""psctl mode against a running job, and what psctl status tells after it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import psworker
+from psserver.core.shard_standing import ShardStanding
+from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
+
+
+def psctl(job: Job, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "psworker.ctl", *arguments],
+        env={**os.environ, "PS_COORDINATOR": job.address},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def step(
+    ps: psworker.Connection, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    clock = ps.clock
+    while ps.clock < clock + 5:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+def wait_told(job: Job, version: int) -> list[ShardStanding]:
+    """What the shards tell once they stand at a version."""
+    slots = job.coordinator.core.shards.slots
+    assert job.run(
+        job.coordinator.changes.wait_until(
+            lambda: all(slot.standing.version == version for slot in slots),
+            WAIT_TIMEOUT_S / 2,
+        )
+    )
+    return job.ask(lambda: [slot.standing for slot in slots])
+
+
+def test_the_mode_changes_by_command_and_the_status_says_so(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        step(ps, model, optimizer)
+
+        done = psctl(job, "mode", "ssp", "--staleness", "2")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("ssp, at most 2 clocks apart, after clock 5")
+        step(ps, model, optimizer)
+        again = psctl(job, "mode", "ssp", "--staleness", "2", "--json")
+        changed = json.loads(again.stdout)
+        assert (changed["mode_clock"], changed["generation"]) == (5, 2)
+        asp = json.loads(psctl(job, "mode", "asp", "--json").stdout)
+        assert (asp["generation"], asp["staleness_bound"]) == (3, None)
+        step(ps, model, optimizer)
+        told = wait_told(job, 15)
+
+        found: dict[str, Any] = json.loads(psctl(job, "status", "--json").stdout)
+
+    assert (found["mode"], found["generation"]) == ("asp", 3)
+    (worker,) = found["workers"]
+    assert (worker["clock"], worker["lead"], worker["lag"]) == (15, 0, 0)
+    assert [shard["frontier"] for shard in found["shards"]] == [15, 15]
+    assert [shard["queued_push_count"] for shard in found["shards"]] == [0, 0]
+    # The pushes of SSP and ASP; each came from the values that it found.
+    for shard, standing in zip(found["shards"], told, strict=True):
+        assert tuple(shard["staleness_counts"]) == standing.staleness_counts
+        assert shard["staleness_counts"][0] == sum(shard["staleness_counts"]) == 10
+
+
+def test_before_the_start_the_command_says_whom_the_job_waits_for(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, workers_min=2) as job:
+        done = psctl(job, "mode", "asp")
+    assert done.returncode == 69
+    assert "workers (0 of 2 prepared)" in done.stderr
+    assert "Traceback" not in done.stderr
