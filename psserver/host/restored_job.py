@@ -32,12 +32,14 @@ def restored_core(
             job_seed=settings.job_seed,
             shard_count=settings.shard_count,
         )
+        store.save_step_rules(_step_rules(settings))
         return CoordinatorCore(settings)
     if stored.shard_count != settings.shard_count:
         raise StateFolderError(
             f"the state folder holds a job with {stored.shard_count} shards, "
             f"--shards says {settings.shard_count}; use another folder"
         )
+    _check_step_rules(stored.step_rules, settings)
     core = CoordinatorCore(
         replace(settings, job_id=stored.job_id, job_seed=stored.job_seed),
         start_count=store.count_start(),
@@ -61,3 +63,33 @@ def restored_core(
     if stored.record is not None:
         log.info("went on with generation %d", stored.record.generation)
     return core
+
+
+def _step_rules(settings: JobSettings) -> dict[str, str]:
+    """How steps are made, by option: shards and workers heard it when they came."""
+    return {
+        "--step-atomicity": settings.step_atomicity.name.lower(),
+        "--backup-workers": str(settings.backup_worker_count),
+        "--staleness-scaling": "on" if settings.is_staleness_scaled else "off",
+        "--delay-compensation": f"{settings.delay_compensation:g}",
+    }
+
+
+def _check_step_rules(stored: dict[str, str], settings: JobSettings) -> None:
+    """Refuses to go on with a job by other rules than its shards go by.
+
+    Raises:
+        StateFolderError: Some differ.
+    """
+    now = _step_rules(settings)
+    differing = [
+        f"{option} {value}, now it is {now[option]}"
+        for option, value in stored.items()
+        if option in now and now[option] != value
+    ]
+    if differing:
+        raise StateFolderError(
+            f"the state folder holds a job that was started with "
+            f"{' and '.join(differing)}: its shards and workers go by what they were "
+            "told then; say the same again, or use another folder for a new job"
+        )

@@ -53,6 +53,7 @@ class StoredJob:
     incarnations: dict[str, int] = field(default_factory=dict)
     worker_processes: dict[WorkerKey, str] = field(default_factory=dict)
     enrolments: Enrolments = ()
+    step_rules: dict[str, str] = field(default_factory=dict)
 
 
 def dump_record(record: Record) -> str:

@@ -99,6 +99,7 @@ class JobStore:
             incarnations=json.loads(self._get("incarnations") or "{}"),
             worker_processes=load_processes(self._get("worker_processes") or "[]"),
             enrolments=load_enrolments(self._get("enrolments") or "[]"),
+            step_rules=json.loads(self._get("step_rules") or "{}"),
         )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
@@ -110,6 +111,10 @@ class JobStore:
         """Keeps what makes the job this job."""
         job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
         self._put("job", json.dumps(job))
+
+    def save_step_rules(self, rules: dict[str, str]) -> None:
+        """Keeps how steps are made, which shards and workers know from their start."""
+        self._put("step_rules", json.dumps(rules))
 
     def count_start(self) -> int:
         """Counts a start of the coordinator after the first; returns their number."""

@@ -1,0 +1,57 @@
+"""A job goes on only by the rules that its shards go by."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.host.restored_job import restored_core
+from psserver.storage.job_store import JobStore
+from psserver.storage.state_folder import StateFolderError
+
+SETTINGS: Final = JobSettings(
+    job_id="job", shard_count=2, step_atomicity=StepAtomicity.CLOCK
+)
+
+
+def restart(folder: Path, **changes: Any) -> JobSettings:  # noqa: ANN401
+    """Starts a job and then again with other settings; the ones it has then."""
+    for settings in (SETTINGS, replace(SETTINGS, job_id="other", **changes)):
+        with JobStore(folder) as store:
+            core = restored_core(settings, store, 0)
+    return core.settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"shard_count": 3}, "--shards says 3"),
+        (
+            {"step_atomicity": StepAtomicity.CHUNK},
+            "--step-atomicity clock, now it is chunk",
+        ),
+        ({"backup_worker_count": 1}, "--backup-workers 0, now it is 1"),
+        ({"is_staleness_scaled": True}, "--staleness-scaling off, now it is on"),
+        ({"delay_compensation": 0.5}, "--delay-compensation 0, now it is 0.5"),
+    ],
+)
+def test_other_rules_are_refused(
+    tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(StateFolderError, match=text):
+        restart(tmp_path, **changes)
+
+
+def test_what_concerns_the_coordinator_alone_may_change(tmp_path: Path) -> None:
+    settings = restart(
+        tmp_path,
+        workers_min=3,
+        worker_loss_policy=LossPolicy.WAIT,
+        mode=Mode.ASP,
+        lease_ttl_ms=2_000,
+    )
+    assert settings.job_id == "job"
+    assert (settings.workers_min, settings.lease_ttl_ms) == (3, 2_000)
