@@ -124,7 +124,10 @@ def forged_join(
 
 @pytest.mark.parametrize(
     "method",
-    ["RegisterWorker", "RegisterShard", "Join", "Leave", "ReportFence", "LeaseData"],
+    [
+        *("RegisterWorker", "RegisterShard", "Join", "Leave", "OpenEpoch", "LeaseData"),
+        *("ReportFence", "ReportProgress", "SetMode", "GetStatus"),
+    ],
 )
 def test_garbage_to_the_coordinator_is_refused(target: Target, method: str) -> None:
     before = target.state()
