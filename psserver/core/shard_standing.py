@@ -1,6 +1,7 @@
 """Where a shard stands, as it last told: for people, never for a decision."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from psserver.core.record import Member, WorkerKey
@@ -50,17 +51,15 @@ class ShardStanding:
     queued_push_count: int = 0
     torn_step_count: int = 0
     staleness_counts: tuple[int, ...] = ()
-    done: tuple[tuple[WorkerKey, int], ...] = ()
+    done: Mapping[WorkerKey, int] = field(default_factory=dict)
     waiting_for: tuple[AwaitedProcess, ...] = ()
     waiting_reason: str = ""
     waited_ms: int = 0
 
     def clock_of(self, member: Member) -> int:
         """Clock of a member here; that of its joining if the shard has not told."""
-        for worker, sequence in self.done:
-            if worker == member.worker:
-                return max(0, member.clock_of(sequence))
-        return member.base_clock
+        sequence = self.done.get(member.worker)
+        return member.base_clock if sequence is None else member.clock_of(sequence)
 
 
 NOT_TOLD: Final = ShardStanding()

@@ -80,8 +80,8 @@ def test_a_lost_worker_below_the_floor_is_named_with_its_clock(
     two.add_shards()
     two.report_all()
     job = Watched(two)
-    job.tell(0, done=((key("a"), 9), (key("b"), 4)))
-    job.tell(1, done=((key("a"), 9), (key("b"), 3)))
+    job.tell(0, done={key("a"): 9, key("b"): 4})
+    job.tell(1, done={key("a"): 9, key("b"): 3})
 
     job.lose("b")
     job.pass_time(6_000)
@@ -150,8 +150,8 @@ def test_workers_that_hold_a_clock_open_are_named_as_the_shards_tell() -> None:
 
 def test_a_change_of_the_mode_names_who_is_behind() -> None:
     job = Watched(DrivenCoordinator.running("a", "b"))
-    job.tell(0, done=((key("a"), 9), (key("b"), 4)))
-    job.tell(1, done=((key("a"), 9), (key("b"), 4)))
+    job.tell(0, done={key("a"): 9, key("b"): 4})
+    job.tell(1, done={key("a"): 9, key("b"): 4})
     job.driven.core.set_mode(Mode.ASP, 0, job.driven.now_ms)
     job.waits.note_mode(Mode.ASP, 0, job.driven.now_ms)
 
