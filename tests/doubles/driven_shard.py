@@ -14,7 +14,14 @@ from psserver.core.effects import (
     Staged,
 )
 from psserver.core.push import DataRange, Outcome, PushId, Reply, Trailer
-from psserver.core.record import FenceKind, Mode, Record, StepAtomicity, WorkerKey
+from psserver.core.record import (
+    Departure,
+    FenceKind,
+    Mode,
+    Record,
+    StepAtomicity,
+    WorkerKey,
+)
 from psserver.core.shard import ShardCore
 from psserver.core.shard_rules import ShardRules
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
@@ -182,3 +189,41 @@ class DrivenShard:
     ) -> None:
         who: WorkerKey | None = key(seeder) if seeder else None
         self.core.prepare_fence(number, kind, who, list(map(key, evicting)))
+
+    def change(
+        self,
+        mode: Mode,
+        mode_clock: int,
+        *,
+        bases: dict[str, int],
+        sequences: dict[str, int] | None = None,
+        bound: int = 0,
+        departures: tuple[Departure, ...] = (),
+        steps: int = 0,
+    ) -> None:
+        """A record of a mode or of members, after this shard has reported."""
+        known = self.core.clocks.record
+        assert known is not None
+        number = known.generation + 1
+        self.freeze(number)
+        assert self.reports()[-1].fence_number == number
+        self.install(
+            record(
+                bases,
+                generation=number,
+                mode=mode,
+                staleness_bound=bound,
+                mode_clock=mode_clock,
+                base_sequences=sequences,
+                departures=departures,
+                departed_step_count=steps,
+            )
+        )
+
+    def clock_orders(self) -> list[tuple[int, str]]:
+        """Clocks of BSP that were applied, with the ids of those that contributed."""
+        return [
+            (order.clock, "".join(part.worker_id for part in order.contributions))
+            for order in self.of(ApplyChunk)
+            if order.pusher is None
+        ]

@@ -2,42 +2,11 @@
 
 import pytest
 
-from psserver.core.effects import ApplyChunk, ContributionAwaited, RefusePush
+from psserver.core.effects import ApplyChunk, ContributionAwaited
 from psserver.core.push import Outcome
-from psserver.core.record import Departure, FenceKind, Mode
+from psserver.core.record import FenceKind, Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
-
-
-def change(
-    shard: DrivenShard,
-    mode: Mode,
-    mode_clock: int,
-    *,
-    bases: dict[str, int],
-    sequences: dict[str, int] | None = None,
-    bound: int = 0,
-    departures: tuple[Departure, ...] = (),
-    steps: int = 0,
-) -> None:
-    """A record after the shard has frozen and reported; also one of membership."""
-    known = shard.core.clocks.record
-    assert known is not None
-    number = known.generation + 1
-    shard.freeze(number)
-    assert shard.reports()[-1].fence_number == number
-    shard.install(
-        record(
-            bases,
-            generation=number,
-            mode=mode,
-            staleness_bound=bound,
-            mode_clock=mode_clock,
-            base_sequences=sequences,
-            departures=departures,
-            departed_step_count=steps,
-        )
-    )
 
 
 def bsp(*names: str) -> DrivenShard:
@@ -57,27 +26,18 @@ def far_apart() -> DrivenShard:
     return shard
 
 
-def clock_orders(shard: DrivenShard) -> list[tuple[int, str]]:
-    """Clocks of BSP that were applied, with the ids of those that contributed."""
-    return [
-        (order.clock, "".join(part.worker_id for part in order.contributions))
-        for order in shard.of(ApplyChunk)
-        if order.pusher is None
-    ]
-
-
 # From BSP
 
 
 def test_a_clock_that_any_shard_has_a_trailer_of_is_finished_in_bsp() -> None:
     shard = bsp("a", "b")
     shard.push("a", chunks=[0])
-    change(shard, Mode.ASP, 1, bases={"a": 0, "b": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0})
     assert shard.apply_all() == []
 
     shard.step("b", 1, [0])
 
-    assert clock_orders(shard) == [(1, "ab")]
+    assert shard.clock_orders() == [(1, "ab")]
     assert {reply.mode for reply in shard.replies().values()} == {Mode.ASP}
     shard.step("b", 2, [0])
     shard.step("b", 3, [0])
@@ -86,18 +46,18 @@ def test_a_clock_that_any_shard_has_a_trailer_of_is_finished_in_bsp() -> None:
 
 def test_a_clock_of_which_only_another_shard_has_a_trailer_is_finished_too() -> None:
     shard = bsp("a", "b")
-    change(shard, Mode.ASP, 1, bases={"a": 0, "b": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0})
     shard.step("b", 1, [0])
     assert shard.of(ApplyChunk) == []
     shard.step("a", 1, [0])
 
-    assert clock_orders(shard) == [(1, "ab")]
+    assert shard.clock_orders() == [(1, "ab")]
 
 
 def test_a_clock_of_which_no_shard_has_a_trailer_is_the_new_modes() -> None:
     shard = bsp("a", "b")
     shard.send_chunk(push_id("a"), 0)
-    change(shard, Mode.ASP, 0, bases={"a": 0, "b": 0})
+    shard.change(Mode.ASP, 0, bases={"a": 0, "b": 0})
     shard.send_trailer(push_id("a"), trailer([0]))
 
     assert shard.applied() == [("a", 1, 0)]
@@ -108,7 +68,7 @@ def test_the_bound_of_ssp_holds_from_the_last_clock_of_bsp_on() -> None:
     for name in "ab":
         shard.push(name, chunks=[0])
     shard.apply_all()
-    change(shard, Mode.SSP, 1, bases={"a": 0, "b": 0}, bound=1)
+    shard.change(Mode.SSP, 1, bases={"a": 0, "b": 0}, bound=1)
     shard.step("a", 2, [0])
     assert ("a", 2) in shard.answered()
     shard.step("a", 3, [0])
@@ -124,15 +84,14 @@ def test_a_push_beyond_the_last_clock_of_bsp_waits_for_it() -> None:
     shard = bsp("a", "b", "c")
     gone = departure("c", last_clock=1, evicted=True)
     shard.push("c", chunks=[0])
-    change(
-        shard,
+    shard.change(
         Mode.ASP,
         1,
         bases={"a": 0, "b": 0},
         departures=(gone,),
         steps=1,
     )
-    change(shard, Mode.ASP, 1, bases={"a": 0, "b": 0, "d": 1}, steps=1)
+    shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0, "d": 1}, steps=1)
     shard.push("d", 1, chunks=[0])
     assert shard.applied() == []
 
@@ -140,7 +99,7 @@ def test_a_push_beyond_the_last_clock_of_bsp_waits_for_it() -> None:
         shard.push(name, chunks=[0])
     shard.apply_all()
 
-    assert clock_orders(shard) == [(1, "abc")]
+    assert shard.clock_orders() == [(1, "abc")]
     assert shard.applied() == [("d", 2, 0)]
 
 
@@ -150,7 +109,7 @@ def test_a_worker_that_owes_the_last_clock_of_bsp_may_pull_before_it() -> None:
     shard.step("a", 1, [0])
     shard.install(record({"a": 0, "b": 1}, generation=2))
     shard.push("a", 2, chunks=[0])
-    change(shard, Mode.ASP, 2, bases={"a": 0, "b": 1})
+    shard.change(Mode.ASP, 2, bases={"a": 0, "b": 1})
 
     assert shard.core.admits_pull(key("b"), 1)
     assert not shard.core.admits_pull(key("a"), 2)
@@ -164,23 +123,23 @@ def test_the_last_clock_of_bsp_goes_on_without_whoever_is_evicted(last: int) -> 
     shard.send_trailer(push_id("a"), trailer([0]))
     if last:
         shard.push("b", chunks=[0])
-    change(shard, Mode.ASP, 1, bases={"a": 0, "b": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0})
     gone = departure("b", last_clock=last, evicted=True)
-    change(shard, Mode.ASP, 1, bases={"a": 0}, departures=(gone,), steps=last)
+    shard.change(Mode.ASP, 1, bases={"a": 0}, departures=(gone,), steps=last)
     shard.push("a", chunks=[0])
     shard.apply_all()
 
-    assert clock_orders(shard) == [(1, "ab" if last else "a")]
+    assert shard.clock_orders() == [(1, "ab" if last else "a")]
     assert shard.core.version == 1 + last
 
 
 def test_when_nobody_is_left_the_last_clock_of_bsp_is_passed() -> None:
     shard = bsp("a")
     shard.send_trailer(push_id("a"), trailer([0]))
-    change(shard, Mode.ASP, 1, bases={"a": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 0})
     gone = departure("a", last_clock=0, evicted=True)
-    change(shard, Mode.ASP, 1, bases={}, departures=(gone,))
-    change(shard, Mode.ASP, 1, bases={"b": 1})
+    shard.change(Mode.ASP, 1, bases={}, departures=(gone,))
+    shard.change(Mode.ASP, 1, bases={"b": 1})
     shard.step("b", 1, [0])
 
     assert shard.applied() == [("b", 2, 0)]
@@ -193,7 +152,7 @@ def test_when_nobody_is_left_the_last_clock_of_bsp_is_passed() -> None:
 
 def test_clocks_that_are_far_apart_meet_and_the_version_stays() -> None:
     shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
 
     assert shard.core.frontier == 5
     assert shard.core.version == 6
@@ -201,7 +160,7 @@ def test_clocks_that_are_far_apart_meet_and_the_version_stays() -> None:
     assert shard.apply_all() == []
     shard.step("a", 6, [0])
 
-    assert clock_orders(shard) == [(6, "ab")]
+    assert shard.clock_orders() == [(6, "ab")]
     reply = shard.replies()[push_id("b", 2)]
     assert (reply.clock, reply.frontier, reply.version, reply.mode) == (
         6,
@@ -214,7 +173,7 @@ def test_clocks_that_are_far_apart_meet_and_the_version_stays() -> None:
 def test_a_push_of_the_old_mode_under_way_is_applied_by_itself() -> None:
     """Another shard has its trailer, this one has nothing of it yet."""
     shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
     assert shard.core.frontier == 4
     shard.push("a", 6, chunks=[0])
     assert shard.apply_all() == []
@@ -230,7 +189,7 @@ def test_a_push_of_the_old_mode_under_way_is_applied_by_itself() -> None:
         7,
     )
     shard.step("b", 3, [0])
-    assert clock_orders(shard) == [(6, "ab")]
+    assert shard.clock_orders() == [(6, "ab")]
 
 
 def test_an_answer_of_the_old_mode_waits_for_all_that_is_under_way() -> None:
@@ -240,7 +199,7 @@ def test_an_answer_of_the_old_mode_waits_for_all_that_is_under_way() -> None:
     shard.push("a", 6, chunks=[0])
     shard.freeze(2)
     shard.apply_all()
-    change(shard, Mode.BSP, 6, bases={"a": 6, "b": 6}, sequences={"a": 6, "b": 2})
+    shard.change(Mode.BSP, 6, bases={"a": 6, "b": 6}, sequences={"a": 6, "b": 2})
     assert shard.answered() == []
     assert not shard.core.admits_values(push_id("a", 6))
     assert not shard.core.admits_pull(key("a"), 6)
@@ -253,7 +212,7 @@ def test_an_answer_of_the_old_mode_waits_for_all_that_is_under_way() -> None:
 
 def test_an_answer_that_was_lost_is_not_given_again_ahead_of_the_new_mode() -> None:
     shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
     shard.forget()
     shard.push("a", 5, chunks=[0], weight=1.0)
     assert shard.core.applied_chunks(push_id("a", 5)) == frozenset()
@@ -268,7 +227,7 @@ def test_an_answer_that_was_lost_is_not_given_again_ahead_of_the_new_mode() -> N
 
 def test_whoever_the_new_mode_waits_for_is_named() -> None:
     shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
     assert shard.core.awaited(1_000) == [("b", 4, 1_000)]
     assert shard.core.waiting_reason == ("the pushes of the mode before to be applied")
     assert shard.core.clocks.is_settled is False
@@ -277,7 +236,7 @@ def test_whoever_the_new_mode_waits_for_is_named() -> None:
 def test_idle_workers_are_not_asked_for_a_push_of_the_old_mode() -> None:
     shard = far_apart()
     shard.core.await_contribution(key("a"), 6, 0)
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
     assert shard.of(ContributionAwaited) == []
     shard.step("b", 2, [0])
     assert shard.of(ContributionAwaited) == []
@@ -293,7 +252,7 @@ def test_a_push_that_is_blocked_by_the_bound_is_released_by_the_change() -> None
     for sequence in (1, 2):
         shard.step("a", sequence, [0])
     assert shard.answered() == [("a", 1)]
-    change(shard, Mode.BSP, 2, bases={"a": 2, "b": 2}, sequences={"a": 2, "b": 0})
+    shard.change(Mode.BSP, 2, bases={"a": 2, "b": 2}, sequences={"a": 2, "b": 0})
 
     assert shard.answered() == [("a", 1), ("a", 2)]
     assert shard.replies()[push_id("a", 2)].mode is Mode.BSP
@@ -303,140 +262,19 @@ def test_whoever_never_pushed_in_the_old_mode_meets_the_others() -> None:
     shard = far_apart()
     shard.install(record({"a": 0, "b": 0, "c": 1}, generation=2, mode=Mode.ASP))
     bases = dict.fromkeys("abc", 5)
-    change(shard, Mode.BSP, 5, bases=bases, sequences={"a": 5, "b": 1, "c": 0})
+    shard.change(Mode.BSP, 5, bases=bases, sequences={"a": 5, "b": 1, "c": 0})
     for name, sequence in (("a", 6), ("b", 2), ("c", 1)):
         shard.step(name, sequence, [0])
 
-    assert clock_orders(shard) == [(6, "abc")]
+    assert shard.clock_orders() == [(6, "abc")]
     assert shard.core.version == 9
 
 
 def test_a_header_under_the_old_numbers_is_translated() -> None:
     shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
 
     assert shard.core.open_push(push_id("b", 2), 2, 0, generation=1) is not None
-
-
-# Members while the change is under way
-
-
-def unsettled() -> DrivenShard:
-    """To BSP after clock 5, and push 2 of `b` is under way."""
-    shard = asp("a", "b", chunks=(0, 1))
-    for sequence in range(1, 6):
-        shard.step("a", sequence, [0, 1])
-    shard.step("b", 1, [0, 1])
-    shard.send_trailer(push_id("b", 2), trailer([0, 1]))
-    shard.send_chunk(push_id("b", 2), 0)
-    shard.apply_all()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
-    assert not shard.core.clocks.is_settled
-    return shard
-
-
-def test_an_eviction_settles_a_change_that_waits_for_the_dead() -> None:
-    shard = unsettled()
-    shard.push("a", 6, chunks=[0, 1])
-    assert shard.apply_all() == []
-    gone = departure("b", base_clock=5, base_sequence=2, last_clock=4, evicted=True)
-    change(
-        shard,
-        Mode.BSP,
-        5,
-        bases={"a": 5},
-        sequences={"a": 5},
-        departures=(gone,),
-        steps=1,
-    )
-    shard.apply_all()
-
-    assert [each.push for each in shard.of(RefusePush)] == [push_id("b", 2)]
-    assert shard.core.torn_step_count == 1
-    assert [clock for clock, _ in clock_orders(shard)] == [6, 6]
-    assert shard.replies()[push_id("a", 6)].version == 7
-
-
-def test_the_complete_last_push_of_the_dead_comes_before_the_first_clock() -> None:
-    shard = far_apart()
-    change(shard, Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
-    shard.freeze(3)
-    shard.push("b", 2, chunks=[0])
-    shard.push("a", 6, chunks=[0])
-    gone = departure("b", base_clock=5, base_sequence=2, last_clock=5, evicted=True)
-    change(
-        shard,
-        Mode.BSP,
-        5,
-        bases={"a": 5},
-        sequences={"a": 5},
-        departures=(gone,),
-        steps=2,
-    )
-    shard.apply_all()
-
-    orders = shard.of(ApplyChunk)[-2:]
-    assert [(o.pusher, o.clock) for o in orders] == [(key("b"), 5), (None, 6)]
-    assert shard.core.version == 8
-    assert shard.core.torn_step_count == 0
-
-
-def test_a_joiner_during_a_change_waits_for_what_is_under_way() -> None:
-    shard = unsettled()
-    bases = {"a": 5, "b": 5, "c": 5}
-    change(shard, Mode.BSP, 5, bases=bases, sequences={"a": 5, "b": 2})
-    assert not shard.core.admits_pull(key("c"), 5)
-    assert shard.core.frontier == 4
-    shard.send_chunk(push_id("b", 2), 1)
-    shard.apply_all()
-    assert shard.core.admits_pull(key("c"), 5)
-
-    for name, sequence in (("a", 6), ("b", 3), ("c", 1)):
-        shard.step(name, sequence, [0])
-
-    assert clock_orders(shard) == [(6, "abc")]
-    assert shard.core.version == 10
-
-
-def test_a_departure_of_the_old_mode_told_again_is_still_of_the_old_mode() -> None:
-    """It ended in ASP, and another shard had not applied its last push."""
-    shard = asp("a", "b")
-    shard.step("a", 1, [0])
-    shard.freeze(2)
-    shard.push("b", chunks=[0])
-    gone = (departure("b", last_clock=1, evicted=True),)
-    change(shard, Mode.ASP, 0, bases={"a": 0}, departures=gone, steps=1)
-    shard.freeze(3)
-    shard.apply_all()
-    change(
-        shard,
-        Mode.BSP,
-        1,
-        bases={"a": 1},
-        sequences={"a": 1},
-        departures=gone,
-        steps=1,
-    )
-
-    assert shard.applied() == [("a", 1, 0), ("b", 1, 0)]
-    assert shard.core.version == 2
-    shard.step("a", 2, [0])
-    assert clock_orders(shard) == [(2, "a")]
-
-
-def test_a_departure_of_bsp_told_again_in_asp_is_still_of_bsp() -> None:
-    shard = bsp("a", "b")
-    shard.send_trailer(push_id("a"), trailer([0]))
-    shard.push("b", chunks=[0])
-    gone = (departure("b", last_clock=1, evicted=True),)
-    change(shard, Mode.BSP, 0, bases={"a": 0}, departures=gone, steps=1)
-    change(shard, Mode.ASP, 1, bases={"a": 0}, departures=gone, steps=1)
-    shard.push("a", chunks=[0])
-    shard.apply_all()
-
-    assert clock_orders(shard) == [(1, "ab")]
-    assert shard.applied() == []
-    assert shard.core.version == 2
 
 
 # Between SSP and ASP
@@ -444,8 +282,7 @@ def test_a_departure_of_bsp_told_again_in_asp_is_still_of_bsp() -> None:
 
 def test_a_bound_that_begins_finds_clocks_that_meet() -> None:
     shard = far_apart()
-    change(
-        shard,
+    shard.change(
         Mode.SSP,
         5,
         bases={"a": 5, "b": 5},
@@ -466,8 +303,7 @@ def test_a_bound_that_begins_finds_clocks_that_meet() -> None:
 
 def test_a_push_under_way_counts_as_not_pushed_to_the_bound_that_begins() -> None:
     shard = far_apart()
-    change(
-        shard,
+    shard.change(
         Mode.SSP,
         5,
         bases={"a": 5, "b": 5},
@@ -484,7 +320,7 @@ def test_an_end_of_the_bound_releases_those_it_blocked() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0], mode=Mode.SSP, staleness_bound=0)
     shard.step("a", 1, [0])
     assert shard.answered() == []
-    change(shard, Mode.ASP, 1, bases={"a": 1, "b": 1}, sequences={"a": 1, "b": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 1, "b": 1}, sequences={"a": 1, "b": 0})
 
     assert shard.answered() == [("a", 1)]
 
@@ -501,12 +337,11 @@ def test_no_frontier_and_no_version_goes_back_over_any_changes() -> None:
         told.append((shard.core.frontier, shard.core.version))
 
     push("a", 1)
-    change(shard, Mode.ASP, 1, bases={"a": 0, "b": 0})
+    shard.change(Mode.ASP, 1, bases={"a": 0, "b": 0})
     push("b", 1)
     for sequence in (2, 3, 4):
         push("a", sequence)
-    change(
-        shard,
+    shard.change(
         Mode.SSP,
         4,
         bases={"a": 4, "b": 4},
@@ -517,10 +352,10 @@ def test_no_frontier_and_no_version_goes_back_over_any_changes() -> None:
     push("b", 2)
     push("b", 3)
     push("b", 4)
-    change(shard, Mode.BSP, 6, bases={"a": 6, "b": 6}, sequences={"a": 5, "b": 4})
+    shard.change(Mode.BSP, 6, bases={"a": 6, "b": 6}, sequences={"a": 5, "b": 4})
     push("b", 5)
     push("a", 6)
-    change(shard, Mode.ASP, 7, bases={"a": 6, "b": 6}, sequences={"a": 5, "b": 4})
+    shard.change(Mode.ASP, 7, bases={"a": 6, "b": 6}, sequences={"a": 5, "b": 4})
     push("a", 7)
 
     assert told == sorted(told)
@@ -543,14 +378,3 @@ def test_a_job_may_begin_in_any_mode() -> None:
         shard = DrivenShard({"a": 0, "b": 0}, [0], mode=mode, staleness_bound=1)
         shard.push("a", chunks=[0])
         assert len(shard.of(ApplyChunk)) == count
-
-
-def test_a_report_says_whether_the_mode_before_is_over() -> None:
-    shard = unsettled()
-    shard.freeze(8)
-    shard.core.abort_fence(8)
-    shard.send_chunk(push_id("b", 2), 1)
-    shard.apply_all()
-    shard.freeze(9)
-
-    assert [report.is_settled for report in shard.reports()][-2:] == [False, True]
