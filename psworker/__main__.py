@@ -1,6 +1,7 @@
 """The `psworker` command: starts training processes as workers of a job."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,11 @@ def _checked_history(history: str, process_count: int) -> str:
     return history
 
 
+def _lasting_id() -> str:
+    """An id that nobody else has, for processes that keep theirs over restarts."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
 @app.callback()
 def psworker(
     version: Annotated[
@@ -104,7 +110,8 @@ def run(
             envvar="PS_WORKER_ID",
             metavar="ID",
             help="Stable id of the worker; with several processes ID-0, ID-1, ... "
-            "By default the coordinator issues ids.",
+            "By default the coordinator issues ids; with --max-restarts one is made of "
+            "this host's name, since a process that starts again takes its own place.",
         ),
     ] = None,
     history: Annotated[
@@ -137,7 +144,7 @@ def run(
         coordinator=str(coordinator),
         process_count=nproc,
         restart_limit=max_restarts,
-        worker_id=worker_id,
+        worker_id=worker_id or (_lasting_id() if max_restarts else None),
         history=_checked_history(history, nproc),
         devices=visible_cuda_devices(os.environ) if nproc > 1 else (),
     )

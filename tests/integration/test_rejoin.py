@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
+from psserver.core.record import LossPolicy
 from psworker.connection import Connection
 from tests.integration.cuttable_proxy import CuttableProxy
 from tests.integration.job import Crew, Job, connect
@@ -31,10 +32,12 @@ def short_lease_job(tmp_path: Path) -> Iterator[Job]:
 class Worker:
     """A worker whose every gradient is one, behind a proxy that can be cut."""
 
-    def __init__(self, job: Job, address: str, worker_id: str) -> None:
+    def __init__(
+        self, job: Job, address: str, worker_id: str, start_timeout_s: float = 20
+    ) -> None:
         self.job = job
         self.ps: Connection = psworker.connect(
-            address, worker_id, step_timeout_s=20, start_timeout_s=20
+            address, worker_id, step_timeout_s=40, start_timeout_s=start_timeout_s
         )
         model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -251,6 +254,61 @@ while True:
 ps.close()
 print(applied, flush=True)
 """
+
+
+CRASHING: Final = """
+import os, pathlib, sys, torch, psworker
+from torch import nn
+
+marker = pathlib.Path(sys.argv[1])
+ps = psworker.connect(step_timeout_s=60)
+model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
+model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+print(ps.worker_id, ps.clock, flush=True)
+while ps.clock < 6:
+    if ps.clock == 3 and not marker.exists():
+        marker.touch()
+        os._exit(3)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+ps.close()
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("given", [("--worker-id", "w0"), ()])
+def test_a_process_that_is_started_again_takes_its_own_place(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    """And the clock that was open when the one before died."""
+    script = tmp_path / "train.py"
+    script.write_text(CRASHING)
+    with (
+        Job(
+            tmp_path / "state",
+            lease_ttl_ms=LEASE_MS,
+            workers_min=2,
+            worker_loss_policy=LossPolicy.WAIT,
+        ) as job,
+        Processes(tmp_path) as processes,
+    ):
+        processes.start(
+            "w0",
+            *("-m", "psworker", "run", "--coordinator", job.address),
+            *("--max-restarts", "1", *given),
+            *("--", str(script), str(tmp_path / "marker")),
+        )
+        other = Worker(job, job.address, "w1", start_timeout_s=60)
+        with other.ps:
+            for _ in range(6):
+                assert other.step().outcome == "applied"
+            assert other.value == -6
+        first, second = processes.line("w0").split(), processes.line("w0").split()
+        assert first[0] == second[0]
+        assert (first[1], second[1]) == ("0", "3")
+        assert not given or first[0] == "w0"
+        assert processes.code("w0") == 0
 
 
 @pytest.mark.timeout(120)
