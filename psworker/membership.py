@@ -35,6 +35,7 @@ class Membership:
         shards: The shard map; some may have no address yet.
         seed_order: Newest order to seed.
         waiting: Whom the start waits for, as last heard.
+        view_count: How often the watch has begun.
         failure: Why this worker can't go on, `None` while it can.
     """
 
@@ -48,6 +49,7 @@ class Membership:
         self.shards: tuple[ShardAddress, ...] = ()
         self.seed_order: SeedOrder | None = None
         self.waiting: Waiting | None = None
+        self.view_count = 0
         self.failure: PsError | None = None
 
     @property
@@ -59,6 +61,7 @@ class Membership:
         """Takes an event of the watch."""
         match event:
             case WorkerView(record=record, shards=shards):
+                self.view_count += 1
                 self.shards = shards
                 if record is not None:
                     self._take_record(record)

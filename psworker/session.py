@@ -6,8 +6,8 @@ On the event loop, but for the settings.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -75,6 +75,8 @@ class Session:
         )
         self._is_leaving = False
         self._silent_since: float | None = None
+        self._asked_view_count = 0
+        self._ask_again: Callable[[], Coroutine[Any, Any, None]] = _nothing
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -155,6 +157,8 @@ class Session:
                 self.worker, schema, optimizers, loaders, timeout_s=timeout_s
             )
 
+        self._ask_again = lambda: self.join(schema, optimizers, loaders)
+        self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():
             await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
@@ -180,6 +184,11 @@ class Session:
             if self.membership.seed_order not in (None, done):
                 assert self.membership.seed_order is not None
                 return self.membership.seed_order
+            if self.membership.view_count > self._asked_view_count:
+                # A coordinator that was started again knows who is here, and not what
+                # they have asked for.
+                await self._ask_again()
+                continue
             if now() >= deadline:
                 what = (
                     "the job did not start"
@@ -271,3 +280,7 @@ class Session:
                 return
             await pause(attempt)
             attempt += 1
+
+
+async def _nothing() -> None:
+    """Before the first request to join there is none to repeat."""

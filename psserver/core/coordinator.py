@@ -115,13 +115,16 @@ class CoordinatorCore:
         """Goes on from durable state after a restart.
 
         No member is lost before a lease has passed, so that all may come back. A
-        worker that was not yet a member connects again: it has nothing to lose.
+        worker that was not yet a member keeps its place in the queue, too.
         """
         if schema is not None:
             self.model.agree(schema, optimizers)
         self._progress.record = record
         self._progress.roster = Roster(incarnations)
         self.have_patience(now_ms)
+        for worker, process_id in processes.items():
+            if incarnations.get(worker.worker_id) == worker.incarnation:
+                self.roster.restore_registered(worker, process_id, now_ms)
         if record is None:
             return
         for end in record.departures:

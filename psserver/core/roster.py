@@ -229,18 +229,37 @@ class Roster:
     def restore(self, worker: WorkerKey, process_id: str, absent_from_ms: int) -> None:
         """A member of the last record, after the coordinator's restart.
 
+        It was lost before, and stays so, if there is a newer start of its id.
+
         Args:
             worker: The member.
             process_id: Its process.
             absent_from_ms: When it counts as broken if it has not come back.
         """
+        newest = self.present(worker.worker_id)
+        is_replaced = newest is not None and newest.worker > worker
         self._entries[worker] = WorkerEntry(
             worker=worker,
             process_id=process_id,
             address="",
-            state=WorkerState.SUSPECT,
+            state=WorkerState.LOST if is_replaced else WorkerState.SUSPECT,
             heard_ms=absent_from_ms,
             broken_ms=absent_from_ms,
+        )
+
+    def restore_registered(
+        self, worker: WorkerKey, process_id: str, now_ms: int
+    ) -> None:
+        """A worker that was no member yet, after the coordinator's restart.
+
+        It has a lease to come back and ask again to join.
+        """
+        self._entries[worker] = WorkerEntry(
+            worker=worker,
+            process_id=process_id,
+            address="",
+            state=WorkerState.REGISTERED,
+            heard_ms=now_ms,
         )
 
     def restore_left(self, worker: WorkerKey, now_ms: int) -> None:

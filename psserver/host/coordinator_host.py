@@ -101,7 +101,10 @@ class CoordinatorHost:
             match effect:
                 case Persist():
                     self._store.save_record(
-                        effect.record, effect.epochs, effect.enrolments
+                        effect.record,
+                        effect.epochs,
+                        effect.enrolments,
+                        self.core.roster.processes,
                     )
                     self.history.persisted(effect.record)
                     if failpoints.armed:

@@ -5,6 +5,7 @@ JSON and not protobuf, so that the file can be read with sqlite3 and a text edit
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -103,7 +104,7 @@ def _choice(data: list[Any] | None) -> ClockChoice | None:
     return ClockChoice(clock, tuple(WorkerKey(*worker) for worker in workers))
 
 
-def dump_processes(processes: dict[WorkerKey, str]) -> str:
+def dump_processes(processes: Mapping[WorkerKey, str]) -> str:
     """Writes the process of each start of a worker."""
     return json.dumps([[*worker, process] for worker, process in processes.items()])
 

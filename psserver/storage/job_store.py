@@ -7,7 +7,7 @@ Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synch
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +133,7 @@ class JobStore:
         record: Record,
         epochs: tuple[EpochLedger, ...] = (),
         enrolments: Enrolments = (),
+        processes: Mapping[WorkerKey, str] | None = None,
     ) -> None:
         """Makes a record durable, at once with what it changes.
 
@@ -143,10 +144,14 @@ class JobStore:
             record: The record.
             epochs: Data of epochs that it changes.
             enrolments: Who leases data from now on.
+            processes: Which process is which start of a worker, of those that are not
+                over; None to leave that as it is.
         """
         with self._transaction():
             self._put("record", dump_record(record))
             self._put("enrolments", dump_enrolments(enrolments))
+            if processes is not None:
+                self._put("worker_processes", dump_processes(processes))
             for ledger in epochs:
                 self.save_epoch(ledger)
 

@@ -9,7 +9,7 @@ from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
-from psserver.core.record import FenceKind, Record
+from psserver.core.record import FenceKind, Record, WorkerKey
 from psserver.core.roster import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
@@ -93,6 +93,46 @@ def test_a_member_that_comes_back_is_a_member_again() -> None:
     assert (entry.worker, entry.state) == (key("a"), WorkerState.MEMBER)
 
 
+def restarted_with(processes: dict[WorkerKey, str]) -> CoordinatorCore:
+    core = CoordinatorCore(SETTINGS, 1)
+    core.restore(
+        schema=SCHEMA,
+        optimizers=OPTIMIZERS,
+        record=record({"a": 0}, generation=7),
+        incarnations={"a": 1, "b": 3},
+        processes=processes,
+        now_ms=0,
+    )
+    return core
+
+
+def test_one_that_waits_to_join_keeps_its_place() -> None:
+    core = restarted_with({key("a"): "process-a", key("b/3"): "process-b"})
+    entry = core.roster.entry(key("b/3"))
+    assert entry.state is WorkerState.REGISTERED
+    again = core.register_worker(
+        process_id="process-b", worker_id="b", address="host:1", now_ms=1
+    )
+    assert again is entry
+    core.worker_watching(entry, 1)
+    core.tick(1_000_000)
+    assert entry.state is WorkerState.REGISTERED
+
+
+def test_one_that_waited_to_join_and_is_gone_keeps_its_id_for_a_lease() -> None:
+    core = restarted_with({key("a"): "process-a", key("b/3"): "process-b"})
+    core.tick(9_999)
+    assert core.roster.present("b") is not None
+    core.tick(10_000)
+    assert core.roster.present("b") is None
+
+
+def test_a_start_that_is_over_is_not_taken_for_one_that_waits() -> None:
+    core = restarted_with({key("a"): "process-a", key("b/2"): "process-b"})
+    with pytest.raises(Refusal, match="b/2 is closed"):
+        core.roster.entry(key("b/2"))
+
+
 def test_one_that_asks_to_leave_again_has_left() -> None:
     """Its record was written, and the process died before it could say so."""
     gone = departure("b/3", last_clock=4)
@@ -155,7 +195,7 @@ def test_members_without_data_take_part_in_the_rounds_again() -> None:
 
 
 def test_a_replacement_is_not_taken_for_the_lost_one_whose_id_it_has() -> None:
-    """Its process registers again, and the lost one is the member of the record."""
+    """The lost one is the member of the record, and stays lost."""
     core = CoordinatorCore(SETTINGS, 1)
     core.restore(
         schema=SCHEMA,
@@ -165,15 +205,13 @@ def test_a_replacement_is_not_taken_for_the_lost_one_whose_id_it_has() -> None:
         processes={key("a/1"): "lost", key("a/2"): "replacement"},
         now_ms=0,
     )
-    with pytest.raises(Refusal) as caught:
-        core.register_worker(
-            process_id="replacement", worker_id="a", address="host:1", now_ms=0
-        )
-    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
     entry = core.register_worker(
-        process_id="lost", worker_id="a", address="host:1", now_ms=0
+        process_id="replacement", worker_id="a", address="host:1", now_ms=0
     )
-    assert entry.worker == key("a")
+    assert entry.worker == key("a/2")
+    with pytest.raises(Refusal) as caught:
+        core.roster.entry(key("a/1"))
+    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_nobody_is_lost_for_a_lease_even_if_it_was_back() -> None:
