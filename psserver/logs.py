@@ -1,5 +1,6 @@
 """Logs of the daemons: one event a line on stderr, for people or for programs."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -40,9 +41,12 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     """Leaves out the traceback that gRPC writes for each call whose client is gone.
 
     It comes when an answer can't be sent any more, which is what a dead worker is
-    like; that it is gone is told elsewhere, by name.
+    like; that it is gone is told elsewhere, by name. So does a call that ends in the
+    moment in which the server does.
     """
-    return "ExecuteBatchError" not in record.getMessage()
+    kind = record.exc_info[0] if record.exc_info else None
+    is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+    return not is_cancelled and "ExecuteBatchError" not in record.getMessage()
 
 
 def _add_role(role: str) -> structlog.typing.Processor:
