@@ -11,7 +11,7 @@ from torch import nn
 import psworker
 from psworker.errors import VersionMismatchError
 from psworker.transport import control_client
-from tests.integration.cuttable_proxy import CuttableProxy
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Job
 
 
@@ -156,12 +156,12 @@ def test_a_worker_id_of_a_living_process_is_taken(
 def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -> None:
     with (
         Job(tmp_path / "state", shard_count=1, lease_ttl_ms=2000) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         first = psworker.connect(proxy.address, worker_id="w0")
         model = nn.Linear(2, 1)
         first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        proxy.cut(for_good=True)
+        proxy.refuse()
 
         with psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.1) as ps:
             assert ps.worker_id == "w0"

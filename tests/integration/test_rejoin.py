@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.core.record import LossPolicy
+from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
-from tests.integration.cuttable_proxy import CuttableProxy
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Crew, Job, connect
 from tests.integration.processes import Processes
 
@@ -58,18 +58,18 @@ class Worker:
         return float(values[0])
 
 
-def evict(job: Job, proxy: CuttableProxy, worker_id: str) -> None:
-    proxy.cut(for_good=True)
+def evict(job: Job, proxy: FaultProxy, worker_id: str) -> None:
+    proxy.refuse()
     job.wait_record(
         lambda record: worker_id not in {m.worker.worker_id for m in record.members}
     )
-    proxy.mend()
+    proxy.heal()
 
 
 def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with CuttableProxy(job.address) as proxy:
+    with FaultProxy(job.address) as proxy:
         other = Worker(job, job.address, "w1")
         worker = Worker(job, proxy.address, "w0")
         with other.ps, worker.ps:
@@ -101,7 +101,7 @@ def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(
 def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) -> None:
     with (
         Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         other = Worker(job, job.address, "w1")
         worker = Worker(job, proxy.address, "w0")
@@ -123,8 +123,8 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
     """And the gradient is sent under no other id."""
     with (
         Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
-        CuttableProxy(job.address) as proxy,
-        CuttableProxy(job.shard_addresses()[1]) as far,
+        FaultProxy(job.address) as proxy,
+        FaultProxy(job.shard_addresses()[1]) as far,
     ):
         other = Worker(job, job.address, "w1")
         worker = Worker(job, proxy.address, "w0")
@@ -132,7 +132,7 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
         reached = (shards[0], type(shards[1])(1, far.address, shards[1].incarnation))
         with other.ps, worker.ps:
             worker.ps._session.membership.shards = reached
-            far.cut(for_good=True)
+            far.refuse()
             with Crew({"w0": lambda _: worker.step()}) as crew:
                 assert job.run(
                     job.shards[0].changes.wait_until(
@@ -151,7 +151,7 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
 
 
 def test_a_replacement_keeps_the_place(job: Job) -> None:
-    with CuttableProxy(job.address) as proxy:
+    with FaultProxy(job.address) as proxy:
         other = Worker(job, job.address, "w1")
         worker = Worker(job, proxy.address, "w0")
         evict(job, proxy, "w0")
@@ -167,6 +167,16 @@ def test_a_replacement_keeps_the_place(job: Job) -> None:
                 crew.results()
             assert replacement.value == other.value == -2
         worker.ps.close()
+
+
+class Bystander:
+    """Another member in ASP, so that the first may be taken out; it takes no step."""
+
+    def __init__(self, job: Job) -> None:
+        self.ps = connect(job, "w1")
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        self.ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 def _prepared(ps: Connection) -> Any:  # noqa: ANN401, as prepare returns it
@@ -190,7 +200,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
     is_evicted = threading.Event()
     both = threading.Barrier(2)
 
-    def train(worker_id: str, address: str, proxy: CuttableProxy) -> None:
+    def train(worker_id: str, address: str, proxy: FaultProxy) -> None:
         with psworker.connect(
             address, worker_id, step_timeout_s=20, start_timeout_s=20
         ) as ps:
@@ -214,7 +224,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
 
     with (
         Job(tmp_path, lease_ttl_ms=LEASE_MS) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
         Crew(
             {
                 "w0": lambda name: train(name, proxy.address, proxy),
@@ -254,6 +264,51 @@ while True:
 ps.close()
 print(applied, flush=True)
 """
+
+
+def test_a_gradient_of_both_starts_is_thrown_away(tmp_path: Path) -> None:
+    """An accumulation that the loader's rejoining cut in two."""
+    counted: list[int] = []
+    outcomes: list[str] = []
+
+    def train(worker_id: str) -> None:
+        with psworker.connect(
+            proxy.address, worker_id, step_timeout_s=20, start_timeout_s=20
+        ) as ps:
+            model, optimizer, loader = _prepared(ps)
+            batches: list[int] = []
+            for count, (inputs, indices) in enumerate(loader):
+                if count == 2:
+                    evict(job, proxy, "w0")
+                is_back = ps._session.worker.incarnation == 2
+                model(inputs).square().sum().backward()
+                batches += indices.tolist()
+                if count >= 2 and not is_back:
+                    continue  # more is accumulated until the loader notices
+                optimizer.step()
+                optimizer.zero_grad()
+                assert ps.last_push is not None
+                outcomes.append(ps.last_push.outcome)
+                if not ps.last_push.dropped:
+                    counted.extend(batches)
+                batches.clear()
+
+    with (
+        Job(tmp_path, lease_ttl_ms=LEASE_MS, mode=Mode.ASP) as job,
+        FaultProxy(job.address) as proxy,
+    ):
+        # Without a loader, so that all data is for one.
+        other = Bystander(job)
+        with other.ps, Crew({"w0": train}) as crew:
+            crew.results()
+        ledger = job.ask(
+            lambda: next(iter(job.coordinator.core.ledger._epochs.values()))
+        )
+        assert ledger.is_closed
+        # One batch of the new start went with what was left of the old one.
+        assert ledger.dropped_count == 4
+    assert outcomes.count("dropped") == 1
+    assert len(counted) == len(set(counted)) == SAMPLE_COUNT - 4
 
 
 CRASHING: Final = """

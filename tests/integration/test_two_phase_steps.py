@@ -19,13 +19,13 @@ import psworker
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
 from psworker.connection import Connection
 from psworker.transport.shard_client import ShardClient
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.broken_calls import (
     Fault,
     breakable_shards,
     cut_upload,
     lose_reply,
 )
-from tests.integration.cuttable_proxy import CuttableProxy
 from tests.integration.job import Crew, Job, connect
 
 CLOCK: Final = StepAtomicity.CLOCK
@@ -157,7 +157,7 @@ def test_a_clock_that_some_shard_has_committed_is_finished_by_a_record(
     """The one driver told shard 0 to commit, and was lost before it told shard 1."""
     with (
         Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         other = Worker.of(job, "w1")
         lost = Worker.of(job, "w0", proxy.address)
@@ -169,10 +169,10 @@ def test_a_clock_that_some_shard_has_committed_is_finished_by_a_record(
         ):
             assert wanted.wait(10)
             assert not any(future.done() for future in crew.futures.values())
-            proxy.cut(for_good=True)
+            proxy.refuse()
             record = job.wait_record(lambda record: len(record.members) == 1)
             assert record.commit is not None
-            proxy.mend()
+            proxy.heal()
             crew.results()
             assert other.value == -1
             assert lost.pushes[-1].outcome == "applied"
@@ -185,17 +185,17 @@ def test_a_clock_whose_only_drivers_died_is_finished_by_those_left(
     """w1 is told `staged` with w0's push in the clock, and commits without it too."""
     with (
         Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         other = Worker.of(job, "w1")
         worker = Worker.of(job, "w0", proxy.address)
         with other.ps, worker.ps, Crew({"w0": lambda _: worker.step()}) as crew:
             job.wait_pushed("w0", 1)
-            proxy.cut(for_good=True)
+            proxy.refuse()
             job.wait_record(lambda record: len(record.members) == 1)
             other.step()
             assert other.value == -1
-            proxy.mend()
+            proxy.heal()
             assert crew.results()["w0"].outcome == "applied"
 
 
@@ -207,7 +207,7 @@ def test_with_wait_a_replacement_takes_over_the_open_clock(tmp_path: Path) -> No
             lease_ttl_ms=1_500,
             worker_loss_policy=LossPolicy.WAIT,
         ) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         with ThreadPoolExecutor(2) as pool:
             lost, other = pool.map(
@@ -217,7 +217,7 @@ def test_with_wait_a_replacement_takes_over_the_open_clock(tmp_path: Path) -> No
         run_all(lost.step, other.step)
         with other.ps, Crew({"w1": lambda _: other.step()}) as crew:
             job.wait_pushed("w1", 2)
-            proxy.cut(for_good=True)
+            proxy.refuse()
             replacement = Worker.of(job, "w0")
             with replacement.ps:
                 assert replacement.ps.clock == 1

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from torch import nn
 
 import psworker
 from psserver.core.roster import WorkerState
+from pswire.addresses import Address, parse_address
 from psworker.connection import Connection
-from tests.integration.cuttable_proxy import CuttableProxy
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Job
 
 SCRIPT = """
@@ -164,11 +166,11 @@ def test_a_forked_child_lives_and_holds_no_connection(
 
 
 def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
-    with CuttableProxy(job.address) as proxy:
+    with FaultProxy(job.address) as proxy:
         ps, optimizer = member(proxy.address)
         with ps:
             for count in range(2, 5):
-                proxy.cut()
+                proxy.reset()
                 optimizer.step()
                 while proxy.connection_count < count:
                     time.sleep(0.01)
@@ -181,12 +183,12 @@ def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
 def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) -> None:
     with (
         Job(tmp_path / "state", lease_ttl_ms=2000) as job,
-        CuttableProxy(job.address) as proxy,
+        FaultProxy(job.address) as proxy,
     ):
         other, other_optimizer = member(job.address, "w1")
         ps, optimizer = member(proxy.address, "w0", step_timeout_s=2)
         with other:
-            proxy.cut(for_good=True)
+            proxy.refuse()
             job.wait_record(lambda record: len(record.members) == 1)
 
             with pytest.raises(psworker.StepTimeoutError) as caught:
@@ -201,10 +203,10 @@ def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) ->
 def test_closing_does_not_wait_for_a_coordinator_that_is_gone(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with CuttableProxy(job.address) as proxy:
+    with FaultProxy(job.address) as proxy:
         ps, optimizer = member(proxy.address)
         optimizer.step()
-        proxy.cut(for_good=True)
+        proxy.refuse()
 
         began = time.monotonic()
         ps.close()
@@ -217,9 +219,9 @@ def test_the_loss_of_another_worker_is_told_once(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     ps, optimizer = member(job.address, "w0")
-    with ps, CuttableProxy(job.address) as proxy:
+    with ps, FaultProxy(job.address) as proxy:
         lost, _ = member(proxy.address, "w1", step_timeout_s=2)
-        proxy.cut(for_good=True)
+        proxy.refuse()
         job.wait_record(lambda record: len(record.members) == 1)
         for _ in range(3):
             optimizer.step()
@@ -229,6 +231,33 @@ def test_the_loss_of_another_worker_is_told_once(
         "worker w1 (start 1) was lost after clock 0: the job goes on with this worker "
         "alone in generation 3"
     ]
+
+
+def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        proxies: list[FaultProxy] = []
+
+        def through_proxy(address: Address) -> Address:
+            proxies.append(stack.enter_context(FaultProxy(str(address))))
+            return parse_address(proxies[0].address)
+
+        job = stack.enter_context(
+            Job(tmp_path / "state", advertise={1: through_proxy}, lease_ttl_ms=4000)
+        )
+        ps, optimizer = member(job.address, step_timeout_s=2)
+        stack.enter_context(ps)
+        optimizer.step()
+        proxies[0].refuse()
+        with pytest.raises(psworker.StepTimeoutError) as caught:
+            optimizer.step()
+        proxies[0].heal()
+        optimizer.step()  # the same push
+        assert ps.clock == 2
+
+    text = str(caught.value)
+    assert text.startswith("the step to clock 2 was not complete within 2 s: shard 1")
+    assert "last answers: shard 0 at clock" in text
+    assert "shard 1 at clock 1" in text
 
 
 def test_a_lost_shard_ends_the_job_with_its_name(job: Job) -> None:
