@@ -43,6 +43,9 @@ an answer."""
 CONNECT_TIMEOUT_S: Final = 8.0
 """Longest wait for a coordinator that may be just starting."""
 
+_RESTART_TIMEOUT_S: Final = 8.0
+"""How long a coordinator that has answered before may be away: it may be restarting."""
+
 _RETRY_INTERVAL_S: Final = 0.2
 """Between two questions to a job that has not started."""
 
@@ -258,6 +261,7 @@ class SnapshotReader:
         if self._control is None:
             self._control = ControlClient(str(self._address))
         deadline = now() + timeout_s
+        away_until: float | None = None
         while True:
             left_s = max(0.0, deadline - now())
             try:
@@ -265,9 +269,13 @@ class SnapshotReader:
                     newer_than, wait_s=left_s, timeout_s=left_s + _ANSWER_MARGIN_S
                 )
             except CallError as error:
-                if not _may_pass(error):
+                if self._has_answered and _is_away(error):
+                    away_until = away_until or now() + _RESTART_TIMEOUT_S
+                    if now() >= min(away_until, deadline):
+                        raise
+                elif not _may_pass(error):
                     raise
-                if left_s == 0:
+                elif left_s == 0:
                     raise WaitTimeoutError(
                         f"no snapshot within {timeout_s:g} s: {error.text}"
                     ) from error
@@ -346,6 +354,11 @@ def _may_pass(error: CallError) -> bool:
         ErrorReason.RECOVERING,
         ErrorReason.DRAINING,
     )
+
+
+def _is_away(error: CallError) -> bool:
+    """Whether nobody has answered, though somebody may again."""
+    return error.refusal is None and error.is_retryable
 
 
 def _is_gone(error: CallError) -> bool:

@@ -121,6 +121,6 @@ def test_images_that_a_new_coordinator_does_not_know_are_freed(tmp_path: Path) -
         ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         reader.latest(timeout=20)
         shard = job.shards[0]
-        assert job.ask(lambda: list(shard._images)) == [1]
-        job.ask(lambda: shard.release_images_up_to(1_000))
-        assert job.ask(lambda: list(shard._images)) == []
+        assert job.ask(lambda: list(shard.images._images)) == [1]
+        job.ask(lambda: shard.images.release_up_to(1_000))
+        assert job.ask(lambda: list(shard.images._images)) == []
