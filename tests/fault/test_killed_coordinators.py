@@ -1,0 +1,90 @@
+"""A coordinator that dies at each of its decisions, while training goes on."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from psworker import SnapshotReader
+from tests.fault.conftest import MakeJob
+from tests.fault.fault_job import FaultJob
+from tests.fault.test_killed_workers import MODES
+
+
+def revive(job: FaultJob, failpoint: str = "") -> None:
+    """Waits for the death of the coordinator and starts it again."""
+    job.expect_coordinator_killed()
+    job.start_coordinator(failpoint)
+    job.wait_status(lambda status: status.phase == "running", "the job to go on")
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+def test_a_coordinator_that_dies_at_each_moment_of_a_fence(
+    mode: str, make_job: MakeJob
+) -> None:
+    """Each death is in the fence that a joiner asks for."""
+    points = ("fence_prepared", "record_persisted", "record_announced")
+    with make_job(*MODES[mode]) as job:
+        job.start_workers("w0")
+        job.wait_members("w0")
+        job.wait_steps("w0", 3)
+        for number, point in enumerate(points, 1):
+            # One that is not in the way of a fence yet: a restart with the failpoint.
+            job.coordinator.send(signal.SIGKILL)
+            revive(job, f"coordinator.{point}=kill")
+            job.start_worker(f"w{number}")
+            revive(job)
+            job.wait_members(f"w{number}")
+            job.wait_steps("w0", 3)
+            job.wait_steps(f"w{number}", 3)
+        assert job.status().evicted_count == 0
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_coordinator_that_dies_in_a_cut(mode: str, make_job: MakeJob) -> None:
+    with make_job(*MODES[mode]) as job:
+        job.start_workers("w0", "w1")
+        job.wait_members("w0", "w1")
+        with (
+            SnapshotReader(str(job.address)) as reader,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            before = reader.latest(timeout=20).version
+            for point in ("cut_decided", "fence_prepared"):
+                job.coordinator.send(signal.SIGKILL)
+                revive(job, f"coordinator.{point}=kill")
+                cut = threads.submit(reader.wait_newer, before, 30)
+                revive(job)
+                before = cut.result(20).version
+                job.wait_steps("w0", 3)
+
+
+def test_a_coordinator_that_dies_while_it_takes_a_lost_worker_out(
+    make_job: MakeJob,
+) -> None:
+    points = ("fence_prepared", "record_persisted", "record_announced")
+    with make_job("--mode=bsp") as job:
+        job.start_workers("w0", "w1", "w2", "w3")
+        job.wait_members("w0", "w1", "w2", "w3")
+        for number, point in enumerate(points, 1):
+            job.coordinator.send(signal.SIGKILL)
+            revive(job, f"coordinator.{point}=kill")
+            job.kill_worker(f"w{number}")
+            revive(job)
+            job.wait_gone(f"w{number}")
+            job.wait_steps("w0", 3)
+
+
+def test_a_coordinator_that_dies_at_each_of_its_writes(make_job: MakeJob) -> None:
+    """From the very first one on: registrations, model, records."""
+    with make_job(
+        "--mode=bsp", coordinator_failpoint="coordinator.write_durable=kill"
+    ) as job:
+        job.start_workers("w0", "w1")
+        for number in range(1, 8):
+            job.expect_coordinator_killed()
+            job.start_coordinator(f"coordinator.write_durable=kill@{number % 3 + 1}")
+        job.expect_coordinator_killed()
+        job.start_coordinator()
+        job.wait_members("w0", "w1")
+        job.wait_steps("w0", 5)

@@ -1,0 +1,97 @@
+"""Processes that stand still, shorter and longer than their lease."""
+
+import signal
+import time
+
+import pytest
+
+from tests.fault.children import wait_until
+from tests.fault.conftest import MakeJob
+from tests.fault.fault_job import LEASE_S, FaultJob
+from tests.fault.test_killed_workers import MODES
+from tests.fault.times import seconds_to_next_clock
+
+SHORT_S = LEASE_S / 4
+
+
+def wait_rejoined(job: FaultJob, name: str) -> None:
+    """Returns once a worker that was evicted has found its way back."""
+    worker = job.workers[name]
+    wait_until(
+        lambda: any(step["rejoined"] for step in worker.events("step")),
+        f"{name} to join again",
+    )
+    job.wait_members(name)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp", "bsp two-phase"])
+def test_workers_that_stand_still_at_any_moment_of_a_step(
+    mode: str, make_job: MakeJob
+) -> None:
+    """They are taken out, and come back by themselves; what they still had under way
+    comes late, from an incarnation that is over."""
+    points = {
+        "w1": "worker.chunk_sent=stop@35",
+        "w2": "worker.in_barrier=stop@20",
+        "w3": "worker.step=stop@25",
+    }
+    with make_job(*MODES[mode]) as job:
+        job.start_workers("w0", *points, **points)
+        for name in points:
+            stopped_at_s = job.expect_stopped(name).stopped_at_s
+            assert stopped_at_s is not None
+        job.wait_gone(*points)
+        job.wait_steps("w0", 3)
+        if mode == "bsp":
+            for name in points:
+                since_s = job.workers[name].stopped_at_s
+                assert since_s is not None
+                job.tally.stop_s.append(
+                    seconds_to_next_clock(job.history, name, since_s)
+                )
+        for name in points:
+            job.workers[name].send(signal.SIGCONT)
+            wait_rejoined(job, name)
+            job.fault("push of an evicted start")
+            job.wait_steps(name, 3)
+
+
+def test_whoever_stands_still_shorter_than_the_lease_keeps_its_place(
+    make_job: MakeJob,
+) -> None:
+    with make_job("--mode=bsp") as job:
+        job.start_workers("w0", "w1")
+        job.wait_members("w0", "w1")
+        for child in (job.workers["w1"], job.coordinator, *job.shards):
+            job.wait_steps("w0", 3)
+            child.send(signal.SIGSTOP)
+            child.wait_stopped()
+            time.sleep(SHORT_S)  # as long as it stands still: there is nothing to see
+            child.send(signal.SIGCONT)
+            job.fault("SIGSTOP for a quarter of the lease")
+            job.wait_steps("w0", 3)
+        status = job.status()
+        assert status.evicted_count == 0
+        assert {worker.incarnation for worker in status.workers} == {1}
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_coordinator_that_stands_still_holds_the_job_and_costs_nobody_its_place(
+    mode: str, make_job: MakeJob
+) -> None:
+    with make_job(*MODES[mode]) as job:
+        job.start_workers("w0", "w1")
+        job.wait_members("w0", "w1")
+        job.wait_steps("w0", 3)
+        job.coordinator.send(signal.SIGSTOP)
+        job.coordinator.wait_stopped()
+        wait_until(
+            lambda: all("coordinator" in shard.log for shard in job.shards),
+            "the shards to miss the coordinator",
+        )
+        time.sleep(LEASE_S)
+        job.coordinator.send(signal.SIGCONT)
+        job.fault("SIGSTOP of the coordinator")
+        job.wait_steps("w0", 10)
+        job.wait_members("w0", "w1")
+        assert job.status().evicted_count == 0
