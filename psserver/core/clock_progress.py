@@ -33,8 +33,17 @@ class ClockProgress:
         self.skipped_clock = 0
         self.commits = ClockCommits(state)
 
-    def pushes_of(self, clock: int) -> tuple[PushId, ...]:
+    def counted_pushes_of(self, clock: int) -> tuple[PushId, ...]:
         """The pushes that a clock consists of, in the order of worker ids."""
+        choice = self.commits.committed(clock)
+        return tuple(
+            push
+            for push in self.pushes_of(clock)
+            if choice is None or push.worker in choice.workers
+        )
+
+    def pushes_of(self, clock: int) -> tuple[PushId, ...]:
+        """The pushes of all contributors to a clock, in the order of worker ids."""
         return tuple(
             PushId(member.worker, member.sequence_of(clock))
             for member in self._clocks.contributors(clock)

@@ -73,7 +73,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusePush:
-    """A push came after its worker's last one, or its worker has ended: end its call."""
+    """A push is beyond its worker's last one, or the worker has ended: end its call."""
 
     push: PushId
     refusal: Refusal

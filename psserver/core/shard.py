@@ -183,7 +183,7 @@ class ShardCore:
 
     def pushes_of(self, clock: int) -> tuple[PushId, ...]:
         """The pushes that a clock of BSP consists of, in the order of worker ids."""
-        return self._progress.clocks.pushes_of(clock)
+        return self._progress.clocks.counted_pushes_of(clock)
 
     def chunk_applied(
         self, chunk_index: int, torn_worker_ids: Collection[str] = ()

@@ -200,13 +200,7 @@ class SimulatedCoordinator:
             if entry is None:
                 return
             self.core.worker_watching(entry, self.now_ms)
-            self.core.join(
-                entry,
-                schema=SCHEMA,
-                optimizers=OPTIMIZERS,
-                loaders=(),
-                now_ms=self.now_ms,
-            )
+            self._join(entry)
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, joined)
@@ -268,6 +262,15 @@ class SimulatedCoordinator:
 
     # Inside
 
+    def _join(self, entry: WorkerEntry) -> None:
+        self.core.join(
+            entry,
+            schema=SCHEMA,
+            optimizers=OPTIMIZERS,
+            loaders=(),
+            now_ms=self.now_ms,
+        )
+
     def _present(self, worker: SimulatedWorker) -> WorkerEntry | None:
         entry = self.core.roster.find(worker.key)
         return None if entry is None or entry.state in GONE else entry
@@ -279,10 +282,13 @@ class SimulatedCoordinator:
                 self._tell_evicted(worker)
                 return
             self.core.worker_watching(entry, self.now_ms)
-            newest = self.records[-1]
-            self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
+            if self.records:
+                newest = self.records[-1]
+                self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
             if worker.stage is Stage.LEAVING:
                 self.leave(worker)
+            elif worker.stage is Stage.JOINING:
+                self._join(entry)
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, watching)

@@ -6,22 +6,19 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from psserver.core.effects import FenceReport
-from psserver.core.job_settings import JobSettings
 from psserver.core.push import Outcome, Reply
 from psserver.core.record import (
     ClockChoice,
-    FenceKind,
-    LossPolicy,
     Mode,
-    StepAtomicity,
     WorkerKey,
 )
 from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 from tests.doubles.links import Links
+from tests.doubles.mishaps import Mishaps
+from tests.doubles.scenario import Scenario
 from tests.doubles.simulated_coordinator import COORDINATOR, SimulatedCoordinator
 from tests.doubles.simulated_shard import Call, SimulatedShard
 from tests.doubles.simulated_worker import OwnPush, SimulatedWorker, Stage
@@ -29,6 +26,9 @@ from tests.doubles.simulated_worker import OwnPush, SimulatedWorker, Stage
 QUIET_TICK_COUNT_MAX = 600
 """Ticks of 100 ms without any message after which a world counts as stuck: longer
 than any time-out of the core."""
+
+EVENT_COUNT_MAX = 15_000
+"""Events after which a world that is busy counts as stuck, too; most end in 1,000."""
 
 HEAL_EVENT_COUNT = 300
 """Events after which networks and processes go on, whatever else happens."""
@@ -40,51 +40,6 @@ a worker in the place of one that is lost."""
 
 class StuckError(AssertionError):
     """Everything was delivered, and somebody waits for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What may happen in a world.
-
-    Attributes:
-        modes: Modes that the job begins with and changes to.
-        loses_workers: Whether workers die, stop, or give up in the middle of a step.
-        restarts_coordinator: Whether the coordinator may be started again.
-        is_two_phase: Whether steps have two phases; drawn when None.
-        has_backups: Whether there are backup workers.
-        may_wait: Whether a lost worker's place may be kept for a replacement.
-    """
-
-    modes: tuple[Mode, ...] = (Mode.BSP,)
-    loses_workers: bool = False
-    restarts_coordinator: bool = False
-    is_two_phase: bool | None = None
-    has_backups: bool = False
-    may_wait: bool = False
-
-    def settings(
-        self, rng: random.Random, shard_count: int, starter_count: int
-    ) -> JobSettings:
-        """Draws a job."""
-        mode = rng.choice(self.modes)
-        two_phase = self.is_two_phase
-        policy = LossPolicy.CONTINUE
-        if self.may_wait and rng.random() < 0.5:
-            policy = LossPolicy.WAIT
-        if two_phase is None:
-            two_phase = rng.random() < 0.5
-        if self.has_backups or policy is LossPolicy.WAIT:
-            two_phase = True
-        return JobSettings(
-            job_id="job",
-            shard_count=shard_count,
-            workers_min=rng.randint(1, starter_count),
-            mode=mode,
-            staleness_bound=rng.randint(0, 3) if mode is Mode.SSP else 0,
-            worker_loss_policy=policy,
-            step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
-            backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,
-        )
 
 
 class World:
@@ -123,16 +78,10 @@ class World:
         self.coordinator = SimulatedCoordinator(
             self.settings, self.links, self.shards, self.rng
         )
-        self._scenario = scenario
-        self._restarts_left = (
-            self.rng.randint(0, 3) if scenario.restarts_coordinator else 0
-        )
-        self._joiners_left = self.rng.randint(0, 3)
-        self._losses_left = self.rng.randint(1, 5) if scenario.loses_workers else 0
-        self._changes_left = self.rng.randint(0, 3) if len(scenario.modes) > 1 else 0
+        self._mishaps = Mishaps(self, scenario)
         self._quiet_tick_count = 0
         for _ in range(starter_count):
-            self._start_worker(self.coordinator.draw_id())
+            self.start_worker(self.coordinator.draw_id())
 
     def _rules(self, shard_index: int) -> ShardRules:
         return ShardRules(
@@ -145,7 +94,9 @@ class World:
         """Runs the job to its end, with a snapshot after everybody has left."""
         while not self._is_over:
             self._happen(self.rng.random())
-        self._restarts_left = 0
+            if self.event_count > EVENT_COUNT_MAX:
+                raise StuckError(f"it never ends: {self.described()}")
+        self._mishaps.restarts_left = 0
         self.coordinator.slow_read_share = 0.0
         self._settle()
         known = len(self.coordinator.snapshots)
@@ -156,7 +107,7 @@ class World:
 
     @property
     def _is_over(self) -> bool:
-        if self._joiners_left or self.coordinator.has_members:
+        if self._mishaps.joiners_left or self.coordinator.has_members:
             return False
         return all(worker.is_gone for worker in self.workers.values())
 
@@ -167,7 +118,7 @@ class World:
         if self.event_count % HEAL_EVENT_COUNT == 0:
             self._heal()
         if draw < 0.05:
-            self.rng.choice(self._mishaps())()
+            self._mishaps.happen()
         elif draw < 0.08:
             self.coordinator.tick(self.rng.choice((1, 20, 100)))
         elif (draw < 0.3 and self._act()) or (draw < 0.5 and self._run_thread()):
@@ -206,7 +157,7 @@ class World:
         for worker_id in self.coordinator.lost_ids():
             alive = [w for k, w in self.workers.items() if k.worker_id == worker_id]
             if all(worker.is_gone for worker in alive):
-                self._start_worker(worker_id)
+                self.start_worker(worker_id)
 
     def _go_on(self) -> bool:
         """Something that is possible happens; False when nothing is."""
@@ -225,160 +176,22 @@ class World:
             self.rng.choice(busy).run_thread(self.rng)
         return bool(busy)
 
-    def _mishaps(self) -> list[Callable[[], None]]:
-        """What may go wrong now; going on is always possible."""
-        found: list[Callable[[], None]] = [
-            self.coordinator.want_cut,
-            self._break_call,
-            self._haunt,
-            self._block_link,
-        ]
-        if self.coordinator.records:
-            found.append(self._break_shard_watch)
-            found.append(self._orphan_shard)
-            found.append(self._flap_worker)
-            if self._changes_left:
-                found.append(self._change_mode)
-        if self._joiners_left and self.coordinator.records:
-            found.append(self._bring_joiner)
-        if all(slot.is_watching for slot in self.coordinator.core.shards.slots):
-            found.append(self._let_fence_expire)
-            if self._restarts_left:
-                found.append(self._restart_coordinator)
-        if self._losses_left and self.coordinator.records:
-            found += [self._kill_worker, self._stop_worker, self._give_up_step]
-        return found
-
-    def _bring_joiner(self) -> None:
-        self._joiners_left -= 1
-        self._start_worker(self.coordinator.draw_id())
-
-    def _change_mode(self) -> None:
-        self._changes_left -= 1
-        mode = self.rng.choice(self._scenario.modes)
-        bound = self.rng.randint(0, 3) if mode is Mode.SSP else 0
-        self.coordinator.set_mode(mode, bound)
-
-    def _block_link(self) -> None:
-        """A partition, in one direction."""
-        link = self.links.random_link()
-        if link is not None:
-            self.links.block(*link)
-
-    def _orphan_shard(self) -> None:
-        """A shard has not heard the coordinator for a lease."""
-        shard = self.rng.choice(self.shards)
-        self.coordinator.break_shard(shard)
-        shard.set_orphaned(True)
-
-    def _haunt(self) -> None:
-        """A push comes again, late, by a call that nobody waits for."""
-        worker = self.rng.choice(list(self.workers.values()))
-        old = [
-            own
-            for own in worker.pushes.values()
-            if worker.is_gone or own.push.sequence <= worker.sequence
-        ]
-        if old:
-            own = self.rng.choice(old)
-            shard_index = self.rng.randrange(len(self.shards))
-            self._send_push(worker, Call(own.push, shard_index, 0), own, "ghost")
-
-    def _break_call(self) -> None:
-        """A call breaks in the middle; its worker asks and sends again."""
-        worker = self.rng.choice(list(self.workers.values()))
-        shard = self.rng.choice(self.shards)
-        if not worker.is_calling(shard.index) or worker.is_gone:
-            return
-        self.links.cut(worker.name, shard.name)
-        self.links.cut(shard.name, worker.name)
-        shard.hang_up(worker.key)
-        if worker.stage is not Stage.PUSHING:
-            return
-
-        def asked() -> None:
-            """`GetSession`; sometimes everything is sent again all the same."""
-            push = worker.pushes[max(worker.pushes)].push
-            held = shard.held(push) if self.rng.random() < 0.7 else frozenset()
-            self.links.send(
-                shard.name, worker.name, lambda: worker.resend(shard.index, held)
-            )
-
-        self.links.send(worker.name, shard.name, asked)
-
-    def _break_shard_watch(self) -> None:
-        self.coordinator.break_shard(self.rng.choice(self.shards))
-
-    def _restart_coordinator(self) -> None:
-        self._restarts_left -= 1
-        for stranger in self.coordinator.restart():
-            self._start_worker(stranger.key.worker_id)
-
-    def _let_fence_expire(self) -> None:
-        fence = self.coordinator.core.fence
-        if fence is not None and fence.kind is not FenceKind.START:
-            self.coordinator.tick(self.coordinator.core.settings.fence_timeout_ms)
-
-    # Losses
-
-    def _random_live(self) -> SimulatedWorker | None:
-        alive = [w for w in self.workers.values() if not w.is_gone and not w.is_stopped]
-        return self.rng.choice(alive) if alive else None
-
-    def _kill_worker(self) -> None:
-        """SIGKILL: what is under way from it may or may not have arrived."""
-        worker = self._random_live()
-        if worker is None:
-            return
-        self._losses_left -= 1
-        self._bury(worker)
-        for shard in self.shards:
-            if self.rng.random() < 0.5:
-                self.links.cut(worker.name, shard.name)
-        self.links.cut(worker.name, COORDINATOR)
-        self.coordinator.lose(worker)
-
-    def _bury(self, worker: SimulatedWorker) -> None:
-        self.lost.add(worker.key)
-        worker.stage = Stage.GONE
-
-    def _stop_worker(self) -> None:
-        """SIGSTOP: its stream breaks when pings stay unanswered."""
-        worker = self._random_live()
-        if worker is None or worker.member is None:
-            return
-        self._losses_left -= 1
-        worker.is_stopped = True
-        self.links.stop(worker.name)
-        if self.rng.random() < 0.8:
-            self.coordinator.lose(worker)
-
     def _continue_worker(self, worker: SimulatedWorker) -> None:
         worker.is_stopped = False
         self.links.go_on(worker.name)
         self.coordinator.find_again(worker)
 
-    def _flap_worker(self) -> None:
-        """A worker's stream breaks and comes back."""
-        worker = self._random_live()
-        if worker is not None and worker.member is not None:
-            self.coordinator.flap(worker)
-
-    def _give_up_step(self) -> None:
-        """A step timed out, its user has had enough and leaves."""
-        pushing = [w for w in self.workers.values() if w.stage is Stage.PUSHING]
-        if pushing:
-            self._losses_left -= 1
-            worker = self.rng.choice(pushing)
-            self.lost.add(worker.key)
-            worker.stage = Stage.LEAVING
-            self.leave(worker)
+    def bury(self, worker: SimulatedWorker) -> None:
+        """A worker is no member any more, or will not be."""
+        self.lost.add(worker.key)
+        worker.stage = Stage.GONE
 
     # Workers, as `Network`
 
-    def _start_worker(
+    def start_worker(
         self, worker_id: str, predecessor: SimulatedWorker | None = None
     ) -> None:
+        """A process asks for an id and joins, unless somebody else has it."""
         key = self.coordinator.register(worker_id, len(self.workers))
         if key is None:
             return
@@ -389,9 +202,9 @@ class World:
 
     def evicted(self, worker: SimulatedWorker) -> None:
         """It rejoins by itself, unless its user has had enough."""
-        self._bury(worker)
+        self.bury(worker)
         if self.rng.random() < 0.8:
-            self._start_worker(worker.key.worker_id, predecessor=worker)
+            self.start_worker(worker.key.worker_id, predecessor=worker)
 
     def settle_predecessor(self, worker: SimulatedWorker) -> None:
         """What became of the push that was under way, as every shard says the same."""
@@ -432,9 +245,9 @@ class World:
     ) -> None:
         """Sends a push to a shard, without the chunks it has."""
         own = worker.pushes[call.push.sequence]
-        self._send_push(worker, call, own, worker.name, skip)
+        self.send_push(worker, call, own, worker.name, skip)
 
-    def _send_push(
+    def send_push(
         self,
         worker: SimulatedWorker,
         call: Call,
@@ -442,6 +255,7 @@ class World:
         source: str,
         skip: frozenset[int] = frozenset(),
     ) -> None:
+        """Sends the messages of a push by a link of this source."""
         shard = self.shards[call.shard_index]
         trailer = own.trailers[call.shard_index]
         chunks = [i for i in sorted(trailer.chunk_indexes) if i not in skip]

@@ -11,7 +11,8 @@ import pytest
 
 from psserver.core.record import Mode
 from pswire.reasons import Refusal
-from tests.doubles.world import Scenario, World
+from tests.doubles.scenario import Scenario
+from tests.doubles.world import World
 from tests.property.promises import PROMISES
 
 SCHEDULE_COUNT = int(os.environ.get("PS_SIM_SCHEDULES", "5000"))

@@ -1,0 +1,181 @@
+"""What goes wrong in a simulated world, as its scenario allows."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from psserver.core.record import FenceKind, Mode
+from tests.doubles.scenario import Scenario
+from tests.doubles.simulated_coordinator import COORDINATOR
+from tests.doubles.simulated_shard import Call
+from tests.doubles.simulated_worker import SimulatedWorker, Stage
+
+if TYPE_CHECKING:
+    from tests.doubles.world import World
+
+
+class Mishaps:
+    """Draws and does what goes wrong.
+
+    Attributes:
+        restarts_left: Starts of the coordinator that may still happen.
+        joiners_left: Workers that will still join.
+    """
+
+    def __init__(self, world: "World", scenario: Scenario) -> None:
+        rng = world.rng
+        self._world = world
+        self._scenario = scenario
+        self.restarts_left = rng.randint(0, 3) if scenario.restarts_coordinator else 0
+        self.joiners_left = rng.randint(0, 3)
+        self._losses_left = rng.randint(1, 5) if scenario.loses_workers else 0
+        self._changes_left = rng.randint(0, 3) if len(scenario.modes) > 1 else 0
+
+    def happen(self) -> None:
+        """Something goes wrong."""
+        self._world.rng.choice(self._possible())()
+
+    def _possible(self) -> list[Callable[[], None]]:
+        """What may go wrong now; going on is always possible."""
+        found: list[Callable[[], None]] = [
+            self._world.coordinator.want_cut,
+            self._break_call,
+            self._haunt,
+            self._block_link,
+        ]
+        if self._world.coordinator.records:
+            found.append(self._break_shard_watch)
+            found.append(self._orphan_shard)
+            found.append(self._flap_worker)
+            if self._changes_left:
+                found.append(self._change_mode)
+        if self.joiners_left and self._world.coordinator.records:
+            found.append(self._bring_joiner)
+        if all(slot.is_watching for slot in self._world.coordinator.core.shards.slots):
+            found.append(self._let_fence_expire)
+            if self.restarts_left:
+                found.append(self._restart_coordinator)
+        if self._losses_left and self._world.coordinator.records:
+            found += [self._kill_worker, self._stop_worker, self._give_up_step]
+        return found
+
+    def _bring_joiner(self) -> None:
+        self.joiners_left -= 1
+        self._world.start_worker(self._world.coordinator.draw_id())
+
+    def _change_mode(self) -> None:
+        self._changes_left -= 1
+        mode = self._world.rng.choice(self._scenario.modes)
+        bound = self._world.rng.randint(0, 3) if mode is Mode.SSP else 0
+        self._world.coordinator.set_mode(mode, bound)
+
+    def _block_link(self) -> None:
+        """A partition, in one direction."""
+        link = self._world.links.random_link()
+        if link is not None:
+            self._world.links.block(*link)
+
+    def _orphan_shard(self) -> None:
+        """A shard has not heard the coordinator for a lease."""
+        shard = self._world.rng.choice(self._world.shards)
+        self._world.coordinator.break_shard(shard)
+        shard.set_orphaned(True)
+
+    def _haunt(self) -> None:
+        """A push comes again, late, by a call that nobody waits for."""
+        worker = self._world.rng.choice(list(self._world.workers.values()))
+        old = [
+            own
+            for own in worker.pushes.values()
+            if worker.is_gone or own.push.sequence <= worker.sequence
+        ]
+        if old:
+            own = self._world.rng.choice(old)
+            shard_index = self._world.rng.randrange(len(self._world.shards))
+            self._world.send_push(worker, Call(own.push, shard_index, 0), own, "ghost")
+
+    def _break_call(self) -> None:
+        """A call breaks in the middle; its worker asks and sends again."""
+        worker = self._world.rng.choice(list(self._world.workers.values()))
+        shard = self._world.rng.choice(self._world.shards)
+        if not worker.is_calling(shard.index) or worker.is_gone:
+            return
+        self._world.links.cut(worker.name, shard.name)
+        self._world.links.cut(shard.name, worker.name)
+        shard.hang_up(worker.key)
+        if worker.stage is not Stage.PUSHING:
+            return
+
+        def asked() -> None:
+            """`GetSession`; sometimes everything is sent again all the same."""
+            push = worker.pushes[max(worker.pushes)].push
+            held = shard.held(push) if self._world.rng.random() < 0.7 else frozenset()
+            self._world.links.send(
+                shard.name, worker.name, lambda: worker.resend(shard.index, held)
+            )
+
+        self._world.links.send(worker.name, shard.name, asked)
+
+    def _break_shard_watch(self) -> None:
+        self._world.coordinator.break_shard(self._world.rng.choice(self._world.shards))
+
+    def _restart_coordinator(self) -> None:
+        self.restarts_left -= 1
+        for stranger in self._world.coordinator.restart():
+            self._world.start_worker(stranger.key.worker_id)
+
+    def _let_fence_expire(self) -> None:
+        fence = self._world.coordinator.core.fence
+        if fence is not None and fence.kind is not FenceKind.START:
+            self._world.coordinator.tick(
+                self._world.coordinator.core.settings.fence_timeout_ms
+            )
+
+    # Losses
+
+    def _random_live(self) -> SimulatedWorker | None:
+        alive = [
+            w
+            for w in self._world.workers.values()
+            if not w.is_gone and not w.is_stopped
+        ]
+        return self._world.rng.choice(alive) if alive else None
+
+    def _kill_worker(self) -> None:
+        """SIGKILL: what is under way from it may or may not have arrived."""
+        worker = self._random_live()
+        if worker is None:
+            return
+        self._losses_left -= 1
+        self._world.bury(worker)
+        for shard in self._world.shards:
+            if self._world.rng.random() < 0.5:
+                self._world.links.cut(worker.name, shard.name)
+        self._world.links.cut(worker.name, COORDINATOR)
+        self._world.coordinator.lose(worker)
+
+    def _stop_worker(self) -> None:
+        """SIGSTOP: its stream breaks when pings stay unanswered."""
+        worker = self._random_live()
+        if worker is None or worker.member is None:
+            return
+        self._losses_left -= 1
+        worker.is_stopped = True
+        self._world.links.stop(worker.name)
+        if self._world.rng.random() < 0.8:
+            self._world.coordinator.lose(worker)
+
+    def _flap_worker(self) -> None:
+        """A worker's stream breaks and comes back."""
+        worker = self._random_live()
+        if worker is not None and worker.member is not None:
+            self._world.coordinator.flap(worker)
+
+    def _give_up_step(self) -> None:
+        """A step timed out, its user has had enough and leaves."""
+        pushing = [w for w in self._world.workers.values() if w.stage is Stage.PUSHING]
+        if pushing:
+            self._losses_left -= 1
+            worker = self._world.rng.choice(pushing)
+            self._world.lost.add(worker.key)
+            worker.stage = Stage.LEAVING
+            self._world.leave(worker)

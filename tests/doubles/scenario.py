@@ -1,0 +1,52 @@
+"""What may happen in a simulated world, and the jobs that are drawn for it."""
+
+import random
+from dataclasses import dataclass
+
+from psserver.core.job_settings import JobSettings
+from psserver.core.record import LossPolicy, Mode, StepAtomicity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What may happen in a world.
+
+    Attributes:
+        modes: Modes that the job begins with and changes to.
+        loses_workers: Whether workers die, stop, or give up in the middle of a step.
+        restarts_coordinator: Whether the coordinator may be started again.
+        is_two_phase: Whether steps have two phases; drawn when None.
+        has_backups: Whether there are backup workers.
+        may_wait: Whether a lost worker's place may be kept for a replacement.
+    """
+
+    modes: tuple[Mode, ...] = (Mode.BSP,)
+    loses_workers: bool = False
+    restarts_coordinator: bool = False
+    is_two_phase: bool | None = None
+    has_backups: bool = False
+    may_wait: bool = False
+
+    def settings(
+        self, rng: random.Random, shard_count: int, starter_count: int
+    ) -> JobSettings:
+        """Draws a job."""
+        mode = rng.choice(self.modes)
+        two_phase = self.is_two_phase
+        policy = LossPolicy.CONTINUE
+        if self.may_wait and rng.random() < 0.5:
+            policy = LossPolicy.WAIT
+        if two_phase is None:
+            two_phase = rng.random() < 0.5
+        if self.has_backups or policy is LossPolicy.WAIT:
+            two_phase = True
+        return JobSettings(
+            job_id="job",
+            shard_count=shard_count,
+            workers_min=rng.randint(1, starter_count),
+            mode=mode,
+            staleness_bound=rng.randint(0, 3) if mode is Mode.SSP else 0,
+            worker_loss_policy=policy,
+            step_atomicity=StepAtomicity.CLOCK if two_phase else StepAtomicity.CHUNK,
+            backup_worker_count=rng.randint(1, 2) if self.has_backups else 0,
+        )

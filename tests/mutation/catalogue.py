@@ -1,0 +1,167 @@
+"""The bugs that the tests of the core must notice, each a real mistake of others."""
+
+from tests.mutation.planted_bug import Edit, PlantedBug
+
+CORE = "psserver/core"
+
+BUGS = (
+    PlantedBug(
+        "dedupe off",
+        (
+            Edit(
+                f"{CORE}/dedupe.py",
+                "        return window.entries.get(sequence)\n\n    def add_trailer",
+                "        window.done_sequence = sequence - 1\n"
+                "        window.entries[sequence] = PushEntry()\n"
+                "        return window.entries[sequence]\n\n    def add_trailer",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "dedupe for each push instead of each chunk",
+        (
+            Edit(
+                f"{CORE}/dedupe.py",
+                "            return window.entries.setdefault(sequence, PushEntry())\n",
+                "            entry = window.entries.setdefault(sequence, PushEntry())\n"
+                "            if entry.trailer is not None and not entry.is_complete:\n"
+                "                entry.digests.clear()\n"
+                "            return entry\n",
+            ),
+            Edit(
+                f"{CORE}/push_progress.py",
+                "        if known is not None and chunk_index in known.remaining - "
+                "known.queued:\n",
+                "        if known is not None:\n            known.remaining.add("
+                "chunk_index)\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "acknowledge before apply",
+        (
+            Edit(
+                f"{CORE}/push_progress.py",
+                "        if known.remaining:\n            return False\n",
+                "        if not entry.is_complete:\n            return False\n",
+            ),
+            Edit(
+                f"{CORE}/push_progress.py",
+                "        self._open[push].remaining.discard(chunk_index)\n",
+                "        if push in self._open:\n"
+                "            self._open[push].remaining.discard(chunk_index)\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "a count of messages instead of contributors",
+        (
+            Edit(
+                f"{CORE}/clock_progress.py",
+                " if m.worker not in trailers]\n        if lacking:\n",
+                " if m.worker not in trailers]\n"
+                "        if len(trailers) < len(self._clocks.members):\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "no refusal of an old incarnation",
+        (
+            Edit(
+                f"{CORE}/admission.py",
+                "        if sequence <= departure.last_sequence:\n",
+                "        if sequence:\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "staleness off by one",
+        (
+            Edit(
+                f"{CORE}/push_progress.py",
+                "self._clocks.frontier >= clock - bound\n",
+                "self._clocks.frontier >= clock - bound - 1\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "the order of ids ignored",
+        (
+            Edit(
+                f"{CORE}/clock_table.py",
+                "known = tuple(sorted(found, key=lambda member: member.worker))",
+                "known = tuple(found)",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "eviction decided by each shard alone",
+        (
+            Edit(
+                f"{CORE}/clock_table.py",
+                "            self._departures[worker] = departure\n",
+                "            held = self._dedupe.window_of(worker).complete_sequence\n"
+                "            own = departure.member.clock_of(held)\n"
+                "            departure = Departure(\n"
+                "                member=departure.member,\n"
+                "                last_clock=max(departure.last_clock, own),\n"
+                "                evicted=departure.evicted,\n"
+                "            )\n"
+                "            ended[worker] = self._departures[worker] = departure\n",
+            ),
+            Edit(
+                f"{CORE}/clock_table.py",
+                "[*known_ends, *record.departures]",
+                "[*known_ends, *ended.values()]",
+            ),
+            Edit(
+                f"{CORE}/shard_progress.py",
+                "            worker, departure.last_sequence\n        ).items():",
+                "            worker, self._table.departure_of(worker).last_sequence\n"
+                "        ).items():",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "a joiner with base clock 0",
+        (
+            Edit(
+                f"{CORE}/fence.py",
+                "Member(worker=worker, rank=rank, base_clock=base_clock)",
+                "Member(worker=worker, rank=rank, base_clock=0)",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "the window collected by time",
+        (
+            Edit(
+                f"{CORE}/dedupe.py",
+                "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
+                "        if sequence <= window.done_sequence and not window.entries:\n"
+                "            window.done_sequence = sequence - 1\n"
+                "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "a cut from stale clocks",
+        (
+            Edit(
+                f"{CORE}/cut.py",
+                "        *(report.touched_clock_max for report in reports),\n",
+                "        min(report.applied_clock for report in reports),\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "data leased again that a shard already holds",
+        (
+            Edit(
+                f"{CORE}/departed_data.py",
+                "            ledger.consume(worker, (piece,))\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+)
