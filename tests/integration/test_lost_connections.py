@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pswire.addresses import Address, parse_address
-from tests.integration.cuttable_proxy import CuttableProxy
+from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
 from tests.integration.job import Job, connect, deviation, run_workers
 
 SEED: Final = 20261128
@@ -45,10 +45,10 @@ def train(folder: Path, *, is_cut: bool) -> tuple[list[torch.Tensor], int]:
     """Trains two workers on two shards; the values, and the number of cuts."""
     drawn = random.Random(SEED)
     with ExitStack() as stack:
-        proxies: list[CuttableProxy] = []
+        proxies: list[FaultProxy] = []
 
         def through_proxy(address: Address) -> Address:
-            proxies.append(stack.enter_context(CuttableProxy(str(address))))
+            proxies.append(stack.enter_context(FaultProxy(str(address))))
             return parse_address(proxies[-1].address)
 
         advertise = {0: through_proxy, 1: through_proxy} if is_cut else {}
@@ -76,12 +76,12 @@ def train(folder: Path, *, is_cut: bool) -> tuple[list[torch.Tensor], int]:
         return results["w0"], sum(proxy.cut_count for proxy in proxies)
 
 
-def arm(proxies: Sequence[CuttableProxy], drawn: random.Random) -> None:
+def arm(proxies: Sequence[FaultProxy], drawn: random.Random) -> None:
     """Cuts one connection somewhere in the next step, up or down."""
     if proxies:
         byte_count = drawn.randrange(1, ELEMENT_COUNT * 4 // 2)
         proxy = drawn.choice(proxies)
-        proxy.cut_after(byte_count, is_upwards=drawn.random() < 0.5)
+        proxy.cut_after(byte_count, UP if drawn.random() < 0.5 else DOWN)
 
 
 def in_one_process() -> list[torch.Tensor]:
