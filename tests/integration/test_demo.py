@@ -74,6 +74,76 @@ def test_the_demo_trains_the_same_as_one_process(
     assert task.accuracy(model) == pytest.approx(accuracy, abs=1e-4)
 
 
+def _run(
+    tmp_path: Path, environment: dict[str, str], *arguments: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, "--epochs", "12", "--out", str(tmp_path / "model"), *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+# Twice what the demo calls fine: 12 epochs leave more to chance than its 30.
+POINTS_MAX = 4
+
+
+def _figure(name: str, text: str) -> float:
+    found = re.search(rf"^ *{name}  +([0-9.]+)", text, re.M)
+    assert found is not None, text
+    return float(found.group(1))
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = _run(tmp_path, environment, "--mode", "ssp", "--kill", "worker-1@40")
+    assert done.returncode == 0, done.stderr
+    assert "mode ssp(3): " in done.stdout
+    assert "w1 was killed with SIGKILL in its step 40" in done.stdout
+    assert _figure("next clock closed", done.stdout) < 11  # the lease and 1 s
+    assert "trained the rest          w0 and w2" in done.stdout
+    assert _figure("test accuracy of the pulled snapshot", done.stdout) > 0.85
+    assert _figure("difference in points", done.stdout) <= POINTS_MAX
+
+
+@pytest.mark.timeout(120)
+def test_training_goes_on_while_the_coordinator_starts_again(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = _run(tmp_path, environment, "--mode", "asp", "--kill", "coordinator@50")
+    assert done.returncode == 0, done.stderr
+    assert "the coordinator was killed with SIGKILL at step 50" in done.stdout
+    listened_s = _figure("listened again", done.stdout)
+    assert 0 < _figure("next clock closed", done.stdout) < listened_s
+    assert _figure("test accuracy of the pulled snapshot", done.stdout) > 0.85
+    assert _figure("difference in points", done.stdout) <= POINTS_MAX
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_shard_ends_the_job_and_says_so(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = _run(tmp_path, environment, "--kill", "shard-1@20")
+    assert done.returncode == 69
+    assert "shard 1 was killed with SIGKILL at step 20" in done.stderr
+    assert "in this release that ends the job" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_step_after_the_end_is_told_before_anything_starts(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = _run(tmp_path, environment, "--kill", "worker-1@180")
+    assert done.returncode == 2
+    assert "about 180 steps in 12 epochs" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_demo_within_five_seconds(
     number: signal.Signals, tmp_path: Path, environment: dict[str, str]

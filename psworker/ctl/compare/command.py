@@ -164,9 +164,8 @@ def _choose_base(
     wanted_ms = 10 * math.ceil(_BASE_OVER_WORK * work_ms / 10)
     base_ms = min(_BASE_MS_MAX, max(_BASE_MS_MIN, wanted_ms))
     reason = (
-        f"without a wait all workers together make one each in {work_ms:.0f} ms, and "
-        f"the wait is to be {_BASE_OVER_WORK} times that, from {_BASE_MS_MIN} to "
-        f"{_BASE_MS_MAX} ms"
+        f"{_BASE_OVER_WORK} times the {work_ms:.0f} ms of a BSP step without any "
+        f"wait, but from {_BASE_MS_MIN} to {_BASE_MS_MAX} ms"
     )
     if wanted_ms > _BASE_MS_MAX:
         tell(

@@ -118,7 +118,8 @@ def _follow(
         if steps and now_s - told_s >= _TELL_INTERVAL_S:
             told_s = now_s
             done = sum(not step.is_dropped for step in steps)
-            tell(f"{done} of {conditions.gradient_count} gradients are in updates")
+            wanted = conditions.gradient_count
+            tell(f"{min(done, wanted)} of {wanted} gradients are in updates")
         if line is None or line.child not in running:
             if now_s - heard_s > STALL_TIMEOUT_S:
                 raise stalled(coordinator)

@@ -44,7 +44,7 @@ class Ratio:
         if self.measured > SHARE_MAX * self.expected:
             wrong.append(f"faster than {SHARE_MAX:g} of it")
         if abs(self.accuracy_difference) > ACCURACY_DIFFERENCE_MAX + _ROUNDING:
-            wrong.append("accuracy differs by over a point")
+            wrong.append("accuracy over a point off")
         return ", ".join(wrong) or "as expected"
 
 

@@ -54,7 +54,7 @@ def comparison_text(comparison: Comparison) -> str:
         f"{comparison.worker_count} workers, {comparison.shard_count} shards, "
         f"{comparison.sample_count} samples in updates for each run, seed "
         f"{comparison.seed}\n"
-        f"an undisturbed step takes {comparison.base_s * 1000:.0f} ms: "
+        f"an undisturbed step takes {comparison.base_s * 1000:.0f} ms:\n"
         f"{comparison.base_reason}"
     ]
     for load in dict.fromkeys(each.conditions.load for each in comparison.figures):
@@ -65,10 +65,11 @@ def comparison_text(comparison: Comparison) -> str:
         if ratios:
             parts.append(_ratio_table(ratios))
     parts.append(
-        "STEP COST is in undisturbed steps. EXPECTED follows from the drawn delays "
-        "alone,\nLIMIT from a run without end; a ratio from "
-        f"{SHARE_MIN:g} to {SHARE_MAX:g} of EXPECTED, with an accuracy within\na "
-        "point of BSP's, is as expected. docs/modes.md tells where they come from."
+        "DROPPED counts samples. COST is what a step took, in undisturbed steps. "
+        "STALENESS is\nthe mean (the largest), in updates. EXPECTED follows from the "
+        "drawn delays alone, LIMIT\nfrom a run without end. A ratio of "
+        f"{SHARE_MIN:g} to {SHARE_MAX:g} of EXPECTED, with an accuracy within a\n"
+        "point of BSP's, is as expected. docs/modes.md tells where these come from."
     )
     parts.append("written:\n" + "\n".join(f"    {path}" for path in comparison.files))
     return "\n\n".join(parts)
@@ -76,9 +77,8 @@ def comparison_text(comparison: Comparison) -> str:
 
 def _table(comparison: Comparison, load: Load) -> str:
     header = (
-        *("MODE", "STEPS/S", "SAMPLES/S", "DROPPED", "STEP COST", "SECONDS"),
-        *(f"TO {comparison.target_accuracy:g}", "ACCURACY"),
-        *("STALENESS", "MAX", "STEP() MS"),
+        *("MODE", "STEPS/S", "SAMPLES/S", "DROPPED", "COST", "TIME"),
+        *(f"TO {comparison.target_accuracy:g}", "ACCURACY", "STALENESS"),
     )
     rows = [
         (
@@ -87,12 +87,10 @@ def _table(comparison: Comparison, load: Load) -> str:
             f"{each.samples_per_s:.0f}",
             f"{each.dropped_sample_count}",
             f"{each.step_cost:.2f}",
-            f"{each.duration_s:.1f}",
+            f"{each.duration_s:.1f} s",
             "never" if each.target_s is None else f"{each.target_s:.1f} s",
             f"{each.final_accuracy:.3f}",
-            f"{each.staleness_mean:.1f}",
-            f"{each.staleness_max}",
-            f"{each.call_ms:.0f}",
+            f"{each.staleness_mean:.1f} ({each.staleness_max})",
         )
         for each in comparison.figures
         if each.conditions.load is load

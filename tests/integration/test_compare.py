@@ -1,0 +1,82 @@
+"""`psctl compare` in small: real jobs in two modes, and all its files."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _compare(
+    tmp_path: Path, *arguments: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "psworker.ctl", "compare"),
+            *("--workers", "2", "--samples", "1280", "--base-ms", "30"),
+            *("--snapshot-interval", "0.3", "--out", str(tmp_path / "out")),
+            *arguments,
+        ],
+        env={**os.environ, "TMPDIR": str(scratch), **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert list(scratch.iterdir()) == []
+    return done
+
+
+@pytest.mark.timeout(180)
+def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
+    done = _compare(
+        tmp_path,
+        *("--modes", "bsp,bsp+1,asp", "--loads", "straggler", "--target", "0.2"),
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[2/3] straggler, BSP + 1" in done.stderr
+    figures = json.loads(done.stdout)
+    bsp, backup, asp = figures["runs"]
+    for run in (bsp, backup, asp):
+        assert run["sample_count"] >= 1280
+        assert run["final_accuracy"] > 0.2
+        assert 0 < run["target_s"] <= run["duration_s"] + 1
+    # What a busy machine leaves of the arithmetic is not judged here.
+    assert bsp["dropped_sample_count"] == asp["dropped_sample_count"] == 0
+    assert backup["dropped_sample_count"] > 0
+    assert bsp["staleness_max"] == backup["staleness_max"] == 0 < asp["staleness_max"]
+    assert bsp["step_cost"] > 3
+    assert [each["mode"] for each in figures["ratios_to_bsp"]] == ["bsp+1", "asp"]
+    runs, curve, staleness, picture = map(Path, figures["files"])
+    rows = list(csv.DictReader(runs.read_text().splitlines()))
+    assert [row["mode"] for row in rows] == ["bsp", "bsp+1", "asp"]
+    assert len(curve.read_text().splitlines()) > 3 * 3
+    assert len(staleness.read_text().splitlines()) > 3
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(180)
+def test_without_matplotlib_all_but_the_picture_is_there(tmp_path: Path) -> None:
+    # As if it were not installed, in this command and in nothing else.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = (\n"
+        "    lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
+        ")\n"
+    )
+    done = _compare(
+        tmp_path,
+        *("--modes", "ssp:3", "--loads", "hiccups"),
+        PYTHONPATH=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'paramserver[plot]'" in done.stderr
+    assert "SSP(3)" in done.stdout
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"compare.csv", "accuracy.csv", "staleness.csv"}
