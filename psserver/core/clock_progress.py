@@ -250,6 +250,8 @@ class ClockProgress:
             if not trailer.finite
         )
         has_backups = self._state.rules.has_backups
+        # Workers that come from a mode without clocks have values of different age.
+        is_new = clock == self._clocks.first_clock
         self._clocks.complete(clock)
         self.open = None
         self._forced_skips.discard(clock)
@@ -264,4 +266,5 @@ class ClockProgress:
         self._clocks.note_progress()
         for push, became in outcomes.items():
             told = nonfinite if became is Outcome.SKIPPED else ()
-            self._state.finish(push, self._state.reply(push, became, nonfinite=told))
+            reply = self._state.reply(push, became, nonfinite=told)
+            self._state.finish(push, reply, needs_all=is_new)

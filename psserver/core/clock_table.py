@@ -187,6 +187,13 @@ class ClockTable:
 
     # Clocks
 
+    @property
+    def first_clock(self) -> int | None:
+        """First clock of BSP after another mode; None when BSP always ruled."""
+        if self.record is None or self.mode is not Mode.BSP:
+            return None
+        return self.record.mode_clock + 1 if self.record.mode_clock else None
+
     def contributors(self, clock: int) -> tuple[Member, ...]:
         """Members whose push is part of `clock`, in the order of worker ids.
 

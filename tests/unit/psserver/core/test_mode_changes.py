@@ -2,7 +2,7 @@
 
 import pytest
 
-from psserver.core.effects import ApplyChunk, ContributionAwaited
+from psserver.core.effects import ApplyChunk, ContributionAwaited, Finish
 from psserver.core.push import Outcome
 from psserver.core.record import FenceKind, Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
@@ -378,3 +378,17 @@ def test_a_job_may_begin_in_any_mode() -> None:
         shard = DrivenShard({"a": 0, "b": 0}, [0], mode=mode, staleness_bound=1)
         shard.push("a", chunks=[0])
         assert len(shard.of(ApplyChunk)) == count
+
+
+def test_the_first_answer_of_bsp_brings_all_values_and_later_ones_what_changed() -> None:
+    """What a worker was given in ASP may lack what others have changed since."""
+    shard = far_apart()
+    shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
+    shard.forget()
+
+    for sequences in ((6, 2), (7, 3)):
+        shard.push("a", sequences[0], chunks=[0])
+        shard.push("b", sequences[1], chunks=[0])
+        shard.apply_all()
+
+    assert [each.needs_all for each in shard.of(Finish)] == [True, True, False, False]
