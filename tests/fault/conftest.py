@@ -1,5 +1,6 @@
 """What the fault tests share: one nursery, one tally, and jobs."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,9 @@ from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.tally import Tally
 
 TALLY: Final = Tally()
+
+SEED: Final = int(os.environ.get("FAULT_SEED", "20261128"))
+"""Of where connections are cut. What processes do beside is not repeatable."""
 
 MakeJob = Callable[..., FaultJob]
 
@@ -34,4 +38,4 @@ def make_job(nursery: Nursery, tmp_path: Path) -> MakeJob:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if TALLY.job_count:
         terminalreporter.section("faults")
-        terminalreporter.write_line(TALLY.text(LEASE_S))
+        terminalreporter.write_line(f"seed {SEED}\n\n{TALLY.text(LEASE_S)}")
