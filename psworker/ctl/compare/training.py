@@ -14,7 +14,7 @@ from torch import nn
 
 TASK_NAME: Final = "mnist5k"
 
-LEARNING_RATE: Final = 0.08
+LEARNING_RATE: Final = 0.06
 """Of an update that is made of one worker's batch."""
 
 _HOLD: Final = 0.5
