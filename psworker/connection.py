@@ -237,9 +237,9 @@ class Connection:
             self._abandon()
 
     def _leave(self) -> None:
-        sequence = self._stepper.sequence_acknowledged if self._stepper else 0
         report = self._pending.take_report()
         try:
+            sequence = self._stepper.settled_sequence() if self._stepper else 0
             self._loop.run(self._session.leave(sequence, report))
         except PsError as error:
             # The script is done: an error now would hide that.
@@ -300,6 +300,7 @@ class Connection:
             store,
             pending=self._pending,
             member=joined.member,
+            stand_in=joined.stand_in,
             rejoining=EvictedWorker(
                 self._loop,
                 self._session,

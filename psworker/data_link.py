@@ -113,12 +113,10 @@ class DataLink:
 
     def await_contribution(self) -> Future[None]:
         """Done once the next clock waits for nobody but workers without data."""
-        stepper = self._member()
+        place = self._member().next_place()
 
         async def wait() -> None:
-            contribution = await self._session.shards.await_contribution(
-                *stepper.next_place
-            )
+            contribution = await self._session.shards.await_contribution(*place)
             self._awaited_optimizer = contribution.optimizer
 
         return self._loop.submit(wait())

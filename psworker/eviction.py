@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from psworker.push_result import PushResult
+from psworker.stand_in import StandIn
 from psworker.transport.values import Identity, Member
 
 
@@ -28,10 +29,12 @@ class Rejoined:
         member: The place.
         push: What became of the push that was under way, with the numbers of the
             values that are in the model now.
+        stand_in: Takes this worker's place until its next step.
     """
 
     member: Member
     push: PushResult
+    stand_in: StandIn | None = None
 
 
 class Rejoining(Protocol):

@@ -17,6 +17,7 @@ from psworker.exchange import receive
 from psworker.jump import left_s
 from psworker.prepare import Prepared
 from psworker.session import Session
+from psworker.stand_in import StandIn
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.values import Member, PushReply, SeedOrder
@@ -35,11 +36,14 @@ class Joined:
         member: The place.
         generation: Of the record that gave it.
         replies: Of all shards to the pull of the values; empty for who seeded them.
+        stand_in: Takes this worker's place until its first step, for one that has
+            joined others who train already.
     """
 
     member: Member
     generation: int
     replies: Sequence[PushReply]
+    stand_in: StandIn | None = None
 
 
 class Joining:
@@ -67,17 +71,27 @@ class Joining:
         assert record is not None, "only a record makes a member"
         if seeded is not None and seeded.fence_number == record.fence_number:
             return Joined(member, record.generation, ())
-        replies = receive(
-            self._loop,
-            lambda receiver: self._session.shards.pull(
-                record.generation,
-                member.clock_of(0),
-                receiver,
-                timeout_s=left_s(deadline),
-            ),
-            self._store,
-        )
-        return Joined(member, record.generation, replies)
+        stand_in = None
+        if not record.is_start:
+            stand_in = self._loop.run(
+                StandIn.begin(self._session, given.specs, self._store.placement)
+            )
+        try:
+            replies = receive(
+                self._loop,
+                lambda receiver: self._session.shards.pull(
+                    record.generation,
+                    member.clock_of(0),
+                    receiver,
+                    timeout_s=left_s(deadline),
+                ),
+                self._store,
+            )
+        except BaseException:
+            if stand_in is not None:
+                self._loop.run(stand_in.abandon())
+            raise
+        return Joined(member, record.generation, replies, stand_in)
 
     def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
         """Waits for the start, seeding when told to; the order that was carried out.

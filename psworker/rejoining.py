@@ -93,9 +93,14 @@ class EvictedWorker:
         session = self._session
         joining = Joining(self._loop, session, self._store)
         joined = joining.join(self._given, timeout_s=left_s(deadline))
-        is_applied = lost.sequence > 0 and self._loop.run(
-            session.shards.was_done(lost.worker, lost.sequence)
-        )
+        try:
+            is_applied = lost.sequence > 0 and self._loop.run(
+                session.shards.was_done(lost.worker, lost.sequence)
+            )
+        except BaseException:
+            if joined.stand_in is not None:
+                self._loop.run(joined.stand_in.abandon())
+            raise
         push = replace(
             combine(joined.replies),
             outcome="applied" if is_applied else "dropped",
@@ -111,7 +116,7 @@ class EvictedWorker:
             joined.generation,
             _fate(lost, is_applied=is_applied),
         )
-        return Rejoined(joined.member, push)
+        return Rejoined(joined.member, push, joined.stand_in)
 
 
 def _fate(lost: LostStart, *, is_applied: bool) -> str:

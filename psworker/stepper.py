@@ -15,6 +15,7 @@ import torch
 from pswire import failpoints
 from pswire.schema import OptimizerSpec
 from psworker import gradients
+from psworker.arrival import Arrival
 from psworker.drop_log import DropLog
 from psworker.errors import (
     ClosedError,
@@ -30,6 +31,7 @@ from psworker.jump import find_jump, member_in, pull_jump
 from psworker.pending import PendingData
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
+from psworker.stand_in import StandIn
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.values import Member, PushHeader, PushTrailer
 
@@ -57,6 +59,7 @@ class Stepper:
         *,
         pending: PendingData,
         member: Member,
+        stand_in: StandIn | None,
         rejoining: Rejoining,
         timeout_s: float,
     ) -> None:
@@ -78,6 +81,7 @@ class Stepper:
         self._sample_count = 1
         self.pending = pending
         self.member = member
+        self._arrival = self._arrival_of(stand_in)
         self.last_push: PushResult | None = None
         self.sequence_acknowledged = 0
         self.rejoin_count = 0
@@ -93,9 +97,13 @@ class Stepper:
         record = self._session.membership.record
         return max(self._generation, record.generation if record else 0)
 
-    @property
     def next_place(self) -> tuple[int, int, int]:
-        """Generation, clock and sequence of the next push."""
+        """Generation, clock and sequence of the next push, of a worker that is here.
+
+        Raises:
+            StepTimeoutError: What was pushed in its place is not complete in time.
+        """
+        self._catch_up()
         record = self._session.membership.record
         sequence = self.sequence_acknowledged + 1
         generation = record.generation if record else 0
@@ -127,6 +135,11 @@ class Stepper:
             failpoints.hit("worker.step")
         if (result := self._resume()) is not None:
             return result
+        try:
+            self._catch_up()
+        except EvictedError:
+            self.pending.take()
+            return self._lose(None)
         held = self._gradients_of(spec)
         if scale is not None:
             gradients.unscale(held, scale)
@@ -170,6 +183,7 @@ class Stepper:
         trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
+            self._catch_up()
             exchange = self._begin(spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
@@ -194,9 +208,19 @@ class Stepper:
         else:
             self.last_push = last_push
 
+    def settled_sequence(self) -> int:
+        """The last push that is settled, for a worker that leaves.
+
+        Raises:
+            StepTimeoutError: What was pushed in its place is not complete in time.
+        """
+        self._relieve()
+        return self.sequence_acknowledged
+
     def close(self) -> None:
         """Refuses everything from now on."""
         self._is_closed = True
+        self._arrival.dismiss()
 
     def refuse_closed(self) -> None:
         """Checks that the connection is open.
@@ -219,6 +243,15 @@ class Stepper:
                 "again yet"
             )
 
+    def _arrival_of(self, stand_in: StandIn | None) -> Arrival:
+        return Arrival(
+            self._loop,
+            self._session,
+            self._store,
+            stand_in=stand_in,
+            timeout_s=self._timeout_s,
+        )
+
     @property
     def _place(self) -> Member:
         """The place in the newest record, in the last one known of if it has none."""
@@ -236,6 +269,26 @@ class Stepper:
         if self._unfinished is not None:
             return self._finish(self._unfinished, self._taken_back())
         return None
+
+    def _catch_up(self) -> None:
+        """Takes the place back from who stood in for this worker, with the values.
+
+        A gradient that was begun before is thrown away by the next step: it is of
+        values that are too old.
+
+        Raises:
+            StepTimeoutError: The clock that is open is not complete in time.
+        """
+        self._relieve()
+        self._arrival.pull_missed(
+            self.generation, self.clock, self.sequence_acknowledged
+        )
+
+    def _relieve(self) -> None:
+        sequence = self._arrival.relieve()
+        if sequence:
+            self.sequence_acknowledged = sequence
+            self._has_stale_gradient = gradients.are_pending(self._store.tensors)
 
     def _taken_back(self) -> ValueStore:
         """The user's tensors, with the values that were kept back from them."""
@@ -338,11 +391,13 @@ class Stepper:
         if drawn.sample_count is not None:
             self._has_stale_gradient |= gradients.are_pending(self._store.tensors)
         self.pending.start_over()
+        self._arrival.dismiss()
         rejoined = self._rejoining.rejoin(self._lost)
         self._lost = None
         self._unfinished = None
         self._shadow = None
         self.member = rejoined.member
+        self._arrival = self._arrival_of(rejoined.stand_in)
         self.sequence_acknowledged = 0
         self.rejoin_count += 1
         result = rejoined.push
