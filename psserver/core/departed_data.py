@@ -3,7 +3,7 @@
 from psserver.core.effects import FenceReport
 from psserver.core.fence import holding_of
 from psserver.core.ledger import DataLedger
-from psserver.core.record import ClockChoice, Departure
+from psserver.core.record import ClockChoice, Departure, WorkerKey
 
 
 def settle_data(
@@ -11,6 +11,8 @@ def settle_data(
     end: Departure,
     reports: tuple[FenceReport, ...],
     commit: ClockChoice | None,
+    *,
+    heir: WorkerKey | None = None,
 ) -> None:
     """Accounts for all that a departed worker held, by what the shards hold of it.
 
@@ -18,6 +20,14 @@ def settle_data(
     When some shard has applied of the push after them, that push is torn: its data is
     counted as such and not dealt again. All the rest is, also that of a push of the
     clock that the record commits without it.
+
+    Args:
+        ledger: Data of all epochs.
+        end: How the worker ended.
+        reports: What the shards hold of it.
+        commit: The clock that the record commits.
+        heir: Who takes over its open clock, and with it what it held: the run then goes
+            on as if nothing had happened, bit by bit.
     """
     worker = end.member.worker
     left_out = 0
@@ -33,4 +43,6 @@ def settle_data(
             ledger.consume(worker, (piece,))
         elif is_torn and sequence == end.last_sequence + 1:
             ledger.tear(worker, (piece,))
+    if heir is not None:
+        ledger.inherit(worker, heir)
     ledger.retire(worker)

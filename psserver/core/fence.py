@@ -122,7 +122,7 @@ def membership_record(
     gone = {end.member.worker for end in departures}
     staying = [m for m in previous.members if m.worker not in gone]
     bases = _joiners_bases(fence.change.joins, shared, departures, reports, settings)
-    members = _with_joiners(staying, bases)
+    members = _with_joiners(staying, bases, departures)
     return replace(
         shared,
         members=members,
@@ -284,12 +284,21 @@ def _joiners_bases(
 
 
 def _with_joiners(
-    staying: list[Member], bases: dict[WorkerKey, int]
+    staying: list[Member],
+    bases: dict[WorkerKey, int],
+    departures: tuple[Departure, ...],
 ) -> tuple[Member, ...]:
+    """Members with ranks: a joiner has that of who went under its id, or a free one.
+
+    Data is dealt by rank, so a replacement goes on where its predecessor was.
+    """
     members = list(staying)
+    left = {end.member.worker.worker_id: end.member.rank for end in departures}
+    kept = {left[worker.worker_id] for worker in bases if worker.worker_id in left}
     for worker, base_clock in bases.items():
-        taken = {member.rank for member in members}
-        rank = next(r for r in range(len(taken) + 1) if r not in taken)
+        taken = {member.rank for member in members} | kept
+        free = next(r for r in range(len(taken) + 1) if r not in taken)
+        rank = left.get(worker.worker_id, free)
         members.append(Member(worker=worker, rank=rank, base_clock=base_clock))
     return tuple(sorted(members, key=lambda member: member.rank))
 

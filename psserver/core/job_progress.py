@@ -25,7 +25,7 @@ from psserver.core.fence import (
 from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import DataLedger, EpochLedger
-from psserver.core.loss import wanted_change
+from psserver.core.loss import heir_of, wanted_change
 from psserver.core.mode_change import is_settled, mode_record, target_of
 from psserver.core.record import FenceKind, Mode, Record
 from psserver.core.roster import Roster, WorkerEntry, WorkerState
@@ -247,7 +247,8 @@ class JobProgress:
                 self.evicted_count += end.evicted
                 changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
                 reports = tuple(fence.reports.values())
-                settle_data(self.ledger, end, reports, record.commit)
+                heir = heir_of(end, record, self.settings)
+                settle_data(self.ledger, end, reports, record.commit, heir=heir)
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:

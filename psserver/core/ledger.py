@@ -152,6 +152,14 @@ class EpochLedger:
         pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
         self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
 
+    def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
+        """What the worker has and did not report is the heir's, in the same order."""
+        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        queue = deque(sorted(pieces, key=lambda piece: piece.start))
+        queue.extend(self.queues.pop(heir, ()))
+        if queue:
+            self.queues[heir] = queue
+
     def recall(self) -> bool:
         """Data is dealt on demand from now on: takes back what nobody has got.
 
@@ -343,6 +351,11 @@ class DataLedger:
         """The worker's pushes of these ranges were thrown away; repeatable."""
         for ledger, piece in self._known(ranges):
             ledger.drop(worker, (piece,))
+
+    def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
+        """Another takes the worker's place: what it held and did not report is its."""
+        for ledger in self._epochs.values():
+            ledger.inherit(worker, heir)
 
     def retire(self, worker: WorkerKey) -> None:
         """The worker is gone: what it held and did not report is dealt again."""

@@ -7,7 +7,7 @@ together with a replacement under the same worker id.
 
 from psserver.core.fence import MembershipChange
 from psserver.core.job_settings import JobSettings
-from psserver.core.record import LossPolicy, Record, WorkerKey
+from psserver.core.record import Departure, LossPolicy, Record, WorkerKey
 from psserver.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
 
 
@@ -44,6 +44,15 @@ def floor_of(record: Record, settings: JobSettings) -> int:
     floor that was written.
     """
     return min(record.workers_floor, settings.workers_min)
+
+
+def heir_of(end: Departure, record: Record, settings: JobSettings) -> WorkerKey | None:
+    """Who takes over the open clock of one that was taken out, if anybody does."""
+    if settings.worker_loss_policy is not LossPolicy.WAIT or not end.evicted:
+        return None
+    worker_id = end.member.worker.worker_id
+    found = (m.worker for m in record.members if m.worker.worker_id == worker_id)
+    return next(found, None)
 
 
 def waiting_text(

@@ -9,7 +9,7 @@ from psserver.core.effects import WorkerHolding
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
-from psserver.core.record import ClockChoice, Mode, StepAtomicity
+from psserver.core.record import ClockChoice, LossPolicy, Mode, StepAtomicity
 from psserver.core.roster import WorkerEntry
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -23,9 +23,18 @@ def piece(number: int) -> DataRange:
     return DataRange("loader", 0, 2 * number, 2 * number + 2)
 
 
-def training(mode: Mode = Mode.BSP) -> tuple[DrivenCoordinator, EpochLedger]:
+def training(
+    mode: Mode = Mode.BSP, policy: LossPolicy = LossPolicy.CONTINUE
+) -> tuple[DrivenCoordinator, EpochLedger]:
     """Two workers in an epoch: b holds batches 1, 3, 5 and 7."""
-    settings = JobSettings(job_id="job", shard_count=2, mode=mode, staleness_bound=3)
+    settings = JobSettings(
+        job_id="job",
+        shard_count=2,
+        mode=mode,
+        staleness_bound=3,
+        worker_loss_policy=policy,
+        step_atomicity=StepAtomicity.CLOCK,
+    )
     job = DrivenCoordinator.running("a", "b", loaders=("loader",), settings=settings)
     for worker in (A, B):
         job.core.ledger.open_epoch(worker, "loader", 0, SHAPE)
@@ -190,6 +199,32 @@ def test_an_evicted_worker_that_is_back_goes_on_in_the_epoch_that_is_under_way()
         for worker in in_rounds:
             ledger.consume(worker, tuple(ledger.lease(worker, in_rounds, 1)))
     assert ledger.consumed_count == SHAPE.position_count
+
+
+def test_a_replacement_has_the_rank_and_the_data_of_the_one_it_waits_for() -> None:
+    """So a run with losses is that without, bit by bit."""
+    job, ledger = training(policy=LossPolicy.WAIT)
+    job.lose(entry_of(job, "b"))
+    job.add_worker("b", "loader", process_id="another")
+    report_b(job, 0, complete=1, touched=1, ranges=((1, piece(1)),))
+    report_b(job, 1, complete=1, touched=1, ranges=())
+
+    heir = key("b/2")
+    member = job.record.member_of(heir)
+    assert member is not None
+    assert member.rank == 1
+    in_rounds = job.core.participants("loader")
+    assert ledger.lease(A, in_rounds, 1) == [piece(2)]
+    assert ledger.lease(heir, in_rounds, 3) == [piece(3), piece(5), piece(7)]
+
+
+def test_without_waiting_the_data_of_a_lost_worker_is_for_all() -> None:
+    job, ledger = training()
+    job.lose(entry_of(job, "b"))
+    report_b(job, 0, complete=1, touched=1, ranges=((1, piece(1)),))
+    report_b(job, 1, complete=1, touched=1, ranges=())
+
+    assert ledger.lease(A, (A,), 4)[1:] == [piece(4), piece(6), piece(3)]
 
 
 # On demand
