@@ -380,7 +380,9 @@ def test_a_job_may_begin_in_any_mode() -> None:
         assert len(shard.of(ApplyChunk)) == count
 
 
-def test_the_first_answer_of_bsp_brings_all_values_and_later_ones_what_changed() -> None:
+def test_the_first_answer_of_bsp_brings_all_values_and_later_ones_what_changed() -> (
+    None
+):
     """What a worker was given in ASP may lack what others have changed since."""
     shard = far_apart()
     shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 1})
