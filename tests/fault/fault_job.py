@@ -47,6 +47,7 @@ class FaultJob:
         *,
         options: tuple[str, ...] = (),
         shard_count: int = 2,
+        lease_s: float = LEASE_S,
         has_proxies: bool = False,
         coordinator_failpoint: str = "",
     ) -> None:
@@ -56,6 +57,7 @@ class FaultJob:
         self._options = options
         self._shard_count = shard_count
         self._has_proxies = has_proxies
+        self._lease_s = lease_s
         self._coordinator_failpoint = coordinator_failpoint
         self._starts = 0
         self._shards: list[Child] = []
@@ -112,7 +114,7 @@ class FaultJob:
             "coordinator",
             f"--listen={self.address}",
             f"--shards={self._shard_count}",
-            f"--lease-ttl={LEASE_S:g}",
+            f"--lease-ttl={self._lease_s:g}",
             *self._options,
             failpoint=failpoint,
         )

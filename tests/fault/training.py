@@ -13,6 +13,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+import torch
+from torch import nn
+
+import psworker
+
 TENSOR_COUNT: Final = 8
 SLOTS_PER_WORKER: Final = 64
 WORKERS_MAX: Final = 12
@@ -24,26 +29,32 @@ def say(event: str, **values: object) -> None:
     os.write(1, line.encode())
 
 
-def train() -> None:
-    """Steps until told to stop.
-
-    Arguments: position of the worker's slots, folder of the job, seconds a step takes.
-    """
-    import torch
-    from torch import nn
-
-    import psworker
-
-    torch.set_num_threads(1)
-    position, folder, pace_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
     types = (torch.float32, torch.float64)
-    model: nn.Module = nn.ParameterList(
+    model = nn.ParameterList(
         [
             nn.Parameter(torch.zeros(SLOT_COUNT, dtype=types[index % 2]))
             for index in range(TENSOR_COUNT)
         ]
     )
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def mark(model: nn.Module, slot: int) -> None:
+    """Gives a model the gradient that leaves a mark in one slot."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[slot] = -1.0
+
+
+def train() -> None:
+    """Steps until told to stop.
+
+    Arguments: position of the worker's slots, folder of the job, seconds a step takes.
+    """
+    torch.set_num_threads(1)
+    position, folder, pace_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    model, optimizer = make_model()
     with psworker.connect(
         connect_timeout_s=20.0, step_timeout_s=30.0, start_timeout_s=40.0
     ) as ps:
@@ -53,9 +64,7 @@ def train() -> None:
         while not (folder / "stop").exists():
             slot = position * SLOTS_PER_WORKER + count % SLOTS_PER_WORKER
             count += 1
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-                parameter.grad[slot] = -1.0
+            mark(model, slot)
             say("begins", slot=slot)
             optimizer.step()
             result = ps.last_push

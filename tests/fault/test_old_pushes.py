@@ -1,0 +1,66 @@
+"""Duplicates, pushes out of order, and late ones from an evicted incarnation."""
+
+import signal
+
+import pytest
+
+from pswire.reasons import ErrorReason
+from psworker.errors import PsError
+from psworker.prepare import sort_objects
+from psworker.transport.status_client import JobStatus
+from psworker.transport.values import Outcome
+from tests.fault.conftest import MakeJob
+from tests.fault.forger import Forger
+from tests.fault.test_killed_workers import MODES
+from tests.fault.test_stopped_processes import wait_rejoined
+from tests.fault.training import SLOT_COUNT, make_model
+
+FORGED_SLOT = SLOT_COUNT - 1
+"""Nobody else's: whatever is there at the end was applied by mistake."""
+
+
+def refused(forger: Forger, sequence: int, clock: int) -> ErrorReason | None:
+    with pytest.raises(PsError) as caught:
+        forger.push(sequence, clock, FORGED_SLOT)
+    return caught.value.reason
+
+
+def clock_of(status: JobStatus, worker_id: str) -> int:
+    return next(w.clock for w in status.workers if w.worker_id == worker_id)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+def test_pushes_of_another_time_change_nothing(mode: str, make_job: MakeJob) -> None:
+    """All are whole pushes, complete and well formed, in the worker's own name."""
+    sort_objects(make_model())  # what it imports takes longer than a lease
+    with make_job(*MODES[mode], lease_s=4.0) as job:
+        job.start_worker("w0")
+        job.wait_members("w0")
+        job.start_worker("w1", failpoint="worker.step=stop@6")
+        job.expect_stopped("w1")
+        (joined,) = job.workers["w1"].events("joined")
+        status = job.status()
+        base = joined["clock"]
+        with Forger(status, "w1", 1) as forger:
+            own_slot = job.workers["w1"].events("step")[4]["slot"]
+            for sequence, slot in ((5, own_slot), (3, FORGED_SLOT), (5, own_slot)):
+                replies = forger.push(sequence, base + sequence, slot)
+                assert {reply.outcome for reply in replies} == {Outcome.DUPLICATE}
+                job.fault("push sent again")
+            assert refused(forger, 5, base + 5) is ErrorReason.PUSH_CONFLICT
+            job.fault("push sent again with other bytes")
+            assert refused(forger, 8, base + 8) is ErrorReason.SEQUENCE_GAP
+            job.fault("push out of order")
+            job.wait_gone("w1")
+            job.wait_steps("w0", 2)  # so that shards have heard it, too
+            for sequence in (6, 7):
+                reason = refused(forger, sequence, base + sequence)
+                assert reason is ErrorReason.WORKER_INCARNATION_STALE
+                job.fault("push of an evicted start")
+        with Forger(job.status(), "w1", 2) as forger:
+            assert refused(forger, 1, base + 1) is ErrorReason.WORKER_INCARNATION_STALE
+            job.fault("push of a start that is none")
+        job.wait_steps("w0", 3)
+        job.workers["w1"].send(signal.SIGCONT)
+        wait_rejoined(job, "w1")
+        job.wait_steps("w1", 3)
