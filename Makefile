@@ -76,6 +76,10 @@ format: .venv/installed ## format the code
 bench: .venv/installed ## measure a step of 64 MiB, printed as JSON
 	@$(BIN)/psctl bench step $(ARGS)
 
+.PHONY: faults
+faults: .venv/installed ## kill, stop and cut real processes; print what came of it
+	$(BIN)/pytest tests/fault -q $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .mypy_cache .ruff_cache .pytest_cache \
