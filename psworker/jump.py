@@ -65,9 +65,7 @@ def find_jump(
             reason=ErrorReason.WAIT_TIMEOUT,
         ) from error
     member = member_in(record, session.worker)
-    closed = member.sequence_of(max(reply.clock for reply in replies))
-    # Pushes up to the base are settled too: a change of mode has closed them.
-    newest = max(sequence, closed, member.base_sequence)
+    newest = max(sequence, *(reply.closed_sequence for reply in replies))
     return Jump(record.generation, member.clock_of(newest), newest)
 
 

@@ -141,5 +141,4 @@ class StandIn:
                 break
             except StepTimeoutError:
                 continue
-        newest = max(reply.clock for reply in replies)
-        self.sequence = max(sequence, member.sequence_of(newest))
+        self.sequence = max(sequence, *(reply.closed_sequence for reply in replies))

@@ -207,6 +207,7 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         staleness_bound=message.staleness_bound,
         staleness=message.staleness,
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
+        closed_sequence=message.closed_sequence,
     )
 
 

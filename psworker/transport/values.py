@@ -224,6 +224,7 @@ class PushReply:
         staleness_bound: Bound under which they were given, in clocks.
         staleness: Updates between the values pushed against and the push.
         nonfinite_worker_ids: For whose gradient the clock was skipped.
+        closed_sequence: This worker's pushes up to it are done or closed.
     """
 
     outcome: Outcome
@@ -236,6 +237,7 @@ class PushReply:
     staleness_bound: int = 0
     staleness: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()
+    closed_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

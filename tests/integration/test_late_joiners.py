@@ -1,4 +1,4 @@
-"""A worker that has joined and takes long to its first step holds nobody up for long."""
+"""A worker that has joined and is long in coming: others go on without it."""
 
 import threading
 from collections.abc import Callable, Iterator
