@@ -1,8 +1,10 @@
 """What an eviction leaves behind, and what comes after it: plain values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from psworker.outgoing_push import OutgoingPush
 from psworker.push_result import PushResult
 from psworker.stand_in import StandIn
 from psworker.transport.values import Identity, Member
@@ -14,11 +16,16 @@ class LostStart:
 
     Attributes:
         worker: Which start.
-        sequence: Its push that was under way, 0 if none was.
+        pushes: Each shard's part of its push that was under way; empty if none was.
     """
 
     worker: Identity
-    sequence: int
+    pushes: Sequence[OutgoingPush] = ()
+
+    @property
+    def sequence(self) -> int:
+        """Number of the push that was under way, 0 if none was."""
+        return self.pushes[0].header.sequence if self.pushes else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What became of a push, over all shards."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,12 +56,17 @@ class PushResult:
         return self.outcome == "skipped"
 
 
+def worst_outcome(outcomes: Collection[Outcome]) -> str:
+    """What became of a push, from what each shard says of it."""
+    return next(each for each in _RANKING if each in outcomes).name.lower()
+
+
 def combine(replies: Sequence[PushReply]) -> PushResult:
     """One result from the answers of all shards to a push or a pull."""
     outcomes = {reply.outcome for reply in replies}
     nonfinite = {name for reply in replies for name in reply.nonfinite_worker_ids}
     return PushResult(
-        outcome=next(each for each in _RANKING if each in outcomes).name.lower(),
+        outcome=worst_outcome(outcomes),
         clock=min(reply.clock for reply in replies),
         version=min(reply.version for reply in replies),
         frontier=min(reply.frontier for reply in replies),

@@ -21,7 +21,7 @@ from psworker.eviction import LostStart, Rejoined
 from psworker.joining import Joining
 from psworker.jump import left_s
 from psworker.prepare import Prepared
-from psworker.push_result import combine
+from psworker.push_result import combine, worst_outcome
 from psworker.retries import told_to_users
 from psworker.session import Session
 from psworker.tensor_chunks import ValueStore
@@ -94,18 +94,12 @@ class EvictedWorker:
         joining = Joining(self._loop, session, self._store)
         joined = joining.join(self._given, timeout_s=left_s(deadline))
         try:
-            is_applied = lost.sequence > 0 and self._loop.run(
-                session.shards.was_done(lost.worker, lost.sequence)
-            )
+            outcome = self._loop.run(self._outcome_of_push(lost))
         except BaseException:
             if joined.stand_in is not None:
                 self._loop.run(joined.stand_in.abandon())
             raise
-        push = replace(
-            combine(joined.replies),
-            outcome="applied" if is_applied else "dropped",
-            rejoined=True,
-        )
+        push = replace(combine(joined.replies), outcome=outcome, rejoined=True)
         logger.warning(
             "worker %s was evicted: nothing was heard of its start %d for too long; it "
             "has joined again as start %d, at clock %d of generation %d%s",
@@ -114,12 +108,17 @@ class EvictedWorker:
             session.worker.incarnation,
             push.clock,
             joined.generation,
-            _fate(lost, is_applied=is_applied),
+            f"; its push under way was {outcome}" if lost.pushes else "",
         )
         return Rejoined(joined.member, push, joined.stand_in)
 
-
-def _fate(lost: LostStart, *, is_applied: bool) -> str:
-    if is_applied:
-        return "; its push under way counts"
-    return "; its push under way was thrown away" if lost.sequence else ""
+    async def _outcome_of_push(self, lost: LostStart) -> str:
+        """What became of the push under way, as the record of the eviction says."""
+        shards = self._session.shards
+        if not lost.pushes or not await shards.was_done(lost.worker, lost.sequence):
+            return "dropped"
+        if not self._session.settings.backup_worker_count:
+            return "applied"
+        # It may be one of those that a clock did not wait for.
+        outcomes = await shards.outcomes_of(lost.pushes)
+        return worst_outcome(outcomes).replace("duplicate", "applied")

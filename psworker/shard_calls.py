@@ -32,6 +32,7 @@ from psworker.transport.values import (
     ClockChoice,
     Contribution,
     Identity,
+    Outcome,
     PushReply,
     SeedOrder,
     Waiting,
@@ -217,6 +218,26 @@ class ShardCalls:
         was_done = all(answers)
         self._history.push_settled(worker, sequence, was_done=was_done)
         return was_done
+
+    async def outcomes_of(self, pushes: Sequence[OutgoingPush]) -> list[Outcome]:
+        """What the shards say of a push that is done, of a departed start too."""
+        nothing = Receiver(on_chunk=lambda _: None, on_waiting=lambda _: None)
+
+        async def ask_one(shard_index: int) -> Outcome:
+            push = pushes[shard_index]
+
+            async def attempt(timeout_s: float) -> Outcome:
+                client = await self._client(shard_index)
+                requests = push.requests(push.chunk_indexes)
+                reply = await client.push_pull(requests, nothing, timeout_s=timeout_s)
+                return reply.outcome
+
+            return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+
+        with told_to_users():
+            return await self._unless_failed(
+                all_or_none(map(ask_one, range(len(pushes))))
+            )
 
     async def await_contribution(
         self, generation: int, clock: int, sequence: int

@@ -385,8 +385,8 @@ class Stepper:
         An error leaves everything so that the next call goes on with it.
         """
         if self._lost is None:
-            sequence = exchange.sequence if exchange is not None else 0
-            self._lost = LostStart(self._session.worker, sequence)
+            pushes = exchange.pushes if exchange is not None else ()
+            self._lost = LostStart(self._session.worker, pushes)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._has_stale_gradient |= gradients.are_pending(self._store.tensors)

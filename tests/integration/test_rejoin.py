@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
-from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import Crew, Job, connect
+from tests.doubles.fault_proxy import DOWN, FaultProxy
+from tests.integration.job import Crew, Job, connect, key
 from tests.integration.processes import Processes
 
 LEASE_MS: Final = 1_500
@@ -148,6 +148,36 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
                 crew.results()
             assert other.value == worker.value == -1
             assert job.step_counts(0) == {1}
+
+
+def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
+    tmp_path: Path,
+) -> None:
+    """It was complete everywhere, which is not to say that it counts."""
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, backup_worker_count=1) as job,
+        FaultProxy(job.address) as proxy,
+        FaultProxy(job.shard_addresses()[0]) as near,
+    ):
+        others = [Worker(job, job.address, name) for name in ("w1", "w2")]
+        worker = Worker(job, proxy.address, "w0")
+        shards = worker.ps._session.membership.shards
+        reached = (type(shards[0])(0, near.address, shards[0].incarnation), shards[1])
+        with others[0].ps, others[1].ps, worker.ps:
+            works = {w.ps.worker_id: lambda _, w=w: w.step() for w in others}
+            with Crew(works) as crew:
+                crew.results()
+            worker.ps._session.membership.shards = reached
+            # Its push arrives, and what shard 0 says of it never does.
+            near.black_hole((DOWN,))
+            with Crew({"w0": lambda _: worker.step()}) as crew:
+                job.wait_pushed("w0", 1)
+                evict(job, proxy, "w0")
+                result = crew.results()["w0"]
+            core = job.shards[1].model.core
+            assert job.ask(lambda: core.closed_sequence(key("w0"))) == 1
+            assert (result.outcome, result.rejoined) == ("dropped", True)
+            assert worker.value == others[0].value == -1
 
 
 def test_a_replacement_keeps_the_place(job: Job) -> None:

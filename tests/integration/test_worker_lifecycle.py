@@ -1,3 +1,4 @@
+import select
 import signal
 import subprocess
 import sys
@@ -5,12 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
 from torch import nn
 
 import psworker
+from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
 from psworker.connection import Connection
@@ -258,6 +261,55 @@ def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) ->
     assert text.startswith("the step to clock 2 was not complete within 2 s: shard 1")
     assert "last answers: shard 0 at clock" in text
     assert "shard 1 at clock 1" in text
+
+
+HOLDING: Final = """
+import ctypes, torch, psworker
+from torch import nn
+
+ps = psworker.connect({address!r}, "w1", step_timeout_s=60)
+model = nn.ParameterList([torch.zeros(2_000_000), torch.zeros(2_000_000)])
+model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+def step():
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+step()
+print("holding", flush=True)
+# Unlike Python's own sleep, this one keeps the interpreter's lock.
+ctypes.PyDLL(None).sleep(4)
+step()
+print(ps.generation, ps.last_push.outcome, ps.last_push.rejoined, flush=True)
+ps.close()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
+    tmp_path: Path,
+) -> None:
+    """For more than two leases, while another worker moves all the bytes it can."""
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=1500, mode=Mode.ASP) as job,
+        psworker.connect(job.address, "w0", step_timeout_s=20) as ps,
+    ):
+        model = nn.ParameterList([torch.zeros(2_000_000), torch.zeros(2_000_000)])
+        model, optimizer = ps.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0)
+        )
+        command = [sys.executable, "-c", HOLDING.format(address=job.address)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
+            assert holding.stdout is not None
+            assert holding.stdout.readline() == "holding\n"
+            generation = ps.generation
+            while (
+                holding.poll() is None
+                and not select.select([holding.stdout], [], [], 0)[0]
+            ):
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+            assert holding.stdout.readline() == f"{generation} applied False\n"
 
 
 def test_a_lost_shard_ends_the_job_with_its_name(job: Job) -> None:
