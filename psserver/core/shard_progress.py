@@ -151,18 +151,20 @@ class ShardProgress:
         number = self._table.next_clock
         if number is None:
             return self.pushes.laggards()
-        return tuple(
-            member
-            for member in self._table.contributors(number)
-            if not self._is_complete(member, number)
-        )
+        contributors = self._table.contributors(number)
+        lacking = tuple(m for m in contributors if not self._is_complete(m, number))
+        # A shard that has everything waits for somebody to drive the commit.
+        return lacking or tuple(m for m in contributors if self._drives(m))
 
     @property
     def waits_for(self) -> str:
         """What is waited for, in words."""
         number = self._table.next_clock
         if number is not None:
-            return f"clock {number} to be complete"
+            contributors = self._table.contributors(number)
+            has_all = all(self._is_complete(m, number) for m in contributors)
+            is_staged = self._state.rules.is_two_phase and has_all and contributors
+            return f"clock {number} to be {'committed' if is_staged else 'complete'}"
         if not self._table.is_settled:
             return "the pushes of the mode before to be applied"
         return "slower workers to come within the staleness bound"
@@ -181,6 +183,10 @@ class ShardProgress:
             member is not None
             and not self.pushes.admits_pull(member.clock_of(push.sequence))
         )
+
+    def _drives(self, member: Member) -> bool:
+        is_present = self._table.member_of(member.worker) is not None
+        return self._state.rules.is_two_phase and is_present
 
     def _is_complete(self, member: Member, clock: int) -> bool:
         entry = self._state.entry_of(PushId(member.worker, member.sequence_of(clock)))

@@ -459,3 +459,15 @@ def test_a_late_commit_of_a_push_that_is_done_says_nothing_of_the_next() -> None
         assert shard.core.commit(key("b"), choice(clock, "b"))
 
     assert shard.apply_all() == []
+
+
+def test_a_shard_that_has_everything_names_who_may_commit() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0], rules=TWO_PHASE)
+    shard.push("a", chunks=[0])
+    assert shard.core.awaited(0) == [("b", 0, -1)]
+    assert shard.core.waiting_reason == "clock 1 to be complete"
+
+    shard.push("b", chunks=[0])
+
+    assert shard.core.awaited(0) == [("a", 0, 0), ("b", 0, 0)]
+    assert shard.core.waiting_reason == "clock 1 to be committed"
