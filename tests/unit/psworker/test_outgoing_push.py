@@ -1,9 +1,12 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
+from pswire import failpoints
 from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk
 from pswire.v1 import parameter_service_pb2
-from psworker.outgoing_push import OutgoingPush
+from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.pending import DataRange
 from psworker.transport.values import Identity, PushHeader, PushTrailer
 
@@ -124,3 +127,24 @@ async def test_a_push_without_chunks_is_header_and_trailer() -> None:
     assert message.HasField("header")
     assert message.trailer.chunk_bitmap == b"\x00"
     assert not message.HasField("chunk")
+
+
+async def test_with_failpoints_the_same_is_sent_and_every_place_is_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(failpoints, "hit", passed.append)
+    pushes = [push_of((True, True), [0, 1]), push_of((True,), [2])]
+    for push, indexes in zip(pushes, ((0, 1), (2,)), strict=True):
+        for index in indexes:
+            push.append(index, chunk(index))
+
+    for shard_index, push in enumerate(pushes):
+        plain = [message async for message in push.requests(frozenset())]
+        told = requests_with_failpoints(pushes, shard_index, frozenset())
+        assert [message async for message in told] == plain
+
+    assert passed == [
+        *("worker.chunk_sent", "worker.chunk_sent", "worker.push_sent"),
+        *("worker.chunk_sent", "worker.push_sent", "worker.in_barrier"),
+    ]
