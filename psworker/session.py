@@ -200,7 +200,7 @@ class Session:
                     "start what is missing",
                     reason=ErrorReason.NOT_STARTED,
                 )
-            pace_s = min(log.quiet_s, left_s(deadline))
+            pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))
             # Nothing new is worth saying too.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)

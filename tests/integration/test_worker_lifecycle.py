@@ -153,7 +153,7 @@ def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
                 blocked.send_signal(signal.SIGINT)
                 _, stderr = blocked.communicate(timeout=20)
 
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # of the 600 s that a step may take
         assert blocked.returncode in (1, -signal.SIGINT, 130)
         assert "KeyboardInterrupt" in stderr
         assert stderr.count("Traceback") == 1
