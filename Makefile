@@ -63,6 +63,10 @@ protos: .venv-protogen/installed
 		echo 'protos not linted: buf comes from npm, and npm is not installed' >&2; \
 	fi
 
+.PHONY: mutants
+mutants: .venv/installed ## plant bugs in copies of the sources; see each noticed
+	$(BIN)/python -m tests.mutation
+
 .PHONY: stubs
 stubs: .venv-protogen/installed ## regenerate the stubs of the protos
 	$(PROTOGEN) protos/generate.py
