@@ -101,7 +101,7 @@ def test_readers_at_once_share_cuts_and_wait_for_newer_versions(tmp_path: Path) 
             finally:
                 enough.set()
             trainers.results()
-        image_counts = job.ask(lambda: [len(host._images) for host in job.shards])
+        image_counts = job.ask(lambda: [len(host.images._images) for host in job.shards])
 
     for snapshots in found.values():
         versions = [snapshot.version for snapshot in snapshots]
