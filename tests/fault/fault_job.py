@@ -50,6 +50,7 @@ class FaultJob:
         lease_s: float = LEASE_S,
         has_proxies: bool = False,
         coordinator_failpoint: str = "",
+        shard_failpoint: str = "",
     ) -> None:
         self._nursery = nursery
         self._folder = folder
@@ -59,6 +60,7 @@ class FaultJob:
         self._has_proxies = has_proxies
         self._lease_s = lease_s
         self._coordinator_failpoint = coordinator_failpoint
+        self._shard_failpoint = shard_failpoint
         self._starts = 0
         self._shards: list[Child] = []
         self._coordinators: list[Child] = []
@@ -257,6 +259,7 @@ class FaultJob:
             f"--coordinator={self.address}",
             "--threads=2",
             *advertise,
+            failpoint=self._shard_failpoint,
         )
         self._shards.append(shard)
 

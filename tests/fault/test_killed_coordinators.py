@@ -1,11 +1,14 @@
 """A coordinator that dies at each of its decisions, while training goes on."""
 
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from psworker import SnapshotReader
+from psworker.errors import PsError
+from tests.fault.children import wait_until
 from tests.fault.conftest import MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.test_killed_workers import MODES
@@ -88,3 +91,48 @@ def test_a_coordinator_that_dies_at_each_of_its_writes(make_job: MakeJob) -> Non
         job.start_coordinator()
         job.wait_members("w0", "w1")
         job.wait_steps("w0", 5)
+
+
+def test_a_coordinator_that_dies_while_the_mode_changes(make_job: MakeJob) -> None:
+    """Whoever asked is told that nobody answered, and asks again."""
+    changes = (("fence_prepared", "ssp"), ("record_persisted", "asp"))
+    with make_job("--mode=bsp") as job:
+        job.start_workers("w0", "w1", "w2")
+        job.wait_members("w0", "w1", "w2")
+        for point, mode in (*changes, ("record_announced", "bsp")):
+            job.coordinator.send(signal.SIGKILL)
+            revive(job, f"coordinator.{point}=kill")
+            with pytest.raises(PsError):
+                job.set_mode(mode)
+            revive(job)
+            job.set_mode(mode)
+            job.wait_steps("w0", 3)
+            assert job.status().mode.value == mode
+        assert job.status().evicted_count == 0
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_coordinator_that_stays_away_for_longer_than_a_lease(
+    mode: str, make_job: MakeJob
+) -> None:
+    """Shards acknowledge for a lease, then hold; a worker that dies meanwhile is missed
+    by nobody until there is a coordinator again."""
+    with make_job(*MODES[mode]) as job:
+        job.start_workers("w0", "w1", "w2")
+        job.wait_members("w0", "w1", "w2")
+        job.wait_steps("w0", 3)
+        job.coordinator.send(signal.SIGKILL)
+        job.expect_coordinator_killed()
+        for shard in job.shards:
+            wait_until(
+                lambda shard=shard: "silent for a lease" in shard.log,  # type: ignore[misc]
+                "the shards to hold",
+            )
+        count = len(job.workers["w0"].events("step"))
+        job.kill_worker("w2")
+        time.sleep(0.5)  # nothing is to happen in this time
+        assert len(job.workers["w0"].events("step")) <= count + 1
+        job.start_coordinator()
+        job.wait_gone("w2")
+        job.wait_steps("w0", 5)
+        job.wait_members("w0", "w1")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.fault.children import wait_until
+from tests.fault.children import Child, wait_until
 from tests.fault.conftest import MakeJob
 from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.test_killed_workers import MODES
@@ -94,4 +94,31 @@ def test_a_coordinator_that_stands_still_holds_the_job_and_costs_nobody_its_plac
         job.fault("SIGSTOP of the coordinator")
         job.wait_steps("w0", 10)
         job.wait_members("w0", "w1")
+        assert job.status().evicted_count == 0
+
+
+def wait_any_stopped(children: list[Child]) -> Child:
+    def stopped() -> list[Child]:
+        return [child for child in children if child.stopped_at_s is not None]
+
+    wait_until(lambda: bool(stopped()), "one of them to stand still")
+    return stopped()[0]
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("point", ["push_received", "chunk_applied", "before_reply"])
+def test_a_shard_that_stands_still_inside_a_push(
+    mode: str, point: str, make_job: MakeJob
+) -> None:
+    with make_job(*MODES[mode], shard_failpoint=f"shard.{point}=stop@50") as job:
+        job.start_workers("w0", "w1")
+        waiting = list(job.shards)
+        while waiting:  # one that stands still may keep the other from its place
+            stopped = wait_any_stopped(waiting)
+            time.sleep(SHORT_S)  # as long as it stands still: there is nothing to see
+            stopped.send(signal.SIGCONT)
+            job.fault("SIGSTOP of a shard")
+            waiting.remove(stopped)
+        job.wait_steps("w0", 5)
+        job.wait_steps("w1", 5)
         assert job.status().evicted_count == 0
