@@ -19,8 +19,8 @@ from torch import nn
 import psworker
 
 TENSOR_COUNT: Final = 8
-SLOTS_PER_WORKER: Final = 64
-WORKERS_MAX: Final = 12
+SLOTS_PER_WORKER: Final = 32
+WORKERS_MAX: Final = 24
 SLOT_COUNT: Final = SLOTS_PER_WORKER * WORKERS_MAX
 
 
