@@ -13,6 +13,7 @@ from pswire.limits import (
     SHARD_COUNT_MAX,
     STALENESS_BOUND_DEFAULT,
     STALENESS_BOUND_MAX,
+    WORKER_COUNT_MAX,
 )
 
 LEASE_TTL_MS_MIN = 1_000
@@ -103,8 +104,10 @@ class CoordinatorConfig:
             raise ConfigurationError(
                 f"--shards {self.shard_count} is not in 1 to {SHARD_COUNT_MAX}"
             )
-        if self.workers_min < 1:
-            raise ConfigurationError(f"--min-workers {self.workers_min} is below 1")
+        if not 1 <= self.workers_min <= WORKER_COUNT_MAX:
+            raise ConfigurationError(
+                f"--min-workers {self.workers_min} is not in 1 to {WORKER_COUNT_MAX}"
+            )
         if not LEASE_TTL_MS_MIN <= self.lease_ttl_ms <= LEASE_TTL_MS_MAX:
             raise ConfigurationError(
                 f"--lease-ttl {self.lease_ttl_ms / 1000:g} is not in 1 to "
@@ -209,8 +212,10 @@ class CoordinatorConfig:
 
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count
-        if count < 0:
-            raise ConfigurationError(f"--backup-workers {count} is below 0")
+        if not 0 <= count <= WORKER_COUNT_MAX:
+            raise ConfigurationError(
+                f"--backup-workers {count} is not in 0 to {WORKER_COUNT_MAX}"
+            )
         if count and self.mode is not Mode.BSP:
             raise ConfigurationError(
                 f"--backup-workers {count} has no meaning with --mode "

@@ -57,7 +57,8 @@ ACTIONS: Final[Mapping[str, str]] = MappingProxyType(
 """Every action with what it does."""
 
 _ENTRY: Final = re.compile(
-    r"(?P<name>[a-z_.]+)=(?P<action>[a-z]+)(\((?P<argument>\d+)\))?(@(?P<turn>\d+))?"
+    r"(?P<name>[a-z_.]+)=(?P<action>[a-z]+)"
+    r"(\((?P<argument>[0-9]{1,9})\))?(@(?P<turn>[0-9]{1,9}))?"
 )
 _TAKES_ARGUMENT: Final = {"kill": False, "stop": False, "exit": True, "delay": True}
 _EXIT_CODE_MAX: Final = 255
@@ -99,13 +100,13 @@ def _parse(entry: str) -> Failpoint:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         raise FailpointError(
-            f"{FAILPOINT_VARIABLE}: {entry!r} is not NAME=ACTION or NAME=ACTION@N; "
-            + _choices()
+            f"{FAILPOINT_VARIABLE}: {entry[:64]!r} is not NAME=ACTION or "
+            "NAME=ACTION@N, with numbers of at most 9 digits; " + _choices()
         )
     name, action, argument = found["name"], found["action"], found["argument"]
     if name not in FAILPOINTS:
         raise FailpointError(
-            f"{FAILPOINT_VARIABLE}: there is no failpoint {name!r}; " + _choices()
+            f"{FAILPOINT_VARIABLE}: there is no failpoint {name[:64]!r}; " + _choices()
         )
     wants = _TAKES_ARGUMENT.get(action)
     if wants is None or wants is not (argument is not None):

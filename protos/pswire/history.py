@@ -56,7 +56,11 @@ def history_path(wanted: str, process: str) -> Path:
 def is_for_many(wanted: str) -> bool:
     """Whether several processes may be given the same wanted path."""
     return (
-        PROCESS_PLACEHOLDER in wanted or wanted.endswith("/") or Path(wanted).is_dir()
+        PROCESS_PLACEHOLDER in wanted
+        or wanted.endswith("/")
+        # Unlike `Path.is_dir` it raises nothing for a name that no file can have:
+        # the text that says so comes with the attempt to write it.
+        or os.path.isdir(wanted)
     )
 
 

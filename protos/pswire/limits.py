@@ -41,6 +41,9 @@ float32, so a norm accumulated in float32 can't mistake a large one for infinite
 SHARD_COUNT_MAX: Final = 1024
 """Most shards of a job."""
 
+WORKER_COUNT_MAX: Final = 1_000_000
+"""Largest number of workers that an option may name."""
+
 STALENESS_BOUND_DEFAULT: Final = 3
 """Clocks that workers may be apart in SSP when nobody says: a step that takes four
 times as long then stops nobody, and no gradient is much older than the values."""

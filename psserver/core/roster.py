@@ -67,6 +67,15 @@ class WorkerEntry:
     is_condemned: bool = False
     ended_ms: int = 0
 
+    @property
+    def where(self) -> str:
+        """Where it calls from, in words; nothing when it has not called since a start.
+
+        A coordinator that was started again knows members by its state, and their
+        addresses only as they call.
+        """
+        return f" at {self.address}" if self.address else ""
+
     def end(self, state: WorkerState, now_ms: int) -> None:
         """It has left, or was evicted; said again, nothing changes."""
         if self.state not in GONE:
@@ -115,8 +124,8 @@ class Roster:
         if holder is not None and holder.state is not WorkerState.LOST:
             raise Refusal(
                 ErrorReason.WORKER_ID_TAKEN,
-                f"worker id {chosen[:64]!r} belongs to a process at {holder.address} "
-                f"that is {holder.state.value}",
+                f"worker id {chosen[:64]!r} belongs to a process{holder.where} that is "
+                f"{holder.state.value}",
                 worker_id=chosen,
             )
         return self._begin(chosen, process_id, address, now_ms)

@@ -68,6 +68,7 @@ class CoordinatorHost:
         self._logged = self.core.record
         self.changes = Changes()
         self.waits = JobWaits(self.core)
+        self._wished_mode: tuple[Mode, int] | None = None
         self.data = DataLeases(self.core, self.changes, store)
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump
@@ -158,14 +159,28 @@ class CoordinatorHost:
         """
         core = self.core
         core.set_mode(mode, staleness_bound, now_ms())
+        wish = (mode, staleness_bound)
+        self._wished_mode = wish
         self.waits.note_mode(mode, staleness_bound, now_ms())
         self.pump()
-        has_changed = await self.changes.wait_until(
-            lambda: core.mode_is(mode, staleness_bound) or bool(core.failure), timeout_s
+        is_over = await self.changes.wait_until(
+            lambda: (
+                core.mode_is(mode, staleness_bound)
+                or bool(core.failure)
+                or self._wished_mode != wish
+            ),
+            timeout_s,
         )
         if core.failure:
             raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {core.failure}")
-        if not has_changed:
+        newest, _ = self._wished_mode
+        if self._wished_mode != wish and not core.mode_is(mode, staleness_bound):
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the mode does not change to {mode.name}, or not for long: somebody "
+                f"has asked for {newest.name} since",
+            )
+        if not is_over:
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"the mode did not change within {timeout_s:.1f} s, and will as soon "

@@ -1,5 +1,6 @@
 """psctl mode against a running job, and what psctl status tells after it."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,7 +12,10 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.core.record import Mode, Record
 from psserver.core.shard_standing import ShardStanding
+from psserver.host.coordinator_host import CoordinatorHost
+from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
 
 
@@ -77,6 +81,29 @@ def test_the_mode_changes_by_command_and_the_status_says_so(tmp_path: Path) -> N
     for shard, standing in zip(found["shards"], told, strict=True):
         assert tuple(shard["staleness_counts"]) == standing.staleness_counts
         assert shard["staleness_counts"][0] == sum(shard["staleness_counts"]) == 10
+
+
+def test_who_asks_for_a_mode_is_told_that_somebody_else_wants_another(
+    tmp_path: Path,
+) -> None:
+    async def ask_both(
+        host: CoordinatorHost,
+    ) -> tuple[Record | BaseException, Record | BaseException]:
+        return await asyncio.gather(
+            host.set_mode(Mode.ASP, 0, WAIT_TIMEOUT_S),
+            host.set_mode(Mode.SSP, 2, WAIT_TIMEOUT_S),
+            return_exceptions=True,
+        )
+
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = nn.Linear(4, 3)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        first, second = job.run(ask_both(job.coordinator))
+
+    assert isinstance(first, Refusal)
+    assert "somebody has asked for SSP since" in first.message
+    assert isinstance(second, Record)
+    assert (second.mode, second.staleness_bound) == (Mode.SSP, 2)
 
 
 def test_before_the_start_the_command_says_whom_the_job_waits_for(

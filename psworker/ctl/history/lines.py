@@ -140,7 +140,7 @@ def _starts_of(file: Path, findings: Findings) -> list[Start]:
     for number, text in enumerate(_texts(file), 1):
         try:
             values = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict) or "type" not in values:
             if torn is not None:

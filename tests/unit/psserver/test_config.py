@@ -40,7 +40,9 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
             ["--staleness 3", "--mode asp", "only ssp bounds"],
         ),
         ({"mode": Mode.SSP, "staleness_bound": -1}, ["--staleness -1", "asp"]),
-        ({"backup_worker_count": -1}, ["--backup-workers -1", "below 0"]),
+        ({"backup_worker_count": -1}, ["--backup-workers -1", "not in 0 to"]),
+        ({"backup_worker_count": 1 << 70}, ["--backup-workers 11805", "not in 0 to"]),
+        ({"workers_min": 1 << 70}, ["--min-workers 11805", "not in 1 to"]),
         (
             {"mode": Mode.SSP, "backup_worker_count": 1},
             ["--backup-workers 1", "--mode ssp", "say --mode bsp"],

@@ -51,6 +51,8 @@ def test_nothing_arms_nothing() -> None:
         ("worker.step=kill(3)", "'kill.3.' is no action"),
         ("worker.step", "is not NAME=ACTION.*worker.step"),
         ("worker.step=kill@x", "is not NAME=ACTION"),
+        ("worker.step=kill@" + "1" * 5000, "is not NAME=ACTION.*at most 9 digits"),
+        ("worker.step=delay(1000000000)", "is not NAME=ACTION.*at most 9 digits"),
         ("worker.step=kill@0", "out of range"),
         ("worker.step=exit(256)", "out of range"),
     ],

@@ -74,6 +74,8 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryPathError, match="no history can be written"):
         opened(str(tmp_path / "file" / "h.jsonl"))
+    with pytest.raises(HistoryPathError, match="File name too long"):
+        opened(str(tmp_path / ("n" * 300)))
 
 
 def test_a_full_disk_ends_the_history_and_not_the_process(

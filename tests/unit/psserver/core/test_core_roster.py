@@ -75,6 +75,8 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_lost() -> None:
     def lost_at(now_ms: int) -> list[WorkerEntry]:
         return roster.lost(now_ms, grace_ms=500, lease_ttl_ms=10_000)
 
+    with pytest.raises(Refusal, match="belongs to a process that is suspect"):
+        register(roster, "a", "q")
     assert register(roster, "a", "p").worker == key("a")
     assert lost_at(10_499) == []
     assert [entry.worker for entry in lost_at(10_500)] == [key("a")]

@@ -449,6 +449,8 @@ def test_a_file_that_is_no_history_is_told(tmp_path: Path) -> None:
     run.check(tmp_path)
     (tmp_path / "notes.jsonl").write_text("hello\n")
     assert "no history" in broken(check_history([tmp_path]))["files"]
+    (tmp_path / "notes.jsonl").write_text("[" * 100_000 + "\n")
+    assert "no history" in broken(check_history([tmp_path]))["files"]
 
 
 def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
