@@ -29,13 +29,12 @@ from psworker.errors import (
     PsError,
 )
 from psworker.event_loop import EventLoop
-from psworker.joining import Joining
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
-from psworker.rejoining import EvictedWorker
+from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
 from psworker.tensor_chunks import ValueStore
@@ -289,8 +288,8 @@ class Connection:
                 "with",
                 given.bound.buffer_count,
             )
-        joining = Joining(self._loop, self._session, store)
-        joined = joining.join(given, timeout_s=self._config.start_timeout_s)
+        deadline = time.monotonic() + self._config.start_timeout_s
+        joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
         step_timeout_s = self._config.step_timeout_s

@@ -18,7 +18,7 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoined
-from psworker.joining import Joining
+from psworker.joining import Joined, Joining
 from psworker.jump import left_s
 from psworker.prepare import Prepared
 from psworker.push_result import combine, worst_outcome
@@ -27,6 +27,30 @@ from psworker.session import Session
 from psworker.tensor_chunks import ValueStore
 
 logger: Final = logging.getLogger("psworker")
+
+
+def join_first(
+    loop: EventLoop,
+    session: Session,
+    store: ValueStore,
+    given: Prepared,
+    deadline: float,
+) -> Joined:
+    """Joins; a worker that is taken out before it is in tries again as a new start.
+
+    Raises:
+        EvictedError: A replacement has its place, or the time is over.
+        PsError: See `Joining.join`.
+    """
+    while True:
+        try:
+            return Joining(loop, session, store).join(given, timeout_s=left_s(deadline))
+        except EvictedError as error:
+            if time.monotonic() >= deadline:
+                raise
+            logger.warning("joining again: %s", error)
+        with told_to_users():
+            loop.run(session.renew(left_s(deadline)))
 
 
 class EvictedWorker:

@@ -122,3 +122,29 @@ def test_a_shard_that_stands_still_inside_a_push(
         job.wait_steps("w0", 5)
         job.wait_steps("w1", 5)
         assert job.status().evicted_count == 0
+
+
+@pytest.mark.parametrize("point", ["record_announced", "fence_prepared"])
+def test_a_joiner_that_stands_still_joins_again(point: str, make_job: MakeJob) -> None:
+    """It is lost before it is in, be it a member already or not, and its `prepare`
+    returns all the same."""
+    delay = f"coordinator.{point}=delay(300)@2"
+    with make_job("--mode=bsp", coordinator_failpoint=delay) as job:
+        job.start_worker("w0")
+        job.wait_steps("w0", 3)
+        joiner = job.start_worker("w1")
+        job.wait_status(
+            lambda status: any(w.worker_id == "w1" for w in status.workers),
+            "the joiner to be known",
+        )
+        joiner.send(signal.SIGSTOP)
+        joiner.wait_stopped()
+        job.fault("SIGSTOP of a joiner")
+        job.wait_status(
+            lambda status: not any(w.worker_id == "w1" for w in status.workers),
+            "the joiner to be given up",
+        )
+        joiner.send(signal.SIGCONT)
+        job.wait_steps("w1", 3)
+        assert "again" in joiner.log
+        job.wait_steps("w0", 3)
