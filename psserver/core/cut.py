@@ -4,9 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from psserver.core.effects import FenceReport
-from psserver.core.fence import begun_commit
+from psserver.core.fence import begun_commit, holding_of
 from psserver.core.mode_change import last_sequence
 from psserver.core.record import Mode, Record, WorkerKey
+
+WorkerSequence = tuple[WorkerKey, int]
+"""A push, as worker and sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +23,7 @@ class Cut:
     """
 
     clock: int
-    sequences: tuple[tuple[WorkerKey, int], ...]
+    sequences: tuple[WorkerSequence, ...]
     version: int
 
 
@@ -29,6 +32,28 @@ def cut_after(record: Record, reports: Collection[FenceReport]) -> Cut:
     if record.mode is Mode.BSP:
         return _cut_at_clock(record, reports)
     return _cut_at_pushes(record, tuple(reports))
+
+
+def open_pushes(
+    cut: Cut, reports: Collection[FenceReport], *, is_two_phase: bool
+) -> tuple[WorkerSequence, ...]:
+    """Pushes of the cut of which some shard has not all, and only their senders do.
+
+    With two-phase steps a push is open until its sender has committed it, and those
+    that were skipped count as open too: a report can't tell them apart.
+    """
+    found = []
+    for worker, sequence in cut.sequences:
+        holdings = [holding_of(report, worker) for report in reports]
+        reached = min(
+            min(h.touched_sequence, h.complete_sequence)
+            if is_two_phase
+            else h.complete_sequence
+            for h in holdings
+        )
+        if reached < sequence:
+            found.append((worker, sequence))
+    return tuple(found)
 
 
 def _cut_at_clock(record: Record, reports: Collection[FenceReport]) -> Cut:

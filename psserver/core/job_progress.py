@@ -3,6 +3,8 @@
 `CoordinatorCore` feeds it with what shards, workers and readers say.
 """
 
+from collections.abc import Iterable
+
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
@@ -14,7 +16,7 @@ from psserver.core.coordinator_effects import (
     Prepare,
     ReleaseImage,
 )
-from psserver.core.cut import cut_after
+from psserver.core.cut import Cut, WorkerSequence, cut_after, open_pushes
 from psserver.core.departed_data import settle_data
 from psserver.core.fence import (
     ActiveFence,
@@ -27,7 +29,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import DataLedger, EpochLedger
 from psserver.core.loss import heir_of, wanted_change
 from psserver.core.mode_change import is_settled, mode_record, target_of
-from psserver.core.record import FenceKind, Mode, Record
+from psserver.core.record import FenceKind, Mode, Record, StepAtomicity
 from psserver.core.roster import Roster, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardMap
 from psserver.core.snapshots import SnapshotList
@@ -71,6 +73,7 @@ class JobProgress:
         self.failure = ""
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
+        self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -149,6 +152,9 @@ class JobProgress:
             and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
         ):
             self.fail_cut("the clock of the cut was not complete in time")
+        elif pending is not None and (lost := self._lost_of(pending.open_pushes)):
+            self._stuck_pushes = frozenset(lost)
+            self.fail_cut(_stuck_text(lost))
 
     def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
         """Takes out a worker that is no member."""
@@ -271,6 +277,12 @@ class JobProgress:
                 Abort(fence_number=fence.number, reason="nothing changed")
             )
             return
+        lacking, stuck = self._open_pushes(cut, fence)
+        if stuck:
+            reason = _stuck_text(stuck)
+            self.effects.append(Abort(fence_number=fence.number, reason=reason))
+            self.fail_cut(reason)
+            return
         if not self.snapshots.has_room():
             # Somebody has begun to read the one that was to make room.
             self.snapshots.is_wanted = True
@@ -281,7 +293,9 @@ class JobProgress:
         spare = self.snapshots.make_room()
         if spare is not None:
             self.effects.append(ReleaseImage(snapshot_id=spare))
-        entry = self.snapshots.decide(cut, generation=generation, now_ms=now_ms)
+        entry = self.snapshots.decide(
+            cut, generation=generation, now_ms=now_ms, open_pushes=lacking
+        )
         self.effects.append(
             DecideCut(
                 fence_number=fence.number,
@@ -290,3 +304,36 @@ class JobProgress:
                 sequences=cut.sequences,
             )
         )
+
+    def _open_pushes(
+        self, cut: Cut, fence: ActiveFence
+    ) -> tuple[tuple[WorkerSequence, ...], list[WorkerSequence]]:
+        """Pushes of a cut that only their senders can complete, in SSP and ASP.
+
+        Shards apply nothing beyond a cut, so that one which waits for a lost worker
+        would stop all others, whom nothing else stops.
+
+        Returns:
+            All of them, and those of lost workers.
+        """
+        assert self.record is not None
+        if self.record.mode is Mode.BSP:
+            return (), []
+        reports = tuple(fence.reports.values())
+        is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK
+        certain = open_pushes(cut, reports, is_two_phase=False)
+        found = open_pushes(cut, reports, is_two_phase=is_two_phase)
+        known = (push for push in found if push in self._stuck_pushes)
+        return found, self._lost_of({*certain, *known})
+
+    def _lost_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
+        lost = {entry.worker for entry in self.roster.in_state(WorkerState.LOST)}
+        return sorted(push for push in pushes if push[0] in lost)
+
+
+def _stuck_text(pushes: Iterable[WorkerSequence]) -> str:
+    names = ", ".join(str(worker) for worker, _ in pushes)
+    return (
+        f"{names} was lost in the middle of a push: nothing can be cut before it is "
+        "back, replaced or taken out"
+    )

@@ -150,7 +150,7 @@ class ShardProgress:
         """Members that something waits for."""
         number = self._table.next_clock
         if number is None:
-            return self.pushes.laggards()
+            return self.pushes.laggards() or self._owing_to_cut()
         contributors = self._table.contributors(number)
         lacking = tuple(m for m in contributors if not self._is_complete(m, number))
         # A shard that has everything waits for somebody to drive the commit.
@@ -167,6 +167,8 @@ class ShardProgress:
             return f"clock {number} to be {'committed' if is_staged else 'complete'}"
         if not self._table.is_settled:
             return "the pushes of the mode before to be applied"
+        if self._owing_to_cut() and not self.pushes.laggards():
+            return "the last push of a snapshot to be complete"
         return "slower workers to come within the staleness bound"
 
     # Inside
@@ -203,6 +205,17 @@ class ShardProgress:
         return not any(self._table.unfinished) and all(
             self._table.done_of(worker) >= sequence
             for worker, sequence in cut.sequences.items()
+        )
+
+    def _owing_to_cut(self) -> tuple[Member, ...]:
+        """Members whose pushes a decided cut waits for, in SSP and ASP."""
+        cut = self._fence.cut
+        if cut is None or not cut.is_streamed:
+            return ()
+        return tuple(
+            member
+            for member in self._table.members
+            if self._table.done_of(member.worker) < cut.sequences.get(member.worker, 0)
         )
 
     def _copy_image(self) -> None:

@@ -7,8 +7,7 @@ a pin lasts its time, then the reader is told that the snapshot is gone.
 from collections import deque
 from dataclasses import dataclass, field
 
-from psserver.core.cut import Cut
-from psserver.core.record import WorkerKey
+from psserver.core.cut import Cut, WorkerSequence
 
 IMAGE_COUNT_MAX = 2
 """Images a shard keeps, shared by all readers."""
@@ -27,6 +26,7 @@ class SnapshotEntry:
         clock: Clock of the cut.
         generation: Generation of the cut.
         sequences: Of each member, its last push that is in.
+        open_pushes: Pushes of the cut that only their senders can complete.
         decided_ms: When the cut was decided.
         ready: Shards that have copied.
         pins: Readers that may still read it, with the end of each pin.
@@ -36,7 +36,8 @@ class SnapshotEntry:
     version: int
     clock: int
     generation: int
-    sequences: tuple[tuple[WorkerKey, int], ...] = ()
+    sequences: tuple[WorkerSequence, ...] = ()
+    open_pushes: tuple[WorkerSequence, ...] = ()
     decided_ms: int = 0
     ready: set[int] = field(default_factory=set)
     pins: dict[int, int] = field(default_factory=dict)
@@ -90,7 +91,14 @@ class SnapshotList:
         """A fence for a cut opens: it serves all who have asked so far."""
         self.is_wanted = False
 
-    def decide(self, cut: Cut, *, generation: int, now_ms: int = 0) -> SnapshotEntry:
+    def decide(
+        self,
+        cut: Cut,
+        *,
+        generation: int,
+        now_ms: int = 0,
+        open_pushes: tuple[WorkerSequence, ...] = (),
+    ) -> SnapshotEntry:
         """Names a cut; its images are being copied."""
         entry = SnapshotEntry(
             self._next_id,
@@ -98,6 +106,7 @@ class SnapshotList:
             cut.clock,
             generation,
             sequences=cut.sequences,
+            open_pushes=open_pushes,
             decided_ms=now_ms,
         )
         self._next_id += 1
