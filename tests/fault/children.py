@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WAIT_TIMEOUT_S: Final = 30.0
+IMPORT_TIMEOUT_S: Final = 120.0
+"""For the nursery to import torch and all of ours, on a machine that is busy."""
 POLL_S: Final = 0.01
 
 Event = dict[str, Any]
@@ -104,7 +106,7 @@ class Nursery:
         )
         self._reader = threading.Thread(target=self._read, name="nursery")
         self._reader.start()
-        assert self._started.get(timeout=WAIT_TIMEOUT_S)["event"] == "ready"
+        assert self._started.get(timeout=IMPORT_TIMEOUT_S)["event"] == "ready"
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ the end of stdin all children are killed.
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 from psserver.tensors.supported_optimizers import load_optimizers
 
+PR_SET_PDEATHSIG: Final = 1
 IMPORTED: Final = (
     "psserver.__main__",
     "psserver.daemon.coordinator",
@@ -47,9 +49,11 @@ def load() -> None:
 def child(order: dict[str, Any]) -> None:
     """Becomes the wanted process; never returns."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    if sys.platform == "linux":  # nothing may outlive a nursery that is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     random.seed()
     files = (("/dev/null", os.O_RDONLY), (order["out"], None), (order["log"], None))
     for descriptor, (path, flags) in enumerate(files):
@@ -103,7 +107,8 @@ class Nursery:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # it ends with its stdin
         tell("ready")
         with selectors.DefaultSelector() as selector:
             selector.register(0, selectors.EVENT_READ)
