@@ -90,7 +90,7 @@ class HistoryReport:
         for promise in PROMISES:
             breaks = self.findings.breaks_of(promise)
             lines = [
-                f"{promise} broken at {each.place}: {printable(each.text)}"
+                f"{promise} broken at {printable(f'{each.place}: {each.text}')}"
                 for each in breaks[:_BREAKS_SHOWN]
             ]
             if len(breaks) > _BREAKS_SHOWN:

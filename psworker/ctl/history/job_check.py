@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from pswire.limits import SHARD_COUNT_MAX
 from psworker.ctl.history.findings import Findings
 from psworker.ctl.history.lines import Line, Push, Start, Worker
 from psworker.ctl.history.shard_story import (
@@ -14,6 +16,15 @@ from psworker.ctl.history.shard_story import (
     members_of,
 )
 from psworker.ctl.history.worker_story import EVICTED, PushOfWorker, WorkerStory
+
+_SENSELESS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What comes of a line whose values are not what they should be."""
 
 
 @dataclass(slots=True)
@@ -71,7 +82,7 @@ def with_story(job: Job, start: Start, findings: Findings) -> None:
         story: ShardStory | WorkerStory | None = None
         match start.role:
             case "shard":
-                job.shard_count = line.number_of("shard_count")
+                job.shard_count = _shard_count(line)
                 story = ShardStory(line, findings)
                 older = job.shards.get(story.index)
                 findings.require(
@@ -86,15 +97,22 @@ def with_story(job: Job, start: Start, findings: Findings) -> None:
                 story = WorkerStory(line, findings, job.pushes)
                 job.workers.append(story)
             case "coordinator":
-                job.shard_count = line.number_of("shard_count")
+                job.shard_count = _shard_count(line)
         for each in start.lines:
             line = each
             if line.kind == "record":
                 _note_record(job, line)
             if story is not None:
                 story.take(line)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _SENSELESS as error:
         findings.broken("files", line.place, f"this line is not understood: {error!r}")
+
+
+def _shard_count(begin: Line) -> int:
+    count = begin.number_of("shard_count")
+    if not 1 <= count <= SHARD_COUNT_MAX:
+        raise ValueError(f"no job has {count} shards")
+    return count
 
 
 def _note_record(job: Job, line: Line) -> None:

@@ -405,6 +405,14 @@ def senseless_line(run: Histories) -> None:
     run.add("shard-1", "done", push="a")
 
 
+def endless_number(run: Histories) -> None:
+    run.add("shard-1", "trailer", push=push("a", 9), chunks=[float("inf")], weight=1)
+
+
+def too_many_shards(run: Histories) -> None:
+    run.files["coordinator"][0]["shard_count"] = 10**12
+
+
 @pytest.mark.parametrize(
     ("breaks", "said"),
     [
@@ -413,6 +421,8 @@ def senseless_line(run: Histories) -> None:
         (other_record, "generation 1 has other members than at coordinator.jsonl:2"),
         (unknown_format, "format 2 is not 1"),
         (senseless_line, "this line is not understood"),
+        (endless_number, "this line is not understood"),
+        (too_many_shards, "no job has 1000000000000 shards"),
     ],
 )
 def test_histories_that_do_not_fit_are_told(
