@@ -143,3 +143,16 @@ def test_package_registries_are_the_users_choice(texts: dict[str, str]) -> None:
 def test_what_a_visitor_looks_for_is_there(texts: dict[str, str]) -> None:
     for name in ("README.md", "CHANGELOG.md"):
         assert texts[name].startswith("# "), f"{name} has no title"
+
+
+def test_wall_clocks_decide_nothing() -> None:
+    """G16: they may jump. Only the head of a history says when it was begun."""
+    wall_clock = re.compile(
+        r"\btime\.time(_ns)?\(|\bdatetime\b.*\b(now|utcnow|today)\("
+    )
+    users = {
+        path.relative_to(REPOSITORY).as_posix()
+        for path in modules(*LIBRARIES)
+        if wall_clock.search(path.read_text())
+    }
+    assert users == {"protos/pswire/history.py"}

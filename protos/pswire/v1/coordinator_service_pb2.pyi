@@ -1449,7 +1449,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     workers_floor: builtins.int
     """Members below which no lost one is taken out."""
     evicted_count: builtins.int
-    """Workers that were ever taken out."""
+    """Workers that were taken out since the coordinator was started."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
