@@ -49,6 +49,9 @@ class Child:
         self.stopped_at_s: float | None = None
         self._out = folder / f"{name}.out"
         self._log = folder / f"{name}.log"
+        self._read_bytes = 0
+        self._lines: list[str] = []
+        self._events: list[Event] = []
 
     @property
     def log(self) -> str:
@@ -57,13 +60,20 @@ class Child:
 
     def lines(self) -> list[str]:
         """What it printed, whole lines only."""
-        text = self._out.read_text() if self._out.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()
+        if self._out.exists():
+            with self._out.open("rb") as out:
+                out.seek(self._read_bytes)
+                data = out.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._read_bytes += len(data)
+            self._lines += data.decode().splitlines()
+        return self._lines
 
     def events(self, kind: str) -> list[Event]:
         """What it told of one kind."""
-        found = [json.loads(line) for line in self.lines()]
-        return [event for event in found if event["event"] == kind]
+        lines = self.lines()
+        self._events += [json.loads(line) for line in lines[len(self._events) :]]
+        return [event for event in self._events if event["event"] == kind]
 
     def send(self, number: int) -> float:
         """Sends a signal; when."""
