@@ -114,14 +114,14 @@ class CoordinatorCore:
     ) -> None:
         """Goes on from durable state after a restart.
 
-        No member is lost before a lease has passed, so that all may come back. A
+        No member is lost before all have had time to come back (`return_ms`). A
         worker that was not yet a member keeps its place in the queue, too.
         """
         if schema is not None:
             self.model.agree(schema, optimizers)
         self._progress.record = record
         self._progress.roster = Roster(incarnations)
-        self.have_patience(now_ms)
+        self._patient_until_ms = now_ms + self.settings.return_ms
         for worker, process_id in processes.items():
             if incarnations.get(worker.worker_id) == worker.incarnation:
                 self.roster.restore_registered(worker, process_id, now_ms)
@@ -134,7 +134,7 @@ class CoordinatorCore:
             self.roster.restore(
                 member.worker,
                 processes.get(member.worker, ""),
-                now_ms + self.settings.lease_ttl_ms,
+                now_ms + self.settings.return_ms,
             )
 
     def restore_ledger(

@@ -5,6 +5,10 @@ from enum import Enum
 
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
 
+RETURN_MS_MIN = 5_000
+"""Time that peers have to come back after the coordinator's own start, however short
+the lease is: a connection that was refused is tried again after up to 2.4 s."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
@@ -56,6 +60,11 @@ class JobSettings:
             "to wait for a replacement, and to do without the slowest workers, nothing "
             "of a clock may be applied before it is known of whom it consists"
         )
+
+    @property
+    def return_ms(self) -> int:
+        """Time in which nobody is lost after the coordinator's own start."""
+        return max(self.lease_ttl_ms, RETURN_MS_MIN)
 
 
 class JobPhase(Enum):

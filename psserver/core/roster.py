@@ -107,7 +107,8 @@ class Roster:
         caller may try again.
 
         Raises:
-            Refusal: `WORKER_ID_TAKEN` or `MALFORMED_MESSAGE`; no state changed.
+            Refusal: `WORKER_ID_TAKEN`, `LIMIT_EXCEEDED` or `MALFORMED_MESSAGE`; no
+                state changed.
         """
         if not process_id or len(process_id) > NAME_BYTES_MAX:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "process_id is empty or long")
@@ -116,7 +117,7 @@ class Roster:
                 return entry
         if len(worker_id.encode()) > NAME_BYTES_MAX:
             raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
+                ErrorReason.LIMIT_EXCEEDED,
                 f"worker id {worker_id[:64]!r} is longer than {NAME_BYTES_MAX} bytes",
             )
         chosen = worker_id or self._free_id()

@@ -49,8 +49,8 @@ def restored_core(
         slot.process_id = shard.process_id
         slot.address = shard.address
         slot.incarnation = shard.incarnation
-        # As if the connection broke when the lease is over.
-        slot.broken_ms = now_ms + settings.lease_ttl_ms
+        # As if the connection broke when the time to come back is over.
+        slot.broken_ms = now_ms + settings.return_ms
     core.restore(
         schema=stored.schema,
         optimizers=stored.optimizers,

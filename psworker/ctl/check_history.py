@@ -117,6 +117,12 @@ def check_history(paths: Sequence[Path]) -> HistoryReport:
             "with --history FOLDER/ first",
             ExitCode.USAGE,
         )
+    endless = [file for file in files if file.exists() and not file.is_file()]
+    if endless:
+        raise CommandError(
+            f"{endless[0]} is no file on a disk: name the histories' files or folder",
+            ExitCode.USAGE,
+        )
     findings = Findings()
     try:
         starts = read_starts(files, findings)

@@ -105,7 +105,7 @@ class SimulatedCoordinator:
             slot = core.shards.slots[shard.index]
             slot.process_id, slot.address = shard.name, shard.name
             slot.incarnation = 1
-            slot.broken_ms = self.now_ms + core.settings.lease_ttl_ms
+            slot.broken_ms = self.now_ms + core.settings.return_ms
             self.reconnect_shard(shard)
         strangers = []
         for worker in self._workers.values():

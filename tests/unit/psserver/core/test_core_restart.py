@@ -18,8 +18,10 @@ from tests.doubles.driven_coordinator import DrivenCoordinator
 SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
 
 
-def restarted(newest: Record | None, *, start_count: int = 1) -> CoordinatorCore:
-    core = CoordinatorCore(SETTINGS, start_count)
+def restarted(
+    newest: Record | None, *, start_count: int = 1, settings: JobSettings = SETTINGS
+) -> CoordinatorCore:
+    core = CoordinatorCore(settings, start_count)
     core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,
@@ -80,6 +82,16 @@ def test_nobody_is_lost_before_a_lease_has_passed() -> None:
     assert entry.state is WorkerState.SUSPECT
     core.tick(10_500)
     assert [e.state for e in core.roster.in_state(*WorkerState)] == [WorkerState.LOST]
+
+
+def test_with_a_short_lease_all_have_time_to_connect_again() -> None:
+    """A connection that was refused is tried again after up to 2.4 s."""
+    settings = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=1_000)
+    core = restarted(record({"a": 0}, generation=7), settings=settings)
+    core.tick(5_499)
+    assert core.roster.entry(key("a")).state is WorkerState.SUSPECT
+    core.tick(5_500)
+    assert core.roster.in_state(WorkerState.LOST) != []
 
 
 def test_a_member_that_comes_back_is_a_member_again() -> None:

@@ -46,14 +46,18 @@ def test_ids_are_chosen_for_those_that_have_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "process_id"),
-    [("a" * (NAME_BYTES_MAX + 1), "p"), ("a", ""), ("a", "p" * (NAME_BYTES_MAX + 1))],
+    ("name", "process_id", "reason"),
+    [
+        ("a" * (NAME_BYTES_MAX + 1), "p", ErrorReason.LIMIT_EXCEEDED),
+        ("a", "", ErrorReason.MALFORMED_MESSAGE),
+        ("a", "p" * (NAME_BYTES_MAX + 1), ErrorReason.MALFORMED_MESSAGE),
+    ],
 )
-def test_names_have_limits(name: str, process_id: str) -> None:
+def test_names_have_limits(name: str, process_id: str, reason: ErrorReason) -> None:
     roster = Roster()
     with pytest.raises(Refusal) as caught:
         register(roster, name, process_id)
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+    assert caught.value.reason is reason
     assert roster.incarnations == {}
 
 

@@ -468,6 +468,8 @@ def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
         check_history([tmp_path])
     with pytest.raises(CommandError, match="No such file"):
         check_history([tmp_path / "missing.jsonl"])
+    with pytest.raises(CommandError, match="no file on a disk"):
+        check_history([Path("/dev/zero")])
 
 
 def test_the_json_has_every_promise_and_break(tmp_path: Path) -> None:
