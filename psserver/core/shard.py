@@ -245,11 +245,18 @@ class ShardCore:
         return self._state.answer(clock, Outcome.APPLIED)
 
     def admits_values(self, push: PushId) -> bool:
-        """Whether values may be given before a push in SSP or ASP is done."""
+        """Whether values may be given before a push in SSP or ASP is done.
+
+        If so they are: staleness counts from the first of them.
+        """
         member = self.clocks.member_of(push.worker)
         if member is None or not self.clocks.is_streamed(member, push.sequence):
             return False
-        return self._progress.pushes.admits_pull(member.clock_of(push.sequence))
+        pushes = self._progress.pushes
+        is_admitted = pushes.admits_pull(member.clock_of(push.sequence))
+        if is_admitted and push.sequence > self.clocks.done_of(push.worker):
+            pushes.staleness.note_first_values(push.worker)
+        return is_admitted
 
     # Waiting
 

@@ -25,14 +25,22 @@ class StalenessCounter:
         self.counts = [0] * (COUNTED_MAX + 1)
         self._update_count = 0
         self._seen: dict[WorkerKey, int] = {}
+        self._giving: dict[WorkerKey, int] = {}
 
     def note_update(self) -> None:
         """The values have become newer by a push."""
         self._update_count += 1
 
+    def note_first_values(self, worker: WorkerKey) -> None:
+        """A worker is given the first of its values, with its own push in them.
+
+        They are as old as the first of them, whatever is applied until it has all.
+        """
+        self._giving.setdefault(worker, self._update_count + 1)
+
     def note_values(self, worker: WorkerKey) -> None:
-        """A worker is given the values as they are now."""
-        self._seen[worker] = self._update_count
+        """A worker is given the values as they are now, or the last of them."""
+        self._seen[worker] = self._giving.pop(worker, self._update_count)
 
     def of_next(self, worker: WorkerKey) -> int:
         """Staleness that a push of a worker has if it is applied now.
@@ -49,8 +57,10 @@ class StalenessCounter:
     def forget(self, worker: WorkerKey) -> None:
         """A record has closed this start of the worker."""
         self._seen.pop(worker, None)
+        self._giving.pop(worker, None)
 
     def begin(self) -> None:
         """A mode that applies pushes one by one begins: all have the same values."""
         self._update_count = 0
         self._seen.clear()
+        self._giving.clear()

@@ -1,5 +1,6 @@
 """How old the values were that a gradient came from, counted in updates."""
 
+from psserver.core.effects import ApplyChunk
 from psserver.core.push import PushId, Reply
 from psserver.core.record import Mode
 from psserver.core.staleness import COUNTED_MAX, StalenessCounter
@@ -156,3 +157,21 @@ def test_staleness_begins_anew_where_the_clocks_of_bsp_end() -> None:
     assert pushed(shard, "a", 3).staleness == 0
     assert pushed(shard, "a", 4).staleness == 0
     assert pushed(shard, "b", 3).staleness == 2
+
+
+def test_values_that_are_given_chunk_by_chunk_are_as_old_as_the_first() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0, 1], mode=Mode.ASP)
+    push = shard.push("a", chunks=[0, 1])
+    shard.of(ApplyChunk)
+    shard.core.chunk_applied(0)
+    assert shard.core.admits_values(push)  # and chunk 0 goes to a
+    shard.push("b", chunks=[0])
+    shard.core.chunk_applied(0)
+    shard.core.chunk_applied(1)
+    assert shard.core.admits_values(push)
+    shard.forget()
+
+    shard.push("a", 2, chunks=[0])
+    shard.apply_all()
+
+    assert shard.replies()[push_id("a", 2)].staleness == 1
