@@ -138,7 +138,8 @@ BUGS = (
             Edit(
                 f"{CORE}/dedupe.py",
                 "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
-                "        if sequence <= window.done_sequence and not window.entries:\n"
+                "        kept = window.done_sequence - len(window.entries)\n"
+                "        if 0 < sequence <= kept:\n"
                 "            window.done_sequence = sequence - 1\n"
                 "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
             ),
