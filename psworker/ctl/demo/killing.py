@@ -109,7 +109,8 @@ class Killing:
         return CommandError(
             f"{name} was killed with SIGKILL at step {self.kill.step}.\n"
             "Its values are gone with it: in this release that ends the job, as it "
-            f"did here\n{took_s:.1f} s later. The coordinator said:\n{said}",
+            f"did here\n{took_s:.1f} s later. The coordinator, which numbers shards as "
+            f"they come, said:\n{said}",
             ExitCode.PEER_UNAVAILABLE,
         )
 
