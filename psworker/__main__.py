@@ -9,6 +9,7 @@ import typer
 
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
+from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
@@ -75,6 +76,13 @@ def psworker(
     ] = False,
 ) -> None:
     """Runs training scripts as workers of a paramserver job."""
+    # Before the options of a command are read: a script would refuse it as well, but
+    # only after the wait for the coordinator.
+    try:
+        parse_failpoints(os.environ.get(FAILPOINT_VARIABLE, ""))
+    except FailpointError as error:
+        _log(str(error))
+        raise typer.Exit(ExitCode.BAD_CONFIGURATION) from error
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -137,7 +145,8 @@ def run(
 
     The script runs with this Python. Ctrl-C or SIGTERM is passed on to it, a second
     one kills it. The exit code is that of the first process that failed, 128 + n
-    after signal n, and 69 if the coordinator can't be reached.
+    after signal n, 69 if the coordinator can't be reached, and 78 if PS_FAILPOINT names
+    something that there is not.
     """
     plan = LaunchPlan(
         command=_checked_command(command),

@@ -20,7 +20,7 @@ from psworker.config import (
     find_history,
     find_worker_id,
 )
-from psworker.data import LoaderRefused, prepare_loader
+from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
 from psworker.errors import (
     ClosedError,
@@ -102,6 +102,7 @@ class Connection:
         self._session = session
         self._pending = PendingData()
         self._stepper: Stepper | None = None
+        self._loaders: tuple[LeasedLoader, ...] = ()
         self._is_closed = False
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
@@ -213,6 +214,9 @@ class Connection:
             id(loader): _leased(loader, link, name)
             for name, loader in given.loaders.items()
         }
+        self._loaders = tuple(
+            loader for loader in replaced.values() if isinstance(loader, LeasedLoader)
+        )
         self._stepper = stepper = self._join(given)
         optimizers = {
             name: PreparedOptimizer(optimizer, given.specs[name], stepper)
@@ -229,6 +233,8 @@ class Connection:
         """Leaves the job and ends all calls. More calls of it do nothing."""
         if self._is_closed:
             return
+        for loader in self._loaders:
+            loader.tell_missed()
         try:
             if self._session.membership.failure is None:
                 self._leave()

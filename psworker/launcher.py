@@ -49,6 +49,12 @@ class LaunchPlan:
     devices: tuple[str, ...] = ()
     history: str = ""
 
+    def worker_id_of(self, index: int) -> str | None:
+        """Id of the worker in process `index`, None if the coordinator chooses it."""
+        if self.worker_id is None or self.process_count == 1:
+            return self.worker_id
+        return f"{self.worker_id}-{index}"
+
     def environment(self, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
         """Environment of process `index`."""
         environment = dict(inherited)
@@ -56,9 +62,9 @@ class LaunchPlan:
         environment.pop("PS_WORKER_ID", None)
         if self.history:
             environment["PS_HISTORY"] = self.history
-        if self.worker_id is not None:
-            suffix = f"-{index}" if self.process_count > 1 else ""
-            environment["PS_WORKER_ID"] = self.worker_id + suffix
+        worker_id = self.worker_id_of(index)
+        if worker_id is not None:
+            environment["PS_WORKER_ID"] = worker_id
         if self.process_count > 1:
             # Output goes through a pipe, which Python would fill before it shows.
             environment.setdefault("PYTHONUNBUFFERED", "1")
@@ -164,14 +170,22 @@ class Launcher:
             code = self._run_once(index)
             if code == 0 or self.stopped.is_set():
                 break
-            self._log(
-                f"process {index} ended with exit code {code}, "
-                f"restarts used: {restart_count} of {self._plan.restart_limit}"
-            )
+            self._log(self._failure_text(index, code, restart_count))
             if restart_count < self._plan.restart_limit:
                 self.stopped.wait(RESTART_DELAY_S)
         with self._lock:
             self._first_failure = self._first_failure or code
+
+    def _failure_text(self, index: int, code: int, restart_count: int) -> str:
+        worker_id = self._plan.worker_id_of(index)
+        process = f"process {index}" + (f" (worker {worker_id})" if worker_id else "")
+        limit = self._plan.restart_limit
+        restarts = (
+            f"restarts used: {restart_count} of {limit}"
+            if limit
+            else "not started again since --max-restarts is 0"
+        )
+        return f"{process} ended with {_exit_code_text(code)}, {restarts}"
 
     def _run_once(self, index: int) -> int:
         """Runs process `index` to its end and returns its exit code."""
@@ -196,6 +210,14 @@ class Launcher:
             # What the process started may hold its streams open: not waited for.
             carrier.join(DRAIN_TIMEOUT_S)
         return exit_code_of_return_code(code)
+
+
+def _exit_code_text(code: int) -> str:
+    """As in `exit code 1`, or `exit code 137 (SIGKILL)`."""
+    try:
+        return f"exit code {code} ({signal.Signals(code - 128).name})"
+    except ValueError:  # Not that of a signal.
+        return f"exit code {code}"
 
 
 def _carry_output(

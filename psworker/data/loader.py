@@ -1,6 +1,5 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
-import logging
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
+from psworker.data.missed_epochs import MissedEpochs
 from psworker.data.order import (
     OrderSource,
     Positions,
@@ -19,8 +19,6 @@ from psworker.errors import EvictedError
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
-
-_log = logging.getLogger(__name__)
 
 
 class LeasedLoader:
@@ -47,6 +45,7 @@ class LeasedLoader:
         self._loader = loader
         self._source = source
         self._name = name
+        self._missed = MissedEpochs(name)
         self._orders = OrderSource(loader)
         self._epoch = 0
         self._feed = _IndexFeed()
@@ -67,6 +66,10 @@ class LeasedLoader:
             raise ValueError(f"epoch must be at least 0, not {epoch}")
         self._epoch = epoch
 
+    def tell_missed(self) -> None:
+        """Warns if the script is done and got no batch of what it iterated."""
+        self._missed.end()
+
     def __iter__(self) -> Generator[Any, None, None]:
         epoch = self._epoch
         self._epoch += 1
@@ -82,18 +85,13 @@ class LeasedLoader:
                 try:
                     for batch in self._batches_held(epoch):
                         batch_count += 1
+                        self._missed.note_batch(epoch)
                         yield batch
                 except EvictedError:
                     if rejoin_count == self._source.rejoin_count:
                         self._source.rejoin()
             if not batch_count and self._orders.shape.batch_count:
-                _log.warning(
-                    "this worker got no batch of epoch %d of %r: the job's workers "
-                    "have trained all of it; for a new run start a new coordinator "
-                    "and shards, with other --state-dir folders",
-                    epoch,
-                    self._name,
-                )
+                self._missed.add(epoch)
         finally:
             if not self._loader.persistent_workers:
                 self._fetcher = None

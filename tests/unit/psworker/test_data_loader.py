@@ -1,6 +1,7 @@
 """Leased loading over the coordinator's real ledger, without a network between."""
 
 import contextlib
+import logging
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -415,3 +416,47 @@ def test_the_end_of_an_epoch_is_shared_out_where_data_goes_to_whoever_asks() -> 
     assert asked[0] == 4  # of 20 batches
     assert asked[-1] == 1
     assert sorted(asked, reverse=True)[0] == 4
+
+
+def test_epochs_that_others_have_trained_are_told_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = LedgerJob(2)
+    first, late = LedgerSource(job, 0), LedgerSource(job, 1)
+    loader = LeasedLoader(_loader(), first)
+    for _ in range(3):
+        _train(first, loader)
+    joined = LeasedLoader(_loader(), late)
+    for _ in range(3):
+        assert _train(late, joined) == []
+    assert not caplog.messages
+    for _ in range(2):
+        assert _train(late, joined)
+    joined.tell_missed()
+    assert caplog.messages == [
+        "epochs 0 to 2 of 'loader' are trained already: this worker goes on with "
+        "epoch 3"
+    ]
+    assert caplog.records[0].levelno == logging.INFO
+
+
+def test_a_worker_that_never_got_a_batch_is_warned_once_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = LedgerJob(2)
+    first, late = LedgerSource(job, 0), LedgerSource(job, 1)
+    loader = LeasedLoader(_loader(), first)
+    for epoch in (0, 1, 4):
+        loader.set_epoch(epoch)
+        _train(first, loader)
+    joined = LeasedLoader(_loader(), late)
+    for epoch in (0, 1, 4):
+        joined.set_epoch(epoch)
+        assert _train(late, joined) == []
+    assert not caplog.messages
+    joined.tell_missed()
+    joined.tell_missed()
+    (message,) = caplog.messages
+    assert "got no batch of epochs 0 to 1, 4 of 'loader'" in message
+    assert "trained all of them; for a new run" in message

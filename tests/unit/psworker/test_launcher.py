@@ -121,14 +121,19 @@ def test_exit_code_is_that_of_the_process_that_failed(
         "--coordinator", coordinator, "--nproc", "3", "--worker-id", "x", "--", path
     )
     assert code == 7
-    assert "process 1 ended with exit code 7" in errors
+    assert (
+        "psworker: process 1 (worker x-1) ended with exit code 7, "
+        "not started again since --max-restarts is 0\n"
+    ) in errors
 
 
 def test_a_process_ended_by_a_signal_counts_as_128_and_its_number(
     tmp_path: Path, coordinator: str
 ) -> None:
     path = script(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    assert run("--coordinator", coordinator, "--", path)[0] == 137
+    code, _, errors = run("--coordinator", coordinator, "--", path)
+    assert code == 137
+    assert "process 0 ended with exit code 137 (SIGKILL), not started" in errors
 
 
 def test_a_failed_process_starts_again_as_often_as_allowed(
@@ -257,6 +262,17 @@ def test_a_wrong_command_line_says_so_before_it_waits(
     code, _, errors = run(*arguments)
     assert code == 2
     assert says in errors
+
+
+@pytest.mark.parametrize("coordinator_option", [(), ("--coordinator", "localhost:1")])
+def test_a_failpoint_that_there_is_not_is_refused_at_once(
+    coordinator_option: tuple[str, ...],
+) -> None:
+    code, _, errors = run(
+        *coordinator_option, "--", "-m", "this", PS_FAILPOINT="worker.foo=kill"
+    )
+    assert code == 78
+    assert "there is no failpoint 'worker.foo'; places are worker.joined," in errors
 
 
 def test_processes_get_one_cuda_device_each_and_share_when_there_are_too_few() -> None:
