@@ -75,7 +75,10 @@ def check_history_command(
 
     Example: psctl check-history runs/monday/
 
-    Exit code 1 when a promise was broken. Start the processes with --history FOLDER/,
+    Exit code 1 when a promise was broken, 75 when histories were still being written
+    meanwhile, so that a break may come from that: check again when the job has ended.
+
+    Start the processes with --history FOLDER/,
     or with PS_HISTORY, to have histories; see docs/history.md.
     """
     from psworker.ctl.check_history import check_history
@@ -85,8 +88,10 @@ def check_history_command(
         print_json(found.to_json())
     else:
         typer.echo(found.to_text())
-    if not found.is_clean:
-        raise typer.Exit(ExitCode.ERROR)
+    if found.still_written:
+        say(found.still_written_text)
+    if found.exit_code != ExitCode.DONE:
+        raise typer.Exit(found.exit_code)
 
 
 @bench_app.command("step")

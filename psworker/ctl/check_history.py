@@ -1,6 +1,6 @@
 """`psctl check-history`: the report on a run's promises, for people and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +9,7 @@ from psworker.ctl.failures import CommandError
 from psworker.ctl.history.findings import PROMISES, Findings
 from psworker.ctl.history.job_check import Job, check_job
 from psworker.ctl.history.lines import files_of, read_starts
-from psworker.ctl.tables import aligned, printable
+from psworker.ctl.tables import aligned, count_text, printable
 
 SCHEMA_VERSION: Final = 1
 """Of the JSON. `docs/history.md` describes it."""
@@ -17,18 +17,35 @@ SCHEMA_VERSION: Final = 1
 _BREAKS_SHOWN: Final = 20
 """Of each promise, for people. The JSON has all of them."""
 
+_FILES_NAMED: Final = 5
+"""In a text, so that a folder of a big job does not fill the screen."""
+
+STILL_WRITTEN: Final = (
+    "these histories are still being written: check again when the job has ended"
+)
+
 
 class HistoryReport:
     """What a check of histories has found.
 
     Attributes:
         file_count: Files that were read.
+        still_written: Names of those that grew meanwhile, or came only then. The files
+            tell of different moments then, so a break may come from that alone.
         job: What they tell.
         findings: What was checked and what is broken.
     """
 
-    def __init__(self, file_count: int, job: Job, findings: Findings) -> None:
+    def __init__(
+        self,
+        file_count: int,
+        job: Job,
+        findings: Findings,
+        *,
+        still_written: Sequence[str] = (),
+    ) -> None:
         self.file_count = file_count
+        self.still_written = tuple(still_written)
         self.job = job
         self.findings = findings
 
@@ -37,6 +54,23 @@ class HistoryReport:
         """Whether every promise was kept."""
         return not self.findings.breaks
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a command ends that has found this."""
+        if self.is_clean:
+            return ExitCode.DONE
+        return ExitCode.TRY_AGAIN if self.still_written else ExitCode.ERROR
+
+    @property
+    def still_written_text(self) -> str:
+        """That breaks may come from a process that still writes, empty if none does."""
+        if not self.still_written:
+            return ""
+        return (
+            f"{STILL_WRITTEN} ({_named(self.still_written)} changed while they were "
+            "read one after the other, so a push under way may look broken)"
+        )
+
     def to_json(self) -> dict[str, object]:
         """For programs."""
         findings = self.findings
@@ -44,6 +78,7 @@ class HistoryReport:
             "schema_version": SCHEMA_VERSION,
             "job_ids": list(self.job.job_ids),
             "file_count": self.file_count,
+            "still_written": list(self.still_written),
             "counts": dict(sorted(findings.counts.items())),
             "promises": {
                 promise: {
@@ -63,9 +98,12 @@ class HistoryReport:
         counts = self.findings.counts
         head = (
             f"job {', '.join(map(printable, self.job.job_ids)) or '-'}: "
-            f"{self.file_count} files, {counts['workers']} workers, "
-            f"{counts['shards']} shards, {counts['generations']} generations, "
-            f"{counts['evicted']} evictions\n"
+            f"{count_text(self.file_count, 'file')}, "
+            f"{count_text(counts['workers'], 'worker')} "
+            f"({count_text(counts['worker_starts'], 'start')}), "
+            f"{count_text(counts['shards'], 'shard')}, "
+            f"{count_text(counts['generations'], 'generation')}, "
+            f"{count_text(counts['evicted'], 'eviction')}\n"
             f"pushes: {counts['acknowledged']} acknowledged, "
             f"{counts['dropped']} dropped, "
             f"{counts['unknown_applied']} unknown and applied, "
@@ -83,7 +121,8 @@ class HistoryReport:
             for promise, text in PROMISES.items()
         ]
         table = aligned(("", "PROMISE", "CHECKED", "BROKEN"), rows)
-        return "\n\n".join([head, table, *self._breaks_text()])
+        note = [self.still_written_text] if self.still_written else []
+        return "\n\n".join([head, table, *self._breaks_text(), *note])
 
     def _breaks_text(self) -> list[str]:
         texts = []
@@ -107,7 +146,8 @@ def check_history(paths: Sequence[Path]) -> HistoryReport:
         paths: Files, or folders with nothing but histories of the job.
 
     Raises:
-        CommandError: There is nothing to check, or it can't be read.
+        CommandError: There is nothing to check, no shard's history among it, or it
+            can't be read.
     """
     files = files_of(paths)
     if not files:
@@ -125,7 +165,36 @@ def check_history(paths: Sequence[Path]) -> HistoryReport:
         )
     findings = Findings()
     try:
+        sizes = _sizes_of(files)
         starts = read_starts(files, findings)
+        later_sizes = _sizes_of(files_of(paths))
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}") from error
-    return HistoryReport(len(files), check_job(starts, findings), findings)
+    if not any(start.begin.values.get("role") == "shard" for start in starts):
+        raise CommandError(
+            "there is no shard's history among these files: "
+            f"{_named([file.name for file in files])}: nothing can be checked without "
+            "one. Name the histories of all processes, or their folder",
+            ExitCode.USAGE,
+        )
+    # Histories have no last line, so what tells that one goes on is that it grew.
+    still_written = [
+        file.name for file, size in later_sizes.items() if sizes.get(file) != size
+    ]
+    return HistoryReport(
+        len(files),
+        check_job(starts, findings),
+        findings,
+        still_written=still_written,
+    )
+
+
+def _sizes_of(files: Iterable[Path]) -> dict[Path, int]:
+    return {file: file.stat().st_size for file in files}
+
+
+def _named(names: Sequence[str]) -> str:
+    """The names for a person, not all of very many."""
+    said = ", ".join(map(printable, names[:_FILES_NAMED]))
+    more = len(names) - _FILES_NAMED
+    return f"{said} and {more} more" if more > 0 else said

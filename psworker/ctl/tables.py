@@ -8,6 +8,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def count_text(count: int, one: str, many: str = "") -> str:
+    """A number of things as a person says it, such as `1 file` and `2 files`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def aligned(
     header: Sequence[str],
     rows: Sequence[Sequence[object]],

@@ -122,6 +122,7 @@ def _run_all(
     ]
     expected_s = sum(ideal_s(each) + _START_S for each in runs)
     tell(f"{len(runs)} runs, about {math.ceil(expected_s / 60)} min together")
+    _tell_rounding(settings, task, tell)
     figures = []
     for number, conditions in enumerate(runs, start=1):
         name = f"[{number}/{len(runs)}] {conditions.load}, {conditions.mode.label}"
@@ -205,6 +206,17 @@ def _gradient_count(settings: CompareSettings, task: Task) -> int:
     """Gradients of a run, a whole number of clocks."""
     of_clock = task.batch_size * settings.worker_count
     return math.ceil(settings.sample_count / of_clock) * settings.worker_count
+
+
+def _tell_rounding(settings: CompareSettings, task: Task, tell: Tell) -> None:
+    """Says it when more samples are trained than were asked for."""
+    sample_count = _gradient_count(settings, task) * task.batch_size
+    if sample_count != settings.sample_count:
+        tell(
+            f"--samples {settings.sample_count} is rounded up to {sample_count}: whole "
+            f"steps of all workers, {task.batch_size} samples for each of "
+            f"{settings.worker_count}"
+        )
 
 
 def _new_folder(scratch: Path, name: str) -> Path:

@@ -20,6 +20,8 @@ NOT_INSTALLED: Final = (
 # Of Okabe and Ito, which people who see colours differently can tell apart.
 _COLOURS: Final = ("#4D4D4D", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _PANEL_INCHES: Final = (4.6, 3.4)
+_ACCURACY_MARGIN: Final = 0.05
+"""Of the accuracy axis, above and below what it shows."""
 
 
 def can_draw() -> bool:
@@ -41,13 +43,33 @@ def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Pa
     for row, load in zip(panels, loads, strict=True):
         runs = [each for each in figures if each.conditions.load is load]
         _draw_accuracy(row[0], runs, target_accuracy)
-        row[0].set_title(f"{load}: {load.description}", loc="left", fontsize=10)
         _draw_rates(row[1], runs)
         _draw_staleness(row[2], runs)
-        row[2].set_title("0 in BSP", loc="left", fontsize=10)
+        titles = (
+            f"{load}: {load.description}",
+            f"{load}: pace",
+            f"{load}: staleness (BSP has none)",
+        )
+        for panel, title in zip(row, titles, strict=True):
+            panel.set_title(title, loc="left", fontsize=10)
     path = folder / PICTURE_FILE
     figure.savefig(path, dpi=130)
     return path
+
+
+def accuracy_limits(runs: Sequence[Figures]) -> tuple[float, float]:
+    """Ends of the accuracy axis, which fits what the runs have.
+
+    Where all runs got beyond 0.5, their climb up to there is left out, so that the
+    differences at the end can be seen.
+    """
+    if min(run.final_accuracy for run in runs) > 0.5:
+        return 0.5, 1.0
+    seen = [point.accuracy for run in runs for point in run.curve]
+    return (
+        max(0.0, min(seen) - _ACCURACY_MARGIN),
+        min(1.0, max(seen) + _ACCURACY_MARGIN),
+    )
 
 
 def _draw_accuracy(
@@ -64,7 +86,7 @@ def _draw_accuracy(
     axes.axhline(target_accuracy, color="0.6", linestyle=":", linewidth=1)
     axes.set_xlabel("seconds")
     axes.set_ylabel("held-out accuracy")
-    axes.set_ylim(0.5, 1.0)
+    axes.set_ylim(*accuracy_limits(runs))
     axes.set_xlim(left=0)
     axes.legend(loc="lower right", frameon=False)
 

@@ -14,6 +14,9 @@ Below: messages take their time, which is the same in all modes. Above: BSP has 
 it in a step, as all its workers push at once."""
 
 ACCURACY_DIFFERENCE_MAX: Final = 0.01
+
+LEARNED_ACCURACY_MIN: Final = 0.5
+"""Of BSP. Below it training has hardly left chance, and a point is a matter of luck."""
 _ROUNDING: Final = 1e-9
 
 
@@ -27,6 +30,7 @@ class Ratio:
         expected: The same if nothing but the drawn delays took time.
         limit: The most that it could be in a run without end.
         accuracy_difference: Its final accuracy less BSP's.
+        bsp_accuracy: BSP's final accuracy.
     """
 
     conditions: RunConditions
@@ -34,6 +38,7 @@ class Ratio:
     expected: float
     limit: float
     accuracy_difference: float
+    bsp_accuracy: float
 
     @property
     def verdict(self) -> str:
@@ -43,7 +48,9 @@ class Ratio:
             wrong.append(f"slower than {SHARE_MIN:g} of it")
         if self.measured > SHARE_MAX * self.expected:
             wrong.append(f"faster than {SHARE_MAX:g} of it")
-        if abs(self.accuracy_difference) > ACCURACY_DIFFERENCE_MAX + _ROUNDING:
+        if self.bsp_accuracy < LEARNED_ACCURACY_MIN:
+            wrong.append("too few samples to compare accuracies")
+        elif abs(self.accuracy_difference) > ACCURACY_DIFFERENCE_MAX + _ROUNDING:
             wrong.append("accuracy over a point off")
         return ", ".join(wrong) or "as expected"
 
@@ -82,4 +89,5 @@ def _ratio(figures: Figures, bsp: Figures) -> Ratio:
         limit=rate_limit(own.mode, own.load, own.worker_count)
         / rate_limit(other.mode, other.load, other.worker_count),
         accuracy_difference=figures.final_accuracy - bsp.final_accuracy,
+        bsp_accuracy=bsp.final_accuracy,
     )

@@ -16,6 +16,7 @@ from psworker.ctl.history.shard_story import (
     members_of,
 )
 from psworker.ctl.history.worker_story import EVICTED, PushOfWorker, WorkerStory
+from psworker.ctl.tables import count_text
 
 _SENSELESS: Final = (
     ArithmeticError,
@@ -222,26 +223,26 @@ def _check_all_or_nothing(job: Job, findings: Findings) -> None:
 
 def _check_torn(shard: ShardStory, findings: Findings) -> None:
     torn = shard.torn_pushes()
+    told = f"{shard.name} has {count_text(len(torn), 'torn push', 'torn pushes')}"
     findings.counts["torn"] += len(torn)
     findings.require(
         "G3",
         not (torn and shard.is_two_phase),
         shard.place,
-        f"{shard.name} has {len(torn)} torn pushes although steps are two-phase: "
-        f"{', '.join(map(str, torn[:5]))}",
+        f"{told} although steps are two-phase: {', '.join(map(str, torn[:5]))}",
     )
     findings.require(
         "G3",
         len(torn) <= shard.torn_reported,
         shard.place,
-        f"{shard.name} has {len(torn)} torn pushes and reported "
-        f"{shard.torn_reported}: {', '.join(map(str, torn[:5]))}",
+        f"{told} and reported {shard.torn_reported}: {', '.join(map(str, torn[:5]))}",
     )
 
 
 def _count(job: Job, findings: Findings) -> None:
     counts = findings.counts
-    counts["workers"] = len({story.worker for story in job.workers})
+    counts["workers"] = len({story.worker.worker_id for story in job.workers})
+    counts["worker_starts"] = len({story.worker for story in job.workers})
     counts["shards"] = len(job.shards)
     counts["generations"] = len(job.records)
     counts["evicted"] = len(job.evicted)

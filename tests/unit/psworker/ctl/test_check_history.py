@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from psworker.ctl.check_history import HistoryReport, check_history
+from pswire.exit_codes import ExitCode
+from psworker.ctl import check_history as check_history_module
+from psworker.ctl.check_history import STILL_WRITTEN, HistoryReport, check_history
 from psworker.ctl.failures import CommandError
+from psworker.ctl.history.findings import Findings
+from psworker.ctl.history.lines import Start, read_starts
+from psworker.ctl.tables import count_text
 
 Values = dict[str, Any]
 
@@ -280,7 +285,7 @@ def torn_in_two_phases(run: Histories) -> None:
     [
         (one_shard_only, "push 3 of a/1 is applied on shard 0, not done on shard 1"),
         (other_ends, "push 3 of a/1 is applied on shard 0, skipped on shard 1"),
-        (torn_and_not_told, "shard 0 has 1 torn pushes and reported 0"),
+        (torn_and_not_told, "shard 0 has 1 torn push and reported 0"),
         (torn_in_two_phases, "although steps are two-phase"),
     ],
 )
@@ -470,6 +475,50 @@ def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
         check_history([tmp_path / "missing.jsonl"])
     with pytest.raises(CommandError, match="no file on a disk"):
         check_history([Path("/dev/zero")])
+
+
+def test_files_without_a_shards_history_are_an_error(tmp_path: Path) -> None:
+    run = good()
+    for shard in SHARDS:
+        del run.files[shard]
+    with pytest.raises(CommandError, match="no shard's history among these") as told:
+        run.check(tmp_path)
+    assert told.value.exit_code == ExitCode.USAGE
+    assert "coordinator.jsonl, worker-a-1.jsonl" in str(told.value)
+
+
+def test_a_break_in_histories_that_still_grow_says_to_check_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = good()
+    applied_twice(run)
+    assert run.check(tmp_path).exit_code == ExitCode.ERROR
+
+    def read_while_one_grows(files: list[Path], findings: Findings) -> list[Start]:
+        starts = read_starts(files, findings)
+        with (tmp_path / "shard-1.jsonl").open("a") as shard:
+            shard.write('{"type": "opened"}\n')
+        (tmp_path / "worker-c-1.jsonl").touch()
+        return starts
+
+    monkeypatch.setattr(check_history_module, "read_starts", read_while_one_grows)
+    report = check_history([tmp_path])
+    assert report.exit_code == ExitCode.TRY_AGAIN
+    assert report.still_written == ("shard-1.jsonl", "worker-c-1.jsonl")
+    assert STILL_WRITTEN in report.to_text()
+    assert report.to_json()["still_written"] == ["shard-1.jsonl", "worker-c-1.jsonl"]
+
+
+def test_workers_are_counted_by_id_and_numbers_agree_with_their_nouns(
+    tmp_path: Path,
+) -> None:
+    run = good()
+    run.begin("worker-a-2", "worker", worker=["a", 2])
+    text = run.check(tmp_path).to_text()
+    assert "6 files, 2 workers (3 starts), 2 shards, 2 generations, 0 evictions" in text
+    assert count_text(1, "file") == "1 file"
+    assert count_text(1, "torn push", "torn pushes") == "1 torn push"
+    assert count_text(0, "torn push", "torn pushes") == "0 torn pushes"
 
 
 def test_the_json_has_every_promise_and_break(tmp_path: Path) -> None:

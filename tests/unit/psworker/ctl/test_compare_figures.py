@@ -91,6 +91,29 @@ def test_dropped_samples_count_by_themselves() -> None:
     assert found.samples_per_s == pytest.approx(320)
 
 
+def short_run(name: str, *accuracies: float) -> Figures:
+    """A run that has hardly learned anything."""
+    curve = [CurvePoint(at_s, accuracy) for at_s, accuracy in enumerate(accuracies)]
+    steps = [step(number) for number in range(20)]
+    return figures_of(conditions(name), steps, curve, target_accuracy=0.9)
+
+
+def test_accuracies_near_chance_are_not_compared() -> None:
+    (ratio,) = ratios_to_bsp([short_run("bsp", 0.1, 0.2), short_run("asp", 0.1, 0.3)])
+    assert ratio.verdict == "too few samples to compare accuracies"
+
+
+def test_a_mode_that_alone_does_not_learn_is_told() -> None:
+    (ratio,) = ratios_to_bsp([short_run("bsp", 0.1, 0.9), short_run("asp", 0.1, 0.1)])
+    assert ratio.verdict == "accuracy over a point off"
+
+
+def test_the_accuracy_axis_fits_what_runs_have() -> None:
+    low = [short_run("bsp", 0.1, 0.2), short_run("asp", 0.12, 0.3)]
+    assert picture.accuracy_limits(low) == pytest.approx((0.05, 0.35))
+    assert picture.accuracy_limits(figures()) == (0.5, 1.0)
+
+
 def test_an_accuracy_that_never_came_is_none() -> None:
     curve = [CurvePoint(0.0, 0.1), CurvePoint(1.0, 0.5)]
     found = figures_of(
