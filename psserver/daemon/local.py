@@ -117,13 +117,23 @@ def _prepare_child() -> None:
 
 
 async def _stop(children: list[asyncio.subprocess.Process]) -> None:
-    """Shards first, so that the coordinator does not take them for lost."""
-    for child in reversed(children):
+    """The coordinator first: one that still watches takes shards that go for lost."""
+    await _end(children[:1])
+    await _end(children[1:])
+
+
+async def _end(children: list[asyncio.subprocess.Process]) -> None:
+    """Tells all of them to end, and waits until they have."""
+    for child in children:
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
-        try:
-            async with asyncio.timeout(DRAIN_TIMEOUT_S + 1):
-                await child.wait()
-        except TimeoutError:
-            child.kill()
+    await asyncio.gather(*(_wait_ended(child) for child in children))
+
+
+async def _wait_ended(child: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT_S + 1):
             await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()

@@ -54,6 +54,8 @@ class JobWaits:
         self._wanted_mode: tuple[Mode, int] | None = None
         self._wanted_since_ms = 0
         self._said_ms: dict[str, int] = {}
+        self._generation: int | None = None
+        self._record_ms = -1
 
     def note_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
         """Somebody has asked for a mode; the newest wish counts."""
@@ -67,14 +69,13 @@ class JobWaits:
 
     def look(self, now_ms: int) -> None:
         """Notes what is waited for now, and logs what takes long."""
+        self._note_record(now_ms)
         self._note_missing(now_ms)
         self._note_fence()
-        # A job that ended, or failed, waits for nobody.
-        is_over = self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED)
         long = [
             wait
             for wait in self._waits(now_ms)
-            if not is_over and now_ms - wait.since_ms >= WAITING_INTERVAL_MS
+            if now_ms - wait.since_ms >= WAITING_INTERVAL_MS
         ]
         for wait in long:
             said_ms = self._said_ms.get(wait.source)
@@ -104,6 +105,8 @@ class JobWaits:
     # Inside
 
     def _waits(self, now_ms: int) -> Iterator[_Wait]:
+        if self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED):
+            return  # what ended, or failed, waits for nobody
         missing = self._core.waiting_for()
         if missing:
             since_ms = self._missing_since_ms
@@ -137,6 +140,14 @@ class JobWaits:
             text += f": behind are {', '.join(behind)}"
         yield _Wait("mode", self._wanted_since_ms, text, is_usual=True)
 
+    def _note_record(self, now_ms: int) -> None:
+        """Notes when a record came: what shards told before may be over with it."""
+        record = self._core.record
+        generation = record.generation if record is not None else 0
+        if self._generation not in (None, generation):
+            self._record_ms = now_ms
+        self._generation = generation
+
     def _note_missing(self, now_ms: int) -> None:
         if not self._core.waiting_for():
             self._missing_since_ms = None
@@ -167,33 +178,45 @@ class JobWaits:
         return f" ({', '.join(shown)})" if shown else ""
 
     def _stragglers(self, now_ms: int) -> Iterator[_Wait]:
-        found: dict[str, str] = {}
-        since_ms = now_ms
-        # Named already, with what would end the wait.
+        """Members that do not push, or else shards that wait for something else.
+
+        A shard tells up to a second late: whom a record has taken out since is waited
+        for no more, and who is lost is named already, with what would end the wait.
+        """
+        record = self._core.record
+        members = {m.worker.worker_id for m in record.members} if record else set()
         lost = {
             e.worker.worker_id for e in self._core.roster.in_state(WorkerState.LOST)
         }
+        workers: dict[str, str] = {}
+        shards: dict[str, str] = {}
+        since_ms: dict[str, int] = {}
         for slot in self._core.shards.slots:
             standing = slot.standing
             if not slot.is_watching or not standing.waited_ms:
                 continue
             assert standing.heard_ms is not None
-            since_ms = min(since_ms, standing.heard_ms - standing.waited_ms)
-            if not standing.waiting_for:
-                found[f"shard {slot.index}"] = (
-                    f"shard {slot.index} (clock {standing.applied_clock}), which waits "
+            began_ms = standing.heard_ms - standing.waited_ms
+            for other in standing.waiting_for:
+                if other.name in members and other.name not in lost:
+                    workers[other.name] = (
+                        f"{other.name} (clock {other.clock}, "
+                        f"{_silence_text(other.silent_ms)})"
+                    )
+                    earliest_ms = since_ms.get(other.name, began_ms)
+                    since_ms[other.name] = min(earliest_ms, began_ms)
+            if not standing.waiting_for and standing.heard_ms > self._record_ms:
+                name = f"shard {slot.index}"
+                shards[name] = (
+                    f"{name} (clock {standing.applied_clock}), which waits "
                     f"for {standing.waiting_reason or 'its own work'}"
                 )
-            found.update(
-                {
-                    other.name: f"{other.name} (clock {other.clock}, "
-                    f"{_silence_text(other.silent_ms)})"
-                    for other in standing.waiting_for
-                    if other.name not in lost
-                }
-            )
+                since_ms[name] = began_ms
+        # What a shard waits for is over once that worker is: it is not named as well.
+        found = workers or ({} if lost & members else shards)
         if found:
-            yield _Wait("clock", since_ms, ", ".join(found.values()))
+            began_ms = min(since_ms[name] for name in found)
+            yield _Wait("clock", began_ms, ", ".join(found.values()))
 
 
 def _shard_text(slot: ShardSlot, now_ms: int) -> str:
