@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pswire.limits import STALENESS_BOUND_DEFAULT
-from psworker.ctl.options import CoordinatorOption, JsonOption, print_json
+from psworker.ctl.options import CoordinatorOption, JsonOption, print_json, say
 
 
 class ModeName(StrEnum):
@@ -15,6 +15,15 @@ class ModeName(StrEnum):
     BSP = "bsp"
     SSP = "ssp"
     ASP = "asp"
+
+
+def _mode_name(text: str) -> ModeName:
+    try:
+        return ModeName(text.lower())
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not one of {', '.join(ModeName)}"
+        ) from None
 
 
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
@@ -35,6 +44,7 @@ def mode(
     name: Annotated[
         ModeName,
         typer.Argument(
+            parser=_mode_name,
             metavar="bsp|ssp|asp",
             help="In lockstep, a bounded number of clocks apart, or freely.",
             show_default=False,
@@ -62,8 +72,11 @@ def mode(
 
     Prints after which clock the mode rules, and the generation that it begins. After
     the time-out the change is still wanted, and comes when nothing stands in its way.
+
+    From bsp to ssp or asp, divide the learning rate by the number of workers and leave
+    momentum out, and the reverse on the way back: see docs/modes.md.
     """
-    from psworker.ctl.mode import changed_text, set_mode
+    from psworker.ctl.mode import changed_text, rate_hint, set_mode
     from psworker.transport.values import Mode
 
     changed = set_mode(
@@ -73,3 +86,6 @@ def mode(
         print_json(changed)
     else:
         typer.echo(changed_text(changed))
+    hint = rate_hint(changed)
+    if hint:
+        say(hint)

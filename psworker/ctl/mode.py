@@ -6,11 +6,23 @@ from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
 from psworker.ctl.failures import CommandError
-from psworker.ctl.status import ask, mode_text
+from psworker.ctl.status import ask, mode_text, read_status
 from psworker.transport.status_client import change_mode
 from psworker.transport.values import Mode
 
 SCHEMA_VERSION: Final = 1
+
+
+RATES_OF_SINGLE_UPDATES: Final = (
+    "N updates of one worker each go N times as far as their mean: with N workers "
+    "divide the learning rate by N and leave momentum out; see docs/modes.md"
+)
+
+RATES_OF_MEANS: Final = (
+    "one update with the mean of N workers goes as far as one of their own: with N "
+    "workers multiply the learning rate by N again, momentum may come back; see "
+    "docs/modes.md"
+)
 
 
 class ChangedMode(TypedDict):
@@ -19,6 +31,7 @@ class ChangedMode(TypedDict):
     schema_version: int
     coordinator: str
     mode: str
+    previous_mode: str
     staleness_bound: int | None
     generation: int
     mode_clock: int
@@ -40,6 +53,7 @@ def set_mode(
         PsError: The mode could not be changed, or not in time.
     """
     bound = _bound(mode, staleness)
+    previous = read_status(coordinator).mode
     changed = ask(
         coordinator,
         change_mode(str(coordinator), mode, bound, timeout_s=timeout_s),
@@ -49,6 +63,7 @@ def set_mode(
         schema_version=SCHEMA_VERSION,
         coordinator=str(coordinator),
         mode=mode.value,
+        previous_mode=previous.value,
         staleness_bound=None if mode is Mode.ASP else bound,
         generation=changed.generation,
         mode_clock=changed.mode_clock,
@@ -62,6 +77,19 @@ def changed_text(changed: ChangedMode) -> str:
         f"{mode}, after clock {changed['mode_clock']} (generation "
         f"{changed['generation']})"
     )
+
+
+def rate_hint(changed: ChangedMode) -> str:
+    """What the change means for learning rates; empty when nothing.
+
+    Only BSP applies means: SSP and ASP both apply the updates of single workers.
+    """
+    was_bsp, is_bsp = (
+        mode == Mode.BSP.value for mode in (changed["previous_mode"], changed["mode"])
+    )
+    if was_bsp == is_bsp:
+        return ""
+    return RATES_OF_MEANS if is_bsp else RATES_OF_SINGLE_UPDATES
 
 
 def _bound(mode: Mode, staleness: int | None) -> int:

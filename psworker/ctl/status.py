@@ -5,12 +5,12 @@ The JSON keeps its names within a `schema_version`; new ones may be added.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 from pswire.addresses import Address
 from pswire.reasons import Refusal
-from psworker.ctl.tables import aligned, byte_text, printable
+from psworker.ctl.tables import aligned, byte_text, fitted, printable
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.transport.call_error import CallError
@@ -77,10 +77,23 @@ def ask(
 
 
 def lag_of(worker: WorkerState, status: JobStatus) -> int | None:
-    """Clocks a member is behind the one that is ahead; None for who has no clock."""
+    """Completed clocks a member is behind the one that is ahead.
+
+    None for who has no clock. In BSP all have completed the same ones, also who does
+    not push for the next: `_state_text` says who is waited for.
+    """
     if not worker.is_member:
         return None
     return max(each.clock for each in status.workers if each.is_member) - worker.clock
+
+
+def clock_of(shard: ShardState, mode: Mode) -> int:
+    """Newest clock that all members have completed on a shard.
+
+    Clocks are closed in BSP only; in the other modes that number would stand still,
+    and the frontier is the same thing.
+    """
+    return shard.clock if mode is Mode.BSP else shard.frontier
 
 
 def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
@@ -103,7 +116,7 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         "tensor_count": status.tensor_count,
         "parameter_bytes": status.parameter_bytes,
         "workers": [_worker_json(worker, status) for worker in status.workers],
-        "shards": [_shard_json(shard) for shard in status.shards],
+        "shards": [_shard_json(shard, status.mode) for shard in status.shards],
     }
 
 
@@ -135,7 +148,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
     }
 
 
-def _shard_json(shard: ShardState) -> dict[str, object]:
+def _shard_json(shard: ShardState, mode: Mode) -> dict[str, object]:
     waiting = shard.waiting
     return {
         "shard_index": shard.shard_index,
@@ -145,12 +158,12 @@ def _shard_json(shard: ShardState) -> dict[str, object]:
         "silent_ms": _known(shard.silent_ms),
         "parameter_bytes": shard.parameter_bytes,
         "optimizer_bytes": shard.optimizer_bytes,
-        "clock": shard.clock,
+        "clock": clock_of(shard, mode),
         "frontier": shard.frontier,
         "version": shard.version,
         "queued_push_count": shard.queued_push_count,
         "torn_step_count": shard.torn_step_count,
-        "staleness_counts": list(shard.staleness_counts),
+        "staleness_counts": _trimmed(shard.staleness_counts),
         "waiting": None
         if waiting is None
         else {
@@ -175,7 +188,8 @@ def status_text(status: JobStatus) -> str:
         [
             *_facts(status),
             "",
-            _shard_table(status.shards),
+            "as of the last reports of the shards, usually less than 1 s old:",
+            _shard_table(status),
             "",
             _worker_table(status) if status.workers else "no workers",
         ]
@@ -194,14 +208,15 @@ def _facts(status: JobStatus) -> list[str]:
         f"job         {printable(status.rules.job_id)}",
         f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
         f"phase       {status.phase}, generation {status.generation}",
-        f"losses      {status.evicted_count} workers taken out, "
-        f"never below {status.workers_floor}; on a loss: "
+        f"losses      {_count_text(status.evicted_count, 'worker')} taken out "
+        f"or replaced, never below {status.workers_floor}; on a loss: "
         f"{printable(status.rules.worker_loss_policy)}",
-        f"model       {status.tensor_count} tensors, "
+        f"model       {_count_text(status.tensor_count, 'tensor')}, "
         f"{byte_text(status.parameter_bytes)}",
         f"snapshot    {_version_text(status.snapshot_version)}",
-        f"waits for   {printable(status.waiting_for) or 'nobody'}",
     ]
+    if not status.failure:
+        facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     staleness = _staleness_text(status.shards)
     if staleness:
         facts.append(f"staleness   {staleness}")
@@ -225,18 +240,17 @@ def _staleness_text(shards: tuple[ShardState, ...]) -> str:
     )
 
 
-def _shard_table(shards: tuple[ShardState, ...]) -> str:
-    return aligned(
+def _shard_table(status: JobStatus) -> str:
+    return fitted(
         (
-            *("SHARD", "STATE", "CLOCK", "FRONTIER", "VERSION", "QUEUE", "TORN"),
-            *("SILENT", "PARAMETERS", "ADDRESS"),
+            *("SHARD", "STATE", "CLOCK", "VERSION", "QUEUE", "TORN", "SILENT"),
+            *("SIZE", "ADDRESS"),
         ),
         [
             (
                 shard.shard_index,
                 shard.state,
-                shard.clock,
-                shard.frontier,
+                clock_of(shard, status.mode),
                 shard.version,
                 shard.queued_push_count,
                 shard.torn_step_count,
@@ -244,19 +258,26 @@ def _shard_table(shards: tuple[ShardState, ...]) -> str:
                 byte_text(shard.parameter_bytes),
                 shard.address or "-",
             )
-            for shard in shards
+            for shard in status.shards
         ],
+        least_useful=("TORN", "SILENT", "QUEUE", "SIZE"),
     )
 
 
 def _worker_table(status: JobStatus) -> str:
+    awaited = {
+        other.name
+        for shard in status.shards
+        if shard.waiting is not None and not status.failure
+        for other in shard.waiting.awaited
+    }
     return aligned(
         ("WORKER", "RANK", "STATE", "CLOCK", "LEAD", "LAG", "SILENT", "ADDRESS"),
         [
             (
                 worker.worker_id,
                 "-" if worker.rank < 0 else str(worker.rank),
-                worker.state,
+                _state_text(worker, awaited),
                 worker.clock if worker.is_member else "-",
                 worker.lead if worker.is_member else "-",
                 lag_of(worker, status) if worker.is_member else "-",
@@ -268,6 +289,22 @@ def _worker_table(status: JobStatus) -> str:
     )
 
 
+def _state_text(worker: WorkerState, awaited: Collection[str]) -> str:
+    """The state, and whether shards wait for this worker."""
+    is_awaited = worker.is_member and worker.worker_id in awaited
+    return f"{worker.state}, awaited" if is_awaited else worker.state
+
+
+def _trimmed(counts: tuple[int, ...]) -> list[int]:
+    """Counts up to the last one that is not 0."""
+    length = max((i + 1 for i, count in enumerate(counts) if count), default=0)
+    return list(counts[:length])
+
+
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _known(number: int) -> int | None:
     return None if number < 0 else number
 
@@ -277,4 +314,4 @@ def _version_text(version: int) -> str:
 
 
 def _silence_text(silent_ms: int) -> str:
-    return "never heard" if silent_ms < 0 else f"{silent_ms / 1000:.1f} s"
+    return "never" if silent_ms < 0 else f"{silent_ms / 1000:.1f} s"

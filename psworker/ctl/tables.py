@@ -1,6 +1,10 @@
 """Plain text tables, the same on a terminal and in a pipe."""
 
 from collections.abc import Collection, Sequence
+from typing import Final
+
+WIDTH_MAX: Final = 80
+"""Columns of the narrowest usual terminal."""
 
 
 def printable(text: str) -> str:
@@ -35,6 +39,30 @@ def aligned(
         ).rstrip()
         for line in ([*header], *cells)
     )
+
+
+def fitted(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    least_useful: Sequence[str],
+) -> str:
+    """A table without its least useful columns, as far as it is too wide with them.
+
+    Args:
+        header: Names of the columns.
+        rows: Their cells.
+        least_useful: Columns that may go, in this order.
+    """
+    left = list(header)
+    text = aligned(header, rows)
+    for name in least_useful:
+        if max(map(len, text.splitlines())) <= WIDTH_MAX:
+            break
+        left.remove(name)
+        kept = [header.index(each) for each in left]
+        text = aligned(left, [[row[index] for index in kept] for row in rows])
+    return text
 
 
 def byte_text(count: float) -> str:

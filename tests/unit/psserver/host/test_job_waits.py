@@ -198,3 +198,38 @@ def test_each_wait_has_its_own_ten_seconds(caplog: pytest.LogCaptureFixture) -> 
     clock, lost = caplog.messages
     assert "a fence to end" in clock
     assert "b, lost" in lost
+
+
+def test_a_shard_is_not_named_beside_a_worker_that_explains_its_wait() -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    waiting_for = (AwaitedProcess(name="b", clock=1, silent_ms=6_000),)
+    job.tell(0, waiting_for=waiting_for, waited_ms=7_000)
+    job.tell(1, waiting_reason="clock 2 to be complete", waited_ms=6_000)
+    assert job.text() == "b (clock 1, silent for 6 s), for 7 s"
+
+
+def test_who_was_taken_out_is_named_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    job.pass_time(100)
+    waiting_for = (AwaitedProcess(name="b", clock=4, silent_ms=6_000),)
+    job.tell(0, waiting_for=waiting_for, waited_ms=7_000)
+    job.tell(1, waiting_reason="clock 5 to be complete", waited_ms=7_000)
+    job.lose("b")
+    job.pass_time(1_000)
+    assert job.driven.core.fence is not None
+    job.driven.report_all()
+    assert job.driven.core.evicted_count == 1
+
+    caplog.clear()
+    job.pass_time(1_000)
+    assert job.text() == ""
+    assert caplog.messages == []
+
+
+def test_a_failed_job_waits_for_nobody() -> None:
+    job = Watched(DrivenCoordinator.running("a"))
+    slot = job.driven.core.shards.slots[1]
+    job.driven.core.shard_broken(slot, job.driven.now_ms)
+    job.pass_time(60_000)
+    assert job.driven.core.failure
+    assert job.text() == ""

@@ -139,10 +139,11 @@ def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
     assert "waits for   w1 (clock 9, silent for 2 s)" in text
     lines = text.splitlines()
     (laggard,) = [line for line in lines if line.startswith("w1 ")]
-    assert laggard.split()[3:6] == ["9", "0", "3"]
+    assert laggard.split()[4:7] == ["9", "0", "3"]
     assert "2.3 s" in laggard
     assert any(line.strip().startswith("1  missing") for line in lines)
-    assert "never heard" in text
+    assert " never " in text
+    assert "member, awaited" in laggard
     assert "none yet" in text
 
 
@@ -158,6 +159,49 @@ def test_a_job_without_workers_and_a_failed_one_say_so() -> None:
     assert "no workers" in status_text(replace(STATUS, workers=()))
     failed = replace(STATUS, phase="failed", failure="shard 1 is lost")
     assert "failure     shard 1 is lost" in status_text(failed)
+
+
+def test_a_failed_job_shows_its_failure_and_no_wait() -> None:
+    failed = replace(STATUS, phase="failed", failure="shard 1 is lost")
+    assert "waits for" not in status_text(failed)
+    assert "awaited" not in status_text(failed)
+
+
+def test_outside_bsp_the_clock_of_a_shard_is_its_frontier() -> None:
+    shard = replace(STATUS.shards[0], clock=9, frontier=40)
+    ssp = replace(STATUS, mode=Mode.SSP, staleness_bound=3, shards=(shard,))
+    (row,) = [x for x in status_text(ssp).splitlines() if "ready" in x]
+    assert row.split()[2] == "40"
+    (told,) = json.loads(json.dumps(status_json(COORDINATOR, ssp)))["shards"]
+    assert (told["clock"], told["frontier"]) == (40, 40)
+
+
+def test_the_tables_fit_an_ordinary_terminal() -> None:
+    long = replace(
+        STATUS.shards[0],
+        state="suspect",
+        address="127.0.0.1:60000",
+        clock=10_000_000,
+        version=80_000_000,
+        parameter_bytes=1000 << 20,
+        silent_ms=2_000_000,
+    )
+    text = status_text(replace(STATUS, shards=(long, *STATUS.shards)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "127.0.0.1:60000" in text
+    assert "1 worker taken out or replaced" in text
+    assert "TORN" not in text
+    assert "TORN" in status_text(STATUS)
+
+
+def test_counts_of_staleness_end_with_the_last_one_there_is() -> None:
+    shard = replace(STATUS.shards[0], staleness_counts=(3, 0, 1, 0, 0))
+    told = json.loads(json.dumps(status_json(COORDINATOR, _with(shard))))
+    assert told["shards"][0]["staleness_counts"] == [3, 0, 1]
+
+
+def _with(shard: ShardState) -> JobStatus:
+    return replace(STATUS, shards=(shard,))
 
 
 def test_every_name_of_the_json_is_documented(repository: Path) -> None:
