@@ -117,13 +117,11 @@ def _prepare_child() -> None:
 
 
 async def _stop(children: list[asyncio.subprocess.Process]) -> None:
-    """The coordinator first: one that still watches takes shards that go for lost."""
-    await _end(children[:1])
-    await _end(children[1:])
+    """Tells all of them to end, and waits until they have.
 
-
-async def _end(children: list[asyncio.subprocess.Process]) -> None:
-    """Tells all of them to end, and waits until they have."""
+    The coordinator is told first: one that drains takes no shard that goes for lost.
+    Shards are told at once, so that their streams end before it has to break them.
+    """
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             child.terminate()

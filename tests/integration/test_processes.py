@@ -183,3 +183,25 @@ def test_a_port_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
             text = processes.log(role)
             assert f"can't listen on 127.0.0.1:{port}: port {port} is in use" in text
             assert "Traceback" not in text
+
+
+@pytest.mark.timeout(120)
+def test_a_local_job_that_is_stopped_has_not_failed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    with Processes(tmp_path) as processes:
+        processes.start_daemon(
+            "local",
+            *("local", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=1"),
+        )
+        coordinator = processes.address("local")
+        processes.start(
+            "worker", str(script), str(1_000_000), PS_COORDINATOR=coordinator
+        )
+        assert processes.line("worker") == "clock 1"
+        processes.send("local", signal.SIGINT)
+        assert processes.code("local") == ExitCode.DONE
+        log = processes.log("local")
+    # The supervisor, the coordinator and two shards.
+    assert log.count("draining") == 4
+    assert "has failed" not in log
