@@ -140,3 +140,8 @@ def broken(report: HistoryReport) -> dict[str, str]:
     for each in report.findings.breaks:
         found.setdefault(each.promise, f"{each.place} {each.text}")
     return found
+
+
+def applied_twice(run: Histories) -> None:
+    line = run.find("shard-0", "applied", chunk=2, clock=2)
+    run.files["shard-0"].insert(run.files["shard-0"].index(line) + 1, dict(line))

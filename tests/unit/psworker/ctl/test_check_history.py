@@ -9,6 +9,7 @@ from tests.doubles.made_histories import (
     SHARDS,
     WORKERS,
     Histories,
+    applied_twice,
     broken,
     good,
     push,
@@ -24,11 +25,6 @@ def test_a_good_run_is_clean(tmp_path: Path, mode: str, bound: int) -> None:
     counts = report.findings.counts
     assert (counts["pushes"], counts["acknowledged"], counts["lost"]) == (6, 6, 0)
     assert "6 acknowledged" in report.to_text()
-
-
-def applied_twice(run: Histories) -> None:
-    line = run.find("shard-0", "applied", chunk=2, clock=2)
-    run.files["shard-0"].insert(run.files["shard-0"].index(line) + 1, dict(line))
 
 
 def applied_after_the_end(run: Histories) -> None:

@@ -16,6 +16,7 @@ from psworker.ctl.tables import count_text
 from tests.doubles.made_histories import (
     SHARDS,
     Histories,
+    applied_twice,
     broken,
     good,
     push,
