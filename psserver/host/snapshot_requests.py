@@ -94,8 +94,15 @@ class SnapshotRequests:
                 f"no version above {newer_than} within {timeout_s:.1f} s: the newest "
                 f"is {newest.version}; training stands still or has ended",
             )
-        waited_for = self._waits.text(now_ms())
-        why = snapshots.failure or held_by or waited_for or "a shard is slow"
+        failure = snapshots.failure or held_by
+        if failure:
+            return Refusal(
+                ErrorReason.CUT_FAILED,
+                f"no snapshot within {timeout_s:.1f} s: {failure}",
+            )
+        # The cut is under way: there was no time for it, be it that the job began late.
+        waited_for = self._waits.text(now_ms()) or "a shard is slow"
         return Refusal(
-            ErrorReason.CUT_FAILED, f"no snapshot within {timeout_s:.1f} s: {why}"
+            ErrorReason.WAIT_TIMEOUT,
+            f"no snapshot within {timeout_s:.1f} s: {waited_for}",
         )

@@ -158,8 +158,13 @@ async def _first_message(requests: AsyncIterator[bytes]) -> PushMessage:
     try:
         async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
             first = await anext(aiter(requests), None)
-    except TimeoutError:
-        first = None
+    except TimeoutError as error:
+        # A worker whose interpreter has stood still since it opened the call: it will
+        # open another one, under the same id.
+        raise Refusal(
+            ErrorReason.WAIT_TIMEOUT,
+            f"a call was silent for {FIRST_MESSAGE_TIMEOUT_S:g} s instead of pushing",
+        ) from error
     if first is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
     return read_push_message(first)

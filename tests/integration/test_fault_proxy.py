@@ -241,7 +241,9 @@ def test_a_half_closed_connection_goes_on_the_other_way(
 
 
 def test_a_closed_door_opens_again(peer: Peer, proxy: FaultProxy) -> None:
-    with connected(proxy.address) as near, peer.accept():
+    with connected(proxy.address) as near, peer.accept() as far:
+        near.sendall(b"x")
+        assert read(far, 1) == b"x"
         proxy.refuse()
         assert is_reset(near)
     with connected(proxy.address) as near:
