@@ -278,7 +278,7 @@ class ClockTable:
         come_back = {
             member.worker.worker_id: member.worker.incarnation
             for member in self.members
-            if self.done_of(member.worker) > 0
+            if self._dedupe.window_of(member.worker).is_begun
         }
         too_many = len(self._departures) - DEPARTED_COUNT_MAX
         for position, worker in enumerate(list(self._departures)):

@@ -121,6 +121,7 @@ class Mishaps:
     def _restart_coordinator(self) -> None:
         self.restarts_left -= 1
         for stranger in self._world.coordinator.restart():
+            self._world.bury(stranger)
             self._world.start_worker(stranger.key.worker_id)
 
     def _let_fence_expire(self) -> None:

@@ -170,6 +170,7 @@ class SimulatedWorker:
             self.stage = Stage.READY
             if self.predecessor is not None:
                 self.network.settle_predecessor(self)
+                self.predecessor = None
 
     def asked(self) -> None:
         """Something waits for nobody but workers without data."""

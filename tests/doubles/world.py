@@ -117,6 +117,7 @@ class World:
         self.event_count += 1
         if self.event_count % HEAL_EVENT_COUNT == 0:
             self._heal()
+            self._help()
         if draw < 0.05:
             self._mishaps.happen()
         elif draw < 0.08:
