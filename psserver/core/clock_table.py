@@ -270,20 +270,15 @@ class ClockTable:
         )
 
     def _forget_departed(self) -> None:
-        """Drops those that nobody asks after any more.
+        """Drops the oldest of those that have ended, when there are too many.
 
-        A worker that comes back asks how far it got before its first push.
+        Not sooner: whoever comes back asks how far it got, be it that others had its id
+        in between.
         """
         unfinished = {end.member.worker for end in self._unfinished}
-        come_back = {
-            member.worker.worker_id: member.worker.incarnation
-            for member in self.members
-            if self._dedupe.window_of(member.worker).is_begun
-        }
-        too_many = len(self._departures) - DEPARTED_COUNT_MAX
-        for position, worker in enumerate(list(self._departures)):
-            is_back = worker.incarnation < come_back.get(worker.worker_id, 0)
-            if worker not in unfinished and (is_back or position < too_many):
+        too_many = max(0, len(self._departures) - DEPARTED_COUNT_MAX)
+        for worker in list(self._departures)[:too_many]:
+            if worker not in unfinished:
                 del self._departures[worker]
                 del self._eras[worker]
                 self._dedupe.forget(worker)

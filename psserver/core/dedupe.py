@@ -72,13 +72,11 @@ class PushWindow:
         entries: Pushes that are not done, and done ones not yet acknowledged.
         ranges: Data of done pushes, oldest first, of the newest two epochs of each
             loader: what an epoch before consumed was reported when the next began.
-        is_begun: Whether the worker itself has pushed: clocks close without it, too.
     """
 
     done_sequence: int = 0
     entries: dict[int, PushEntry] = field(default_factory=dict)
     ranges: list[tuple[int, DataRange]] = field(default_factory=list)
-    is_begun: bool = False
 
     @property
     def next_entry(self) -> PushEntry | None:
@@ -145,8 +143,10 @@ class DedupeTable:
     def discard_after(self, worker: WorkerKey, sequence: int) -> dict[int, PushEntry]:
         """Forgets the pushes of a closed incarnation after its last one.
 
-        The window itself stays, so that the last one can still be answered.
+        The window itself stays, so that the last one can still be answered; not its
+        data, which the record that closed it has settled.
         """
+        self.window(worker).ranges.clear()
         entries = self.window(worker).entries
         beyond = [number for number in entries if number > sequence]
         return {number: entries.pop(number) for number in sorted(beyond)}
@@ -168,7 +168,6 @@ class DedupeTable:
                 sequence=sequence,
                 sequence_done_max=window.done_sequence,
             )
-        window.is_begun = True
         if sequence == window.done_sequence + 1:
             return window.entries.setdefault(sequence, PushEntry())
         return window.entries.get(sequence)

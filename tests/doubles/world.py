@@ -196,10 +196,6 @@ class World:
         key = self.coordinator.register(worker_id, len(self.workers))
         if key is None:
             return
-        if predecessor and key.incarnation > predecessor.key.incarnation + 1:
-            # Another process had its id in between, and pushed: how far the one before
-            # got may be forgotten, and counts as thrown away.
-            predecessor = None
         count = self.rng.randint(1, 6)
         worker = SimulatedWorker(key, self, count, predecessor)
         self.workers[key] = worker

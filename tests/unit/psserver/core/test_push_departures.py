@@ -179,25 +179,26 @@ def test_the_frontier_keeps_its_last_value_when_nobody_is_there() -> None:
 # Windows of those that have ended
 
 
-def test_a_departed_window_is_kept_until_the_worker_is_back_and_pushes() -> None:
-    """Before its first push it asks how far it had got."""
+def test_how_far_a_departed_worker_got_is_known_although_others_had_its_id_since() -> (
+    None
+):
+    """One that was taken out and lives asks for it when it is back itself."""
     shard = asp("a", "b")
     shard.step("b", 1, [0])
     gone_from(shard, "b", 1, "a")
     back = {"a": 0, "b/2": 0}
     shard.install(record(back, generation=3, mode=Mode.ASP, departed_step_count=1))
-    shard.install(record(back, generation=4, mode=Mode.ASP, departed_step_count=1))
-    assert shard.core.closed_sequence(key("b")) == 1
-    assert shard.core.clocks.departure_of(key("b")) is not None
-
     shard.step("b/2", 1, [0])
-    shard.install(record(back, generation=5, mode=Mode.ASP, departed_step_count=1))
+    gone_from(shard, "b/2", 1, "a", steps=2)
+    back = {"a": 0, "b/3": 0}
+    shard.install(record(back, generation=5, mode=Mode.ASP, departed_step_count=2))
 
-    assert shard.core.clocks.departure_of(key("b")) is None
-    assert shard.core.dedupe.window_of(key("b")).done_sequence == 0
-    with pytest.raises(Refusal) as caught:
-        shard.push("b", 1, chunks=[0])
-    assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
+    assert shard.core.closed_sequence(key("b")) == 1
+    assert shard.core.closed_sequence(key("b/2")) == 1
+    for name in ("b", "b/2"):
+        with pytest.raises(Refusal) as caught:
+            shard.push(name, 1, chunks=[0])
+        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
 def test_a_departed_window_is_kept_while_a_record_still_tells_of_it() -> None:
