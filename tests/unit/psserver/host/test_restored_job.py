@@ -9,6 +9,7 @@ import pytest
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
 from psserver.host.restored_job import restored_core
+from psserver.storage.job_codec import StoredShard
 from psserver.storage.job_store import JobStore
 from psserver.storage.state_folder import StateFolderError
 
@@ -55,3 +56,21 @@ def test_what_concerns_the_coordinator_alone_may_change(tmp_path: Path) -> None:
     )
     assert settings.job_id == "job"
     assert (settings.workers_min, settings.lease_ttl_ms) == (3, 2_000)
+
+
+def test_with_a_short_lease_shards_have_time_to_connect_again(tmp_path: Path) -> None:
+    """A connection that was refused is tried again after up to 2.4 s."""
+    settings = replace(SETTINGS, lease_ttl_ms=1_000)
+    shards = tuple(
+        StoredShard(index=index, process_id=f"p{index}", address="", incarnation=1)
+        for index in range(2)
+    )
+    with JobStore(tmp_path) as store:
+        restored_core(settings, store, 0)
+        store.save_shards(shards)
+    with JobStore(tmp_path) as store:
+        core = restored_core(settings, store, 100)
+
+    grace_ms = settings.lease_ttl_ms // 2
+    assert core.shards.lost(100 + 5_499, grace_ms) == []
+    assert core.shards.lost(100 + 5_500, grace_ms) == core.shards.slots
