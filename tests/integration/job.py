@@ -436,10 +436,12 @@ class Crew:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-def connect(job: Job, worker_id: str, **settings: float) -> psworker.Connection:
+def connect(
+    job: Job, worker_id: str, *, address: str = "", **settings: float
+) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
     limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
-    return psworker.connect(job.address, worker_id, **limits)
+    return psworker.connect(address or job.address, worker_id, **limits)
 
 
 def key(worker_id: str, incarnation: int = 1) -> WorkerKey:

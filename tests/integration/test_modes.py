@@ -1,9 +1,7 @@
 """BSP, SSP and ASP, and changes between them while workers train."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +14,7 @@ import psworker
 from psserver.core.record import Mode, StepAtomicity
 from psworker.connection import Connection
 from tests.integration.job import Crew, Job, connect
+from tests.integration.ones_worker import Worker, run_all
 
 BOUND: Final = 2
 
@@ -28,43 +27,6 @@ CHANGES: Final = (
     (Mode.BSP, 0),
     (Mode.ASP, 0),
 )
-
-
-@dataclass
-class Worker:
-    """A worker whose every gradient is one in every element, at a rate of one."""
-
-    ps: Connection
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    pushes: list[psworker.PushResult] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, job: Job, worker_id: str, **settings: float) -> "Worker":
-        ps = connect(job, worker_id, **settings)
-        model = nn.ParameterList([torch.zeros(8), torch.zeros(2000)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        return cls(ps, *ps.prepare(model, optimizer))
-
-    def step(self) -> psworker.PushResult:
-        for parameter in self.model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        self.optimizer.step()
-        assert self.ps.last_push is not None
-        self.pushes.append(self.ps.last_push)
-        return self.ps.last_push
-
-    @property
-    def value(self) -> float:
-        values = torch.cat([each.detach() for each in self.model.parameters()])
-        assert values.unique().numel() == 1
-        return float(values[0])
-
-
-def run_all(*works: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(len(works)) as pool:
-        for each in [pool.submit(work) for work in works]:
-            each.result(60)
 
 
 def two_workers(job: Job) -> list[Worker]:

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -15,9 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import psworker
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
-from psworker.connection import Connection
 from psworker.transport.shard_client import ShardClient
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.broken_calls import (
@@ -27,53 +24,20 @@ from tests.integration.broken_calls import (
     lose_reply,
 )
 from tests.integration.job import Crew, Job, connect
+from tests.integration.ones_worker import Worker, run_all
 
 CLOCK: Final = StepAtomicity.CLOCK
 
 
-@dataclass
-class Worker:
-    """A worker whose every gradient is one in every element, at a rate of one."""
-
-    ps: Connection
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    pushes: list[psworker.PushResult] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, job: Job, worker_id: str, address: str = "") -> "Worker":
-        ps = psworker.connect(
-            address or job.address, worker_id, step_timeout_s=20, start_timeout_s=20
-        )
-        model = nn.ParameterList([torch.zeros(8), torch.zeros(200_000)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        return cls(ps, *ps.prepare(model, optimizer))
-
-    def step(self) -> psworker.PushResult:
-        for parameter in self.model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        self.optimizer.step()
-        assert self.ps.last_push is not None
-        self.pushes.append(self.ps.last_push)
-        return self.ps.last_push
-
-    @property
-    def value(self) -> float:
-        values = torch.cat([each.detach() for each in self.model.parameters()])
-        assert values.unique().numel() == 1
-        return float(values[0])
+def worker_of(job: Job, worker_id: str, address: str = "") -> Worker:
+    """One whose pushes are large enough to break in the middle."""
+    return Worker.of(job, worker_id, address=address, element_count=200_000)
 
 
 def workers_of(job: Job, count: int) -> list[Worker]:
     names = [f"w{index}" for index in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda name: Worker.of(job, name), names))
-
-
-def run_all(*works: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(len(works)) as pool:
-        for each in [pool.submit(work) for work in works]:
-            each.result(60)
+        return list(pool.map(lambda name: worker_of(job, name), names))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -159,8 +123,8 @@ def test_a_clock_that_some_shard_has_committed_is_finished_by_a_record(
         Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK) as job,
         FaultProxy(job.address) as proxy,
     ):
-        other = Worker.of(job, "w1")
-        lost = Worker.of(job, "w0", proxy.address)
+        other = worker_of(job, "w1")
+        lost = worker_of(job, "w0", proxy.address)
         with (
             other.ps,
             commits_held("w1"),
@@ -187,8 +151,8 @@ def test_a_clock_whose_only_drivers_died_is_finished_by_those_left(
         Job(tmp_path, lease_ttl_ms=1_500, step_atomicity=CLOCK) as job,
         FaultProxy(job.address) as proxy,
     ):
-        other = Worker.of(job, "w1")
-        worker = Worker.of(job, "w0", proxy.address)
+        other = worker_of(job, "w1")
+        worker = worker_of(job, "w0", proxy.address)
         with other.ps, worker.ps, Crew({"w0": lambda _: worker.step()}) as crew:
             job.wait_pushed("w0", 1)
             proxy.refuse()
@@ -211,14 +175,14 @@ def test_with_wait_a_replacement_takes_over_the_open_clock(tmp_path: Path) -> No
     ):
         with ThreadPoolExecutor(2) as pool:
             lost, other = pool.map(
-                lambda pair: Worker.of(job, *pair),
+                lambda pair: worker_of(job, *pair),
                 (("w0", proxy.address), ("w1", job.address)),
             )
         run_all(lost.step, other.step)
         with other.ps, Crew({"w1": lambda _: other.step()}) as crew:
             job.wait_pushed("w1", 2)
             proxy.refuse()
-            replacement = Worker.of(job, "w0")
+            replacement = worker_of(job, "w0")
             with replacement.ps:
                 assert replacement.ps.clock == 1
                 assert not crew.futures["w1"].done()
