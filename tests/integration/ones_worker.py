@@ -37,10 +37,16 @@ class Worker:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         return cls(ps, *ps.prepare(model, optimizer))
 
-    def step(self) -> psworker.PushResult:
+    def backward(self) -> None:
+        """Makes the gradient, as a script does before its step."""
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)
+
+    def step(self) -> psworker.PushResult:
+        """A whole step of a script."""
+        self.backward()
         self.optimizer.step()
+        self.optimizer.zero_grad()
         assert self.ps.last_push is not None
         self.pushes.append(self.ps.last_push)
         return self.ps.last_push

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import psworker
 from psserver.core.record import Mode, StepAtomicity
 from psworker import stand_in
 from psworker.connection import Connection
 from tests.integration.job import Crew, Job, connect
+from tests.integration.ones_worker import Worker
 
 LIMIT_S = 0.3
 
@@ -23,33 +23,6 @@ LIMIT_S = 0.3
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "JOIN_LIMIT_S", LIMIT_S)
-
-
-class Worker:
-    """A worker whose every gradient is one in every element, at a rate of one."""
-
-    def __init__(self, job: Job, worker_id: str) -> None:
-        self.ps: Connection = connect(job, worker_id)
-        model = nn.ParameterList([torch.zeros(8), torch.zeros(2000)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        self.model, self.optimizer = self.ps.prepare(model, optimizer)
-
-    def backward(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-
-    def step(self) -> psworker.PushResult:
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        assert self.ps.last_push is not None
-        return self.ps.last_push
-
-    @property
-    def value(self) -> float:
-        values = torch.cat([each.detach() for each in self.model.parameters()])
-        assert values.unique().numel() == 1
-        return float(values[0])
 
 
 @contextmanager
@@ -88,9 +61,9 @@ def test_others_go_on_and_the_joiners_first_gradient_is_too_old(
     tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with Job(tmp_path, **settings) as job:
-        first = Worker(job, "w0")
+        first = Worker.of(job, "w0")
         first.step()
-        late = Worker(job, "w1")
+        late = Worker.of(job, "w1")
         with first.ps:
             base = late.ps.clock
             with training(first) as wait_steps:
@@ -112,8 +85,8 @@ def test_others_go_on_and_the_joiners_first_gradient_is_too_old(
 
 def test_a_joiner_that_is_in_time_stands_for_itself(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
-        first = Worker(job, "w0")
-        late = Worker(job, "w1")
+        first = Worker.of(job, "w0")
+        late = Worker.of(job, "w1")
         with first.ps, training(first), late.ps:
             for _ in range(3):
                 assert late.step().outcome == "applied"
@@ -124,8 +97,8 @@ def test_who_leaves_before_its_first_step_leaves_in_good_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Job(tmp_path) as job:
-        first = Worker(job, "w0")
-        late = Worker(job, "w1")
+        first = Worker.of(job, "w0")
+        late = Worker.of(job, "w1")
         with first.ps, training(first) as wait_steps:
             wait_steps(8)
             late.ps.close()

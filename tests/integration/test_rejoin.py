@@ -17,6 +17,7 @@ from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect, key
+from tests.integration.ones_worker import Worker
 from tests.integration.processes import Processes
 
 LEASE_MS: Final = 1_500
@@ -29,33 +30,18 @@ def short_lease_job(tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
-class Worker:
-    """A worker whose every gradient is one, behind a proxy that can be cut."""
-
-    def __init__(
-        self, job: Job, address: str, worker_id: str, start_timeout_s: float = 20
-    ) -> None:
-        self.job = job
-        self.ps: Connection = psworker.connect(
-            address, worker_id, step_timeout_s=40, start_timeout_s=start_timeout_s
-        )
-        model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        self.model, self.optimizer = self.ps.prepare(model, optimizer)
-
-    def step(self) -> psworker.PushResult:
-        for parameter in self.model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        self.optimizer.step()
-        assert self.ps.last_push is not None
-        return self.ps.last_push
-
-    @property
-    def value(self) -> float:
-        """That of every element: less by one for each update."""
-        values = torch.cat([each.detach() for each in self.model.parameters()])
-        assert values.unique().numel() == 1
-        return float(values[0])
+def worker_of(
+    job: Job, address: str, worker_id: str, start_timeout_s: float = 20
+) -> Worker:
+    """One whose coordinator is behind a proxy that can be cut."""
+    return Worker.of(
+        job,
+        worker_id,
+        address=address,
+        element_count=8,
+        step_timeout_s=40,
+        start_timeout_s=start_timeout_s,
+    )
 
 
 def evict(job: Job, proxy: FaultProxy, worker_id: str) -> None:
@@ -70,8 +56,8 @@ def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     with FaultProxy(job.address) as proxy:
-        other = Worker(job, job.address, "w1")
-        worker = Worker(job, proxy.address, "w0")
+        other = worker_of(job, job.address, "w1")
+        worker = worker_of(job, proxy.address, "w0")
         with other.ps, worker.ps:
             generation = worker.ps.generation
             evict(job, proxy, "w0")
@@ -103,8 +89,8 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) ->
         Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
         FaultProxy(job.address) as proxy,
     ):
-        other = Worker(job, job.address, "w1")
-        worker = Worker(job, proxy.address, "w0")
+        other = worker_of(job, job.address, "w1")
+        worker = worker_of(job, proxy.address, "w0")
         with other.ps, worker.ps, Crew({"w0": lambda _: worker.step()}) as crew:
             job.wait_pushed("w0", 1)
             evict(job, proxy, "w0")
@@ -126,8 +112,8 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[1]) as far,
     ):
-        other = Worker(job, job.address, "w1")
-        worker = Worker(job, proxy.address, "w0")
+        other = worker_of(job, job.address, "w1")
+        worker = worker_of(job, proxy.address, "w0")
         shards = worker.ps._session.membership.shards
         reached = (shards[0], type(shards[1])(1, far.address, shards[1].incarnation))
         with other.ps, worker.ps:
@@ -159,8 +145,8 @@ def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[0]) as near,
     ):
-        others = [Worker(job, job.address, name) for name in ("w1", "w2")]
-        worker = Worker(job, proxy.address, "w0")
+        others = [worker_of(job, job.address, name) for name in ("w1", "w2")]
+        worker = worker_of(job, proxy.address, "w0")
         shards = worker.ps._session.membership.shards
         reached = (type(shards[0])(0, near.address, shards[0].incarnation), shards[1])
         with others[0].ps, others[1].ps, worker.ps:
@@ -182,11 +168,11 @@ def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
 
 def test_a_replacement_keeps_the_place(job: Job) -> None:
     with FaultProxy(job.address) as proxy:
-        other = Worker(job, job.address, "w1")
-        worker = Worker(job, proxy.address, "w0")
+        other = worker_of(job, job.address, "w1")
+        worker = worker_of(job, proxy.address, "w0")
         evict(job, proxy, "w0")
         other.step()
-        replacement = Worker(job, job.address, "w0")
+        replacement = worker_of(job, job.address, "w0")
         with other.ps, replacement.ps:
             assert replacement.ps.clock == 1
             for _ in range(2):
@@ -384,7 +370,7 @@ def test_a_process_that_is_started_again_takes_its_own_place(
             *("--max-restarts", "1", *given),
             *("--", str(script), str(tmp_path / "marker")),
         )
-        other = Worker(job, job.address, "w1", start_timeout_s=60)
+        other = worker_of(job, job.address, "w1", start_timeout_s=60)
         with other.ps:
             for _ in range(6):
                 assert other.step().outcome == "applied"
