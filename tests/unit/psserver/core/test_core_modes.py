@@ -8,7 +8,7 @@ from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Abort, DecideCut
 from psserver.core.effects import WorkerHolding
 from psserver.core.job_progress import MODE_RETRY_MS
-from psserver.core.job_settings import JobPhase, JobSettings
+from psserver.core.job_settings import JobPhase
 from psserver.core.record import (
     FenceKind,
     Mode,
@@ -19,31 +19,7 @@ from pswire.limits import STALENESS_BOUND_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
-
-SETTINGS = JobSettings(job_id="job", shard_count=2)
-
-
-def running(*names: str, mode: Mode = Mode.BSP, bound: int = 0) -> DrivenCoordinator:
-    settings = replace(SETTINGS, mode=mode, staleness_bound=bound)
-    return DrivenCoordinator.running(*names, settings=settings)
-
-
-def ask(job: DrivenCoordinator, mode: Mode, bound: int = 0) -> None:
-    job.core.set_mode(mode, bound, job.now_ms)
-
-
-def far_apart(job: DrivenCoordinator, **trailers: int) -> None:
-    """Every shard has these pushes of each worker, complete and done."""
-    holdings = tuple(
-        WorkerHolding(
-            worker=key(name),
-            complete_sequence=sequence,
-            trailer_sequence=sequence,
-            touched_sequence=sequence,
-        )
-        for name, sequence in trailers.items()
-    )
-    job.send_all(replace(job.report_of(), holdings=holdings))
+from tests.doubles.driven_modes import SETTINGS, ask, far_apart, running
 
 
 def place_of(record: Record, name: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import pytest
 
 from psserver.core.coordinator_effects import Prepare
 from psserver.core.effects import WorkerHolding
-from psserver.core.job_settings import JobSettings
 from psserver.core.record import (
     ClockChoice,
     LossPolicy,
@@ -16,32 +15,7 @@ from psserver.core.record import (
 )
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
-
-SETTINGS = JobSettings(job_id="job", shard_count=2)
-
-
-def running(*names: str, mode: Mode = Mode.BSP, bound: int = 0) -> DrivenCoordinator:
-    settings = replace(SETTINGS, mode=mode, staleness_bound=bound)
-    return DrivenCoordinator.running(*names, settings=settings)
-
-
-def ask(job: DrivenCoordinator, mode: Mode, bound: int = 0) -> None:
-    job.core.set_mode(mode, bound, job.now_ms)
-
-
-def far_apart(job: DrivenCoordinator, **trailers: int) -> None:
-    """Every shard has these pushes of each worker, complete and done."""
-    holdings = tuple(
-        WorkerHolding(
-            worker=key(name),
-            complete_sequence=sequence,
-            trailer_sequence=sequence,
-            touched_sequence=sequence,
-        )
-        for name, sequence in trailers.items()
-    )
-    job.send_all(replace(job.report_of(), holdings=holdings))
-
+from tests.doubles.driven_modes import SETTINGS, ask, far_apart, running
 
 # Membership in every mode
 
