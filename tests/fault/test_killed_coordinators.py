@@ -1,7 +1,6 @@
 """A coordinator that dies at each of its decisions, while training goes on."""
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -130,7 +129,10 @@ def test_a_coordinator_that_stays_away_for_longer_than_a_lease(
             )
         count = len(job.workers["w0"].events("step"))
         job.kill_worker("w2")
-        time.sleep(0.5)  # nothing is to happen in this time
+        wait_until(
+            lambda: "which has been silent" in job.workers["w0"].log,
+            "w0 to be told why its step is held",
+        )
         assert len(job.workers["w0"].events("step")) <= count + 1
         job.start_coordinator()
         job.wait_gone("w2")

@@ -16,7 +16,7 @@ import pytest
 from psworker import SnapshotReader
 from psworker.errors import PsError
 from tests.doubles.fault_proxy import BOTH, DOWN, UP
-from tests.fault.children import Child  # noqa: TC001, as elsewhere here
+from tests.fault.children import Child, wait_until
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.training import WORKERS_MAX
@@ -140,19 +140,16 @@ class Storm:
     def _ask(self, question: Callable[[], None]) -> None:
         """In a thread; a coordinator that dies meanwhile is asked again."""
 
-        def ask() -> None:
-            deadline = time.monotonic() + 25
-            while True:
-                try:
-                    question()
-                except PsError:
-                    if time.monotonic() >= deadline:
-                        raise
-                    time.sleep(0.1)  # it is being started again
-                else:
-                    return
+        def is_answered() -> bool:
+            try:
+                question()
+            except PsError:
+                return False
+            return True
 
-        self._asked.append(self._threads.submit(ask))
+        self._asked.append(
+            self._threads.submit(wait_until, is_answered, "an answer", 25.0)
+        )
 
     def _let_go(self, now_s: float) -> None:
         for entry in [entry for entry in self._standing if entry[0] <= now_s]:
