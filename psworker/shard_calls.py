@@ -5,13 +5,13 @@ changes nothing is made again, and a push is sent again after asking what the sh
 has of it. A decided refusal is raised at once.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pswire import failpoints
 from pswire.reasons import ErrorReason
+from psworker.commit_calls import ShardCommitCalls
 from psworker.commits import Commits, PushPlace
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
@@ -25,9 +25,10 @@ from psworker.retries import (
     told_to_users,
     until_decided,
 )
+from psworker.shard_clients import ShardClients
 from psworker.staleness import check_bound
 from psworker.transport.call_error import CallError
-from psworker.transport.shard_client import Receiver, ShardClient, Traffic
+from psworker.transport.shard_client import Receiver, Traffic
 from psworker.transport.values import (
     ClockChoice,
     Contribution,
@@ -69,19 +70,16 @@ class ShardCalls:
             traffic: Bytes of an earlier start's messages, to go on with.
             history: Told of pushes and pulls, for an offline check.
         """
-        self._job_id = job_id
         self._worker = worker
         self._membership = membership
-        self._clients: dict[int, ShardClient] = {}
-        self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         self.traffic = traffic or Traffic()
+        self._clients = ShardClients(job_id, worker, membership, self.traffic)
+        self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         self._history = history or PushHistory()
 
     async def close(self) -> None:
         """Ends the channels to all shards."""
-        clients = list(self._clients.values())
-        self._clients.clear()
-        await asyncio.gather(*(client.close() for client in clients))
+        await self._clients.close()
 
     def incarnation(self, shard_index: int) -> int:
         """The start of a shard that the newest shard map names."""
@@ -106,7 +104,7 @@ class ShardCalls:
         """
 
         async def seed_one(shard_index: int) -> None:
-            client = await self._client(shard_index)
+            client = await self._clients.of(shard_index)
             await client.seed(
                 order.fence_number, chunks_of(shard_index), timeout_s=timeout_s
             )
@@ -129,7 +127,7 @@ class ShardCalls:
 
         async def pull_one(shard_index: int) -> PushReply:
             async def attempt(timeout_s: float) -> PushReply:
-                client = await self._client(shard_index)
+                client = await self._clients.of(shard_index)
                 return await client.pull(
                     generation, clock, receiver, timeout_s=timeout_s
                 )
@@ -169,7 +167,13 @@ class ShardCalls:
         last_heard, noting = _noting(receiver)
         sequence = pushes[0].header.sequence
         commits = Commits(
-            _CommitCalls(self, deadline),
+            ShardCommitCalls(
+                self._clients,
+                self._worker,
+                self._membership,
+                history=self._history,
+                deadline=deadline,
+            ),
             PushPlace(worker=self._worker, sequence=sequence, shard_count=len(pushes)),
         )
 
@@ -205,7 +209,7 @@ class ShardCalls:
 
         async def ask_one(shard_index: int) -> bool:
             async def attempt(timeout_s: float) -> bool:
-                client = await self._client(shard_index)
+                client = await self._clients.of(shard_index)
                 session = await client.get_session(worker, timeout_s=timeout_s)
                 return sequence <= session.sequence_done_max
 
@@ -227,7 +231,7 @@ class ShardCalls:
             push = pushes[shard_index]
 
             async def attempt(timeout_s: float) -> Outcome:
-                client = await self._client(shard_index)
+                client = await self._clients.of(shard_index)
                 requests = push.requests(push.chunk_indexes)
                 reply = await client.push_pull(requests, nothing, timeout_s=timeout_s)
                 return reply.outcome
@@ -248,7 +252,7 @@ class ShardCalls:
         """
 
         async def attempt(timeout_s: float) -> Contribution:
-            client = await self._client(0)
+            client = await self._clients.of(0)
             return await client.await_contribution(
                 generation, clock, sequence, timeout_s=timeout_s
             )
@@ -261,37 +265,6 @@ class ShardCalls:
             except CallError as error:
                 if not error.is_retryable:
                     raise error.to_ps_error() from error
-
-    async def commit(
-        self, shard_index: int, choice: ClockChoice, deadline: float
-    ) -> None:
-        """Tells one shard to commit a clock.
-
-        One that refuses, since its contributors are others, tells `staged` again.
-        """
-
-        async def attempt(timeout_s: float) -> bool:
-            client = await self._client(shard_index)
-            self._history.committed(self._worker, shard_index, choice.clock)
-            return await client.commit(self._generation, choice, timeout_s=timeout_s)
-
-        await until_decided(attempt, deadline)
-
-    async def choose(self, clock: int, sequence: int, deadline: float) -> ClockChoice:
-        """Tells shard 0 that every shard has a push; who counts."""
-
-        async def attempt(timeout_s: float) -> ClockChoice:
-            client = await self._client(0)
-            return await client.ready(
-                self._generation, clock, sequence, timeout_s=timeout_s
-            )
-
-        return await until_decided(attempt, deadline)
-
-    @property
-    def _generation(self) -> int:
-        record = self._membership.record
-        return record.generation if record is not None else 0
 
     def _checked(self, shard_index: int, reply: PushReply) -> PushReply:
         self._answers[shard_index] = (now(), reply.clock)
@@ -328,7 +301,7 @@ class ShardCalls:
         attempt = 0
         while True:
             try:
-                client = await self._client(shard_index)
+                client = await self._clients.of(shard_index)
                 requests = (
                     requests_with_failpoints(pushes, shard_index, held)
                     if failpoints.armed
@@ -355,7 +328,7 @@ class ShardCalls:
         """Chunks of a push that a shard has; asked for until it tells."""
 
         async def attempt(timeout_s: float) -> frozenset[int]:
-            client = await self._client(shard_index)
+            client = await self._clients.of(shard_index)
             session = await client.get_session(
                 self._worker, timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
             )
@@ -365,39 +338,6 @@ class ShardCalls:
             return session.held_chunks.get(sequence, frozenset())
 
         return await until_decided(attempt, deadline)
-
-    async def _client(self, shard_index: int) -> ShardClient:
-        shard = self._membership.shards[shard_index]
-        client = self._clients.get(shard_index)
-        if client is not None and client.shard == shard:
-            return client
-        if not shard.address:
-            raise CallError(
-                f"shard {shard_index}",
-                "UNAVAILABLE",
-                "it has no address yet",
-                refusal=None,
-                decided=False,
-            )
-        new = ShardClient(shard, self._job_id, self._worker, self.traffic)
-        self._clients[shard_index] = new
-        if client is not None:
-            await client.close()
-        return new
-
-
-class _CommitCalls:
-    """Commits of one push, until its deadline."""
-
-    def __init__(self, calls: ShardCalls, deadline: float) -> None:
-        self._calls = calls
-        self._deadline = deadline
-
-    async def commit(self, shard_index: int, choice: ClockChoice) -> None:
-        await self._calls.commit(shard_index, choice, self._deadline)
-
-    async def choose(self, clock: int, sequence: int) -> ClockChoice:
-        return await self._calls.choose(clock, sequence, self._deadline)
 
 
 def _noting(receiver: Receiver) -> tuple[list[Waiting], Receiver]:
