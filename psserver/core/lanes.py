@@ -20,18 +20,21 @@ class Lanes:
         """A push's part of a chunk is there; once for each."""
         self._waiting.setdefault(chunk_index, deque()).append(push)
 
-    def take_ready(self) -> list[tuple[int, PushId]]:
-        """Updates whose turn it is; marks them as being applied."""
-        ready = []
-        for chunk_index, waiting in list(self._waiting.items()):
-            if chunk_index in self.applying:
-                continue
-            push = waiting.popleft()
-            if not waiting:
-                del self._waiting[chunk_index]
-            self.applying[chunk_index] = push
-            ready.append((chunk_index, push))
-        return ready
+    def take(self, chunk_index: int) -> PushId | None:
+        """The update of a chunk whose turn it is, marked as being applied."""
+        waiting = self._waiting.get(chunk_index)
+        if waiting is None or chunk_index in self.applying:
+            return None
+        push = waiting.popleft()
+        if not waiting:
+            del self._waiting[chunk_index]
+        self.applying[chunk_index] = push
+        return push
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Chunks for which some update waits."""
+        return tuple(self._waiting)
 
     def applied(self, chunk_index: int) -> PushId:
         """An update is done; returns whose it was."""

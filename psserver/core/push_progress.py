@@ -95,14 +95,20 @@ class PushProgress:
     def note_chunk(self, push: PushId, chunk_index: int) -> None:
         """A chunk was staged: it may be applied if its push may."""
         known = self._open.get(push)
-        if known is not None and chunk_index in known.remaining - known.queued:
+        if known is None or chunk_index in known.queued:
+            return
+        if chunk_index in known.remaining:
             known.queued.add(chunk_index)
             self._lanes.enqueue(chunk_index, push)
             if self._admits(push):
-                self._start_ready()
+                self._start(chunk_index)
 
-    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> None:
-        """The owner has applied a chunk."""
+    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> bool:
+        """The owner has applied a chunk; returns whether it was its push's last one.
+
+        Otherwise nothing is new but the chunk's own lane: what follows for all pushes
+        is looked at once for each push, not for each of its chunks.
+        """
         push = self._lanes.applied(chunk_index)
         entry = self._state.entry_of(push)
         assert entry is not None
@@ -113,6 +119,8 @@ class PushProgress:
             self._state.note_torn(
                 self._clock_of(push), chunk_index, list(torn_worker_ids)
             )
+        self._start(chunk_index)
+        return not self._open[push].remaining
 
     def sequence_of(self, member: Member, clock: int) -> int:
         """The push that a commit means by a clock.
@@ -273,25 +281,32 @@ class PushProgress:
         return used.hyperparameters
 
     def _start_ready(self) -> None:
-        """Orders the updates whose turn it is."""
+        """Orders the updates whose turn it is, of all chunks."""
+        for chunk_index in self._lanes.waiting:
+            self._start(chunk_index)
+
+    def _start(self, chunk_index: int) -> None:
+        """Orders the update of a chunk whose turn it is, if one waits."""
         if self._state.fence.is_frozen:
             return
-        for chunk_index, push in self._lanes.take_ready():
-            entry, known = self._state.entry_of(push), self._open[push]
-            assert entry is not None
-            assert entry.trailer is not None
-            self._state.effects.append(
-                ApplyChunk(
-                    clock=self._clock_of(push),
-                    chunk_index=chunk_index,
-                    optimizer=entry.trailer.optimizer,
-                    contributions=contributions_to(chunk_index, {push.worker: entry}),
-                    total_weight=entry.trailer.weight,
-                    hyperparameters=known.hyperparameters,
-                    pusher=push.worker,
-                    staleness=self._staleness_of(push, chunk_index),
-                )
+        push = self._lanes.take(chunk_index)
+        if push is None:
+            return
+        entry, known = self._state.entry_of(push), self._open[push]
+        assert entry is not None
+        assert entry.trailer is not None
+        self._state.effects.append(
+            ApplyChunk(
+                clock=self._clock_of(push),
+                chunk_index=chunk_index,
+                optimizer=entry.trailer.optimizer,
+                contributions=contributions_to(chunk_index, {push.worker: entry}),
+                total_weight=entry.trailer.weight,
+                hyperparameters=known.hyperparameters,
+                pusher=push.worker,
+                staleness=self._staleness_of(push, chunk_index),
             )
+        )
 
     def _staleness_of(self, push: PushId, chunk_index: int) -> int:
         """Updates of a chunk since the values that a push came from.

@@ -64,15 +64,11 @@ class ShardProgress:
 
     def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> None:
         """The owner has applied a chunk."""
-        if self.pushes.owns_chunk(chunk_index):
-            self.pushes.chunk_applied(chunk_index, torn_worker_ids)
-            self.pump()
-        elif (
-            self.clocks.chunk_applied(chunk_index, torn_worker_ids)
-            or self._fence.is_frozen
-        ):
-            # Before its end a clock has nothing new to release: chunks were released
-            # as their last contributions came.
+        machine = self.pushes if self.pushes.owns_chunk(chunk_index) else self.clocks
+        is_done = machine.chunk_applied(chunk_index, torn_worker_ids)
+        # Before its end a clock has nothing new to release: chunks were released as
+        # their last contributions came. Nor has a push.
+        if is_done or self._fence.is_frozen:
             self.pump()
 
     def check_answerable(self, push: PushId, member: Member) -> None:

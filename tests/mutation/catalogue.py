@@ -30,10 +30,11 @@ BUGS = (
             ),
             Edit(
                 f"{CORE}/push_progress.py",
-                "        if known is not None and chunk_index in known.remaining - "
-                "known.queued:\n",
-                "        if known is not None:\n            known.remaining.add("
-                "chunk_index)\n",
+                "        if known is None or chunk_index in known.queued:\n"
+                "            return\n",
+                "        if known is None:\n"
+                "            return\n"
+                "        known.remaining.add(chunk_index)\n",
             ),
         ),
     ),
