@@ -1,9 +1,12 @@
 """Workers that end in SSP and ASP: what counts, what is torn, what a fence is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.core.effects import RefusePush
+from psserver.core.push import DataRange
 from psserver.core.record import Mode
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
@@ -232,6 +235,19 @@ def test_of_too_many_that_have_ended_the_oldest_are_forgotten() -> None:
 
     known = [shard.core.clocks.departure_of(key(name)) is not None for name in names]
     assert known == [False] * 2 + [True] * DEPARTED_COUNT_MAX
+
+
+def test_data_of_a_departed_worker_is_not_kept() -> None:
+    """The record that ended it has settled that; a thousand such lists add up."""
+    shard = asp("a", "b")
+    piece = DataRange("loader", 0, 0, 4)
+    shard.send_trailer(push_id("b"), replace(trailer(), ranges=(piece,)))
+    shard.apply_all()
+    assert shard.core.dedupe.window_of(key("b")).ranges == [(1, piece)]
+
+    gone_from(shard, "b", 1, "a")
+
+    assert shard.core.dedupe.window_of(key("b")).ranges == []
 
 
 # Reports
