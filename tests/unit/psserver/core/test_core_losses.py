@@ -407,6 +407,7 @@ def test_it_stays_when_too_few_would_be_left() -> None:
         (2, 2, True),
         (3, 1, False),
         (3, 2, True),
+        (4, 2, False),
         (5, 2, False),
         (5, 3, True),
         (5, 5, True),
