@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from psserver.config import CoordinatorConfig
 from psserver.core.record import Mode
 from psserver.daemon.job_failed import JobFailedError
-from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
+from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.history import CoordinatorHistory
 from psserver.host.restored_job import new_job_id
@@ -55,7 +55,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             await stay(host.run_clock(), _fail_with(host))
         finally:
             await health.enter_graceful_shutdown()
-            await server.stop(DRAIN_TIMEOUT_S)
+            await stop(server)
             host.history.close()
 
 

@@ -16,6 +16,9 @@ from pswire.addresses import Address
 DRAIN_TIMEOUT_S = 2.0
 """Time for calls to end after SIGTERM; a second signal ends it at once."""
 
+HANDLER_TIMEOUT_S = 0.5
+"""Time for handlers to end after their calls have."""
+
 log = logging.getLogger("psserver")
 
 
@@ -106,6 +109,18 @@ async def stay(*duties: Coroutine[None, None, None]) -> None:
             task.cancel()
         await asyncio.gather(*tasks, waiter, return_exceptions=True)
         notify_systemd("STOPPING=1")
+
+
+async def stop(server: grpc.aio.Server) -> None:
+    """Ends a server's calls, then waits for their handlers.
+
+    `stop` itself returns while handlers of aborted calls still run (grpc/grpc#37239);
+    the end of the event loop would cancel them, each with a traceback in the log.
+    """
+    await server.stop(DRAIN_TIMEOUT_S)
+    handlers = asyncio.all_tasks() - {asyncio.current_task()}
+    if handlers:
+        await asyncio.wait(handlers, timeout=HANDLER_TIMEOUT_S)
 
 
 def _hear(told: asyncio.Event, number: signal.Signals) -> None:

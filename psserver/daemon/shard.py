@@ -11,7 +11,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
 from psserver.daemon.job_failed import JobFailedError
-from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, announce, bind, stay
+from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.history import ShardHistory
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_client import CoordinatorClient
@@ -57,7 +57,7 @@ async def run_shard(config: ShardConfig) -> None:
             await stay(_serve(config, str(config.advertise or address), late, health))
         finally:
             await health.enter_graceful_shutdown()
-            await server.stop(DRAIN_TIMEOUT_S)
+            await stop(server)
 
 
 async def _serve(

@@ -99,7 +99,7 @@ class ParameterService:
         try:
             started_ms = now_ms()
             while True:
-                item = await call.session.next(WAITING_INTERVAL_MS / 1000)
+                item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
                     yield await self._chunk_message(item, call.push.worker)
                     continue
@@ -116,7 +116,7 @@ class ParameterService:
         call = await PushCall.open(self._host, requests, wants_values=False)
         try:
             while True:
-                item = await call.session.next(WAITING_INTERVAL_MS / 1000)
+                item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Reply):
                     reply = reply_message(self._host, item)
                     return messages.PushResponse(reply=reply).SerializeToString()

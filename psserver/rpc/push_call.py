@@ -1,12 +1,14 @@
 """One call that carries a push: its messages in, its answers out."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from psserver.core.dedupe import PushEntry
-from psserver.core.push import PushId, StagedChunk
+from psserver.core.push import Outcome, PushId, Reply, StagedChunk
+from psserver.core.record import ClockChoice
 from psserver.host.monotonic import now_ms
-from psserver.host.push_session import PushSession
+from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import shard_rules
 from psserver.rpc.guard import as_refusal
@@ -28,6 +30,11 @@ from pswire.v1 import push_pb2
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 """Time for a call to say which push it carries. It says so with its first bytes; one
 that stays silent would hold a stream for ever."""
+
+REFUSED_REST_TIMEOUT_S = 1.0
+"""Time for the rest of a refused push to come in. A client that still writes when its
+call ends is told INTERNAL by its own gRPC in place of the reason (grpc/grpc#36066): it
+would ask what the shard has, send nothing again, and never hear that it was refused."""
 
 
 class PushCall:
@@ -60,15 +67,19 @@ class PushCall:
         """
         message = await _first_message(requests)
         header = message.header
-        if header is None:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
-        call = await cls._admit(host, header, wants_values=wants_values)
         try:
-            host.attach(call.push, call.session)
-            call.take(message)
-            call.start_reading(requests)
-        except BaseException:
-            await call.close()
+            if header is None:
+                raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
+            call = await cls._admit(host, header, wants_values=wants_values)
+            try:
+                host.attach(call.push, call.session)
+                call.take(message)
+                call.start_reading(requests)
+            except BaseException:
+                await call.close()
+                raise
+        except Refusal:
+            await _discard(requests)
             raise
         return call
 
@@ -129,6 +140,23 @@ class PushCall:
         """Reads the rest of the call while answers go out."""
         self._reader = asyncio.create_task(self._read(requests))
 
+    async def next(self, timeout_s: float) -> Outgoing | ClockChoice | Reply | None:
+        """What to send next; None when nothing came in time.
+
+        The answer to a push that was done before this call waits for the rest of the
+        call: an answer that overtook a chunk with other bytes would hide that the same
+        id was given to another push.
+
+        Raises:
+            Refusal: The call is over.
+        """
+        item = await self.session.next(timeout_s)
+        is_resend = isinstance(item, Reply) and item.outcome is Outcome.DUPLICATE
+        if not is_resend or self._reader is None or self._reader.done():
+            return item
+        read, _ = await asyncio.wait((self._reader,), timeout=timeout_s)
+        return await self.session.next(timeout_s) if read else None
+
     async def close(self) -> None:
         """Ends reading; what was staged stays."""
         self._host.detach(self.push, self.session)
@@ -141,6 +169,7 @@ class PushCall:
             async for message in requests:
                 self.take(read_push_message(message))
         except Refusal as refusal:
+            await _discard(requests)
             self.session.fail(refusal)
         except Exception as error:  # the call must end, whatever it was
             self.session.fail(as_refusal(error, "push"))
@@ -152,6 +181,14 @@ class PushCall:
                 ErrorReason.CHUNK_INVALID, f"the placement has no chunk {chunk_index}"
             )
         return bits_from_bytes(presence, len(chunks[chunk_index].slices))
+
+
+async def _discard(requests: AsyncIterator[bytes]) -> None:
+    """Lets the rest of a refused push come in, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REFUSED_REST_TIMEOUT_S):
+            async for _ in requests:
+                pass
 
 
 async def _first_message(requests: AsyncIterator[bytes]) -> PushMessage:

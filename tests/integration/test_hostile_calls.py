@@ -1,6 +1,5 @@
 """Bytes that no honest client sends: refused in words, nothing changed, all goes on."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from pswire.frames import (
     join_fields,
 )
 from pswire.limits import MESSAGE_BYTES_MAX, PROTOCOL_VERSION
-from pswire.reasons import CATALOGUE, ErrorReason
+from pswire.reasons import ErrorReason
 from pswire.v1 import (
     membership_pb2,
     parameter_service_pb2,
@@ -242,30 +241,6 @@ def test_a_forged_push_changes_nothing(target: Target, case: str, method: str) -
     assert found == reason, (code, text)
     assert fragment in text
     assert_readable(text)
-    assert target.state() == before
-
-
-def test_a_push_that_is_silent_may_be_tried_again(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker whose interpreter stands still between call and message does that."""
-    monkeypatch.setattr("psserver.rpc.push_call.FIRST_MESSAGE_TIMEOUT_S", 0.05)
-    before = target.state()
-    is_over = threading.Event()
-
-    def silence() -> Iterator[bytes]:
-        is_over.wait(TIMEOUT_S)
-        yield from ()
-
-    call = streamed(target.channel, "PushPull")(silence(), timeout=TIMEOUT_S)
-    try:
-        _, text, found = refusal_of(call)
-    finally:
-        is_over.set()
-
-    assert found == ErrorReason.WAIT_TIMEOUT
-    assert CATALOGUE[ErrorReason.WAIT_TIMEOUT].retryable
-    assert "silent for 0.05 s" in text
     assert target.state() == before
 
 
