@@ -56,12 +56,12 @@ class Arrival:
             return 0
         try:
             sequence = self._loop.run(self._stand_in.relieve(), self._timeout_s)
-        except TimeoutError as error:
+        except TimeoutError:
             raise StepTimeoutError(
                 "the clock that others began while this worker was not there is not "
                 f"complete within {self._timeout_s:g} s; step() again goes on",
                 reason=ErrorReason.WAIT_TIMEOUT,
-            ) from error
+            ) from None
         self._stand_in = None
         if sequence:
             self._is_behind = True

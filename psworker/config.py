@@ -60,7 +60,7 @@ def find_coordinator(
     try:
         found = parse_address(text)
     except ValueError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(str(error)) from None
     if found.port == 0:
         raise ConfigurationError(f"{text!r} names no port that can be called")
     return found
@@ -87,4 +87,4 @@ def arm_failpoints(environ: Mapping[str, str] | None = None) -> None:
     try:
         failpoints.arm(environ)
     except failpoints.FailpointError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(str(error)) from None

@@ -22,6 +22,7 @@ from psworker.config import (
 )
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
+from psworker.edited_values import EditedValues
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
@@ -83,7 +84,7 @@ def connect(
         session = loop.run(Session.open(config, left_s))
     except CallError as error:
         _give_up(config)
-        raise _connect_error(config, error) from error
+        raise _connect_error(config, error) from None
     except BaseException:
         _give_up(config)
         raise
@@ -313,6 +314,7 @@ class Connection:
                 given=given,
                 timeout_s=step_timeout_s,
             ),
+            edited=EditedValues(schema, given.bound.tensors),
             timeout_s=step_timeout_s,
         )
 
@@ -321,7 +323,7 @@ def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa:
     try:
         return prepare_loader(loader, link, name=name)
     except LoaderRefused as refused:
-        raise ConfigurationError(f"{name}: {refused}") from refused
+        raise ConfigurationError(f"{name}: {refused}") from None
 
 
 def _give_up(config: WorkerConfig) -> None:

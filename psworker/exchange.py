@@ -71,7 +71,7 @@ class Incoming:
             try:
                 store.write(decode_chunk(item))
             except Refusal as refusal:
-                raise error_of_refusal(refusal) from refusal
+                raise error_of_refusal(refusal) from None
         store.flush()
         return list(self._delivery.result())
 

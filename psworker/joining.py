@@ -121,7 +121,7 @@ class Joining:
                         f"the job did not start in time: could not write the first "
                         f"values: {error}",
                         reason=ErrorReason.NOT_STARTED,
-                    ) from error
+                    ) from None
                 log.remind(f"a shard to take the first values ({error})")
                 time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
 

@@ -57,13 +57,13 @@ def find_jump(
         record = loop.run(
             session.membership.wait_generation(generation), left_s(deadline)
         )
-    except TimeoutError as error:
+    except TimeoutError:
         raise StepTimeoutError(
             f"the shards are in generation {generation}, of which "
             f"{session.control.peer} has not told in time; step() again goes on with "
             "the same push",
             reason=ErrorReason.WAIT_TIMEOUT,
-        ) from error
+        ) from None
     member = member_in(record, session.worker)
     newest = max(sequence, *(reply.closed_sequence for reply in replies))
     return Jump(record.generation, member.clock_of(newest), newest)
@@ -90,7 +90,7 @@ def pull_jump(
             f"{error}; step() again goes on with the same push",
             reason=error.reason,
             facts=error.facts,
-        ) from error
+        ) from None
 
 
 def member_in(record: Record | None, worker: Identity) -> Member:

@@ -69,7 +69,7 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
     try:
         schema.validate()
     except Refusal as refusal:
-        raise error_of_refusal(refusal) from refusal
+        raise error_of_refusal(refusal) from None
     return BoundSchema(schema, tuple(tensor for _, tensor in bound))
 
 
@@ -99,7 +99,7 @@ def describe_optimizer(
             for position, group in enumerate(optimizer.param_groups)
         )
     except Refusal as refusal:
-        raise error_of_refusal(refusal) from refusal
+        raise error_of_refusal(refusal) from None
     return OptimizerSpec(
         name=name,
         class_name=kind.__name__,
@@ -168,7 +168,7 @@ def _entry(
     try:
         element_type = element_type_of(tensor.dtype)
     except Refusal as refusal:
-        raise UnsupportedError(f"{label}: {refusal.message}") from refusal
+        raise UnsupportedError(f"{label}: {refusal.message}") from None
     if kind == EntryKind.PARAMETER and not element_type.is_floating:
         # torch allows it without gradients; it then behaves as a buffer does.
         kind = EntryKind.BUFFER

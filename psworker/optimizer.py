@@ -56,6 +56,13 @@ class PreparedOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"PreparedOptimizer {self.name!r} of {self._inner!r}"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refused: a copy would push a second time for the same worker."""
+        raise UnsupportedError(
+            f"{self.name} can't be copied or pickled: it stands for one on the shards; "
+            "take its state_dict()"
+        )
+
     @property
     def groups(self) -> Groups:
         """Current hyperparameters of each group, as they go on the wire.
@@ -69,7 +76,7 @@ class PreparedOptimizer(Optimizer):
                 for group in self.param_groups
             )
         except Refusal as refusal:
-            raise error_of_refusal(refusal) from refusal
+            raise error_of_refusal(refusal) from None
 
     def step(  # type: ignore[override]
         self,

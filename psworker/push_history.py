@@ -33,7 +33,7 @@ class PushHistory:
         try:
             file = HistoryFile(wanted, process=name, job_id=job_id, facts=facts)
         except HistoryPathError as error:
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(str(error)) from None
         return cls(file)
 
     def close(self) -> None:

@@ -91,14 +91,14 @@ class EvictedWorker:
                 except EvictedError as error:
                     # Out again before it was in: it stood still once more.
                     if time.monotonic() >= deadline:
-                        raise StepTimeoutError(f"{error}") from error
+                        raise StepTimeoutError(f"{error}") from None
         except (WaitTimeoutError, UnavailableError) as error:
             raise StepTimeoutError(
                 f"worker {lost.worker.worker_id} was evicted and could not join again "
                 f"within {self._timeout_s:g} s: {error}; step() again goes on trying",
                 reason=error.reason,
                 facts=error.facts,
-            ) from error
+            ) from None
 
     def _renew(self, lost: LostStart, deadline: float) -> None:
         """Registers a new start, unless an earlier call has done so.

@@ -38,7 +38,7 @@ def told_to_users() -> Iterator[None]:
     try:
         yield
     except CallError as error:
-        raise error.to_ps_error() from error
+        raise error.to_ps_error() from None
 
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

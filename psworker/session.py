@@ -118,7 +118,7 @@ class Session:
             raise EvictedError(
                 f"worker {worker_id} was evicted, and a replacement has its place: "
                 f"{holder}; end this process, or connect under another worker id"
-            ) from error
+            ) from None
         if settings.job_id != self.settings.job_id:
             raise JobEndedError(
                 f"the job {self.settings.job_id} is over: {self.control.peer} serves "
@@ -232,7 +232,7 @@ class Session:
                 since = self._silent_since
                 is_gone = since is not None and now() - since > GONE_TIMEOUT_S
                 if not error.is_retryable or is_gone or now() >= deadline:
-                    raise error.to_ps_error() from error
+                    raise error.to_ps_error() from None
             await pause(attempt)
             attempt += 1
 

@@ -142,12 +142,12 @@ class ShardCalls:
             return replies
         except CallError as error:
             if not error.is_retryable:
-                raise error.to_ps_error() from error
+                raise error.to_ps_error() from None
             raise WaitTimeoutError(
                 f"the values of clock {clock} were not there within {timeout_s:g} s: "
                 f"{self._awaited(last_heard, error)}",
                 reason=ErrorReason.WAIT_TIMEOUT,
-            ) from error
+            ) from None
 
     async def push(
         self, pushes: Sequence[OutgoingPush], receiver: Receiver, *, timeout_s: float
@@ -193,13 +193,13 @@ class ShardCalls:
                 return answered(await self._unless_failed(work))
         except CallError as error:
             if not error.is_retryable:
-                raise error.to_ps_error() from error
+                raise error.to_ps_error() from None
             raise StepTimeoutError(
                 f"the step to clock {pushes[0].header.clock} was not complete within "
                 f"{timeout_s:g} s: {self._awaited(last_heard, error)}; step() again "
                 "goes on with the same push",
                 reason=ErrorReason.WAIT_TIMEOUT,
-            ) from error
+            ) from None
 
     async def was_done(self, worker: Identity, sequence: int) -> bool:
         """Whether a push of a departed start of this worker is part of the parameters.
@@ -264,7 +264,7 @@ class ShardCalls:
                 )
             except CallError as error:
                 if not error.is_retryable:
-                    raise error.to_ps_error() from error
+                    raise error.to_ps_error() from None
 
     def _checked(self, shard_index: int, reply: PushReply) -> PushReply:
         self._answers[shard_index] = (now(), reply.clock)

@@ -236,17 +236,17 @@ class SnapshotReader:
             wait_reachable(self._address, connect_timeout_s)
         try:
             return self._loop.run(self._pull_newest(newer_than, timeout_s))
-        except concurrent.futures.CancelledError as error:
-            raise ClosedError("the snapshot reader was closed meanwhile") from error
+        except concurrent.futures.CancelledError:
+            raise ClosedError("the snapshot reader was closed meanwhile") from None
         except CallError as error:
             if self._is_closed:
-                raise ClosedError("the snapshot reader was closed meanwhile") from error
+                raise ClosedError("the snapshot reader was closed meanwhile") from None
             if error.refusal is not None or self._has_answered:
-                raise error.to_ps_error() from error
+                raise error.to_ps_error() from None
             problem = problem_behind_call(self._address, error.code, error.text)
-            raise unreachable(self._address, connect_timeout_s, problem) from error
+            raise unreachable(self._address, connect_timeout_s, problem) from None
         except Refusal as refusal:
-            raise error_of_refusal(refusal) from refusal
+            raise error_of_refusal(refusal) from None
 
     async def _pull_newest(self, newer_than: int, timeout_s: float) -> Snapshot:
         try:
@@ -278,7 +278,7 @@ class SnapshotReader:
                 elif left_s == 0:
                     raise WaitTimeoutError(
                         f"no snapshot within {timeout_s:g} s: {error.text}"
-                    ) from error
+                    ) from None
                 await asyncio.sleep(min(_RETRY_INTERVAL_S, left_s))
             else:
                 self._has_answered = True

@@ -17,6 +17,7 @@ from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.drop_log import DropLog
+from psworker.edited_values import EditedValues
 from psworker.errors import (
     ClosedError,
     CorruptionError,
@@ -61,12 +62,14 @@ class Stepper:
         member: Member,
         stand_in: StandIn | None,
         rejoining: Rejoining,
+        edited: EditedValues,
         timeout_s: float,
     ) -> None:
         self._loop = loop
         self._session = session
         self._store = store
         self._rejoining = rejoining
+        self._edited = edited
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
@@ -135,6 +138,7 @@ class Stepper:
             failpoints.hit("worker.step")
         if (result := self._resume()) is not None:
             return result
+        self._edited.check()
         try:
             self._catch_up()
         except EvictedError:
@@ -180,6 +184,7 @@ class Stepper:
         self.refuse_closed()
         if (result := self._resume()) is not None:
             return result
+        self._edited.check()
         trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
@@ -283,6 +288,7 @@ class Stepper:
         self._arrival.pull_missed(
             self.generation, self.clock, self.sequence_acknowledged
         )
+        self._edited.note()
 
     def _relieve(self) -> None:
         sequence = self._arrival.relieve()
@@ -372,6 +378,7 @@ class Stepper:
             self._unfinished = None
             raise
         self._unfinished = None
+        self._edited.note()
         if exchange.is_discarded:
             result = replace(result, outcome="dropped")
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
@@ -396,6 +403,7 @@ class Stepper:
         self._lost = None
         self._unfinished = None
         self._shadow = None
+        self._edited.note()
         self.member = rejoined.member
         self._arrival = self._arrival_of(rejoined.stand_in)
         self.sequence_acknowledged = 0

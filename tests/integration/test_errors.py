@@ -1,6 +1,7 @@
 """Mistakes of people, end to end: what they read, and that nobody else is harmed."""
 
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,14 @@ def refusal_at_prepare(
         assert first.clock == 1
         assert first.generation == 1
     assert "Traceback" not in str(caught.value)
+    assert_told_once(caught.value)
     return caught.value
+
+
+def assert_told_once(error: BaseException) -> None:
+    """Checks that nothing of gRPC stands before what a person is to read."""
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count("Traceback (most recent call last)") == 1, shown
 
 
 def test_another_model_is_told_as_a_difference_by_name(tmp_path: Path) -> None:
@@ -194,6 +202,7 @@ def test_a_lost_shard_is_named_to_every_worker_that_waits(tmp_path: Path) -> Non
     def work(worker_id: str) -> str:
         with pytest.raises(psworker.JobFailedError) as caught:
             train_for_ever(worker_id)
+        assert_told_once(caught.value)
         return str(caught.value)
 
     with Job(tmp_path, shard_count=3, workers_min=2, lease_ttl_ms=4000) as job:
@@ -225,6 +234,7 @@ def test_a_shard_that_workers_cant_reach_ends_the_wait_for_the_start(
             pytest.raises(psworker.StartTimeoutError) as caught,
         ):
             ps.prepare(model, sgd(model))
+    assert_told_once(caught.value)
     text = str(caught.value)
     assert "shard 0 at 127.0.0.1:" in text
     assert "could not write the first values" in text
