@@ -45,8 +45,10 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         WorkerIdTakenError,
     )
+    from psworker.local_connection import LocalConnection
     from psworker.push_result import PushResult
     from psworker.snapshot import Snapshot, SnapshotReader
+    from psworker.worker_connection import WorkerConnection
 
 __all__ = [
     "ClosedError",
@@ -60,6 +62,7 @@ __all__ = [
     "JobEndedError",
     "JobFailedError",
     "LimitError",
+    "LocalConnection",
     "OptimizerMismatchError",
     "OptimizerUnsupportedError",
     "ProtocolError",
@@ -79,16 +82,19 @@ __all__ = [
     "UnsupportedError",
     "VersionMismatchError",
     "WaitTimeoutError",
+    "WorkerConnection",
     "WorkerIdTakenError",
     "connect",
 ]
 
 _MODULES = {
     "Connection": "connection",
+    "LocalConnection": "local_connection",
     "connect": "connection",
     "PushResult": "push_result",
     "Snapshot": "snapshot",
     "SnapshotReader": "snapshot",
+    "WorkerConnection": "worker_connection",
 }
 
 

@@ -36,9 +36,22 @@ class WorkerConfig:
     history: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout_s", "step_timeout_s", "start_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be above 0")
+        check_timeouts(
+            connect_timeout_s=self.connect_timeout_s,
+            step_timeout_s=self.step_timeout_s,
+            start_timeout_s=self.start_timeout_s,
+        )
+
+
+def check_timeouts(**seconds_by_name: float) -> None:
+    """Checks the limits of time that a user has given.
+
+    Raises:
+        ConfigurationError: One is not above 0.
+    """
+    for name, seconds in seconds_by_name.items():
+        if not seconds > 0:
+            raise ConfigurationError(f"{name} must be above 0")
 
 
 def find_coordinator(
@@ -49,14 +62,26 @@ def find_coordinator(
     Raises:
         ConfigurationError: There is none, or it is not `HOST:PORT`.
     """
+    found = named_coordinator(address, environ)
+    if found is None:
+        raise ConfigurationError(
+            "no coordinator is named: pass its address 'HOST:PORT', or set "
+            f"{COORDINATOR_VARIABLE}=HOST:PORT"
+        )
+    return found
+
+
+def named_coordinator(
+    address: str | None, environ: Mapping[str, str] | None = None
+) -> Address | None:
+    """The coordinator's address as `find_coordinator`, `None` if nobody names one.
+
+    Raises:
+        ConfigurationError: It is not `HOST:PORT`.
+    """
     text = address or (environ or os.environ).get(COORDINATOR_VARIABLE, "")
     if not text:
-        raise ConfigurationError(
-            "no coordinator is named: pass connect('HOST:PORT'), or set "
-            f"{COORDINATOR_VARIABLE}=HOST:PORT, or start the script with `psworker run "
-            "--coordinator HOST:PORT -- train.py`; training without a coordinator is "
-            "not in this release"
-        )
+        return None
     try:
         found = parse_address(text)
     except ValueError as error:

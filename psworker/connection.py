@@ -16,9 +16,10 @@ from psworker import event_loop, fork_guard
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
-    find_coordinator,
+    check_timeouts,
     find_history,
     find_worker_id,
+    named_coordinator,
 )
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
@@ -30,6 +31,7 @@ from psworker.errors import (
     PsError,
 )
 from psworker.event_loop import EventLoop
+from psworker.local_connection import LocalConnection, alone_text
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
@@ -39,7 +41,9 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
 from psworker.tensor_chunks import ValueStore
+from psworker.torchrun import find_torchrun
 from psworker.transport.call_error import CallError
+from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
 
@@ -51,8 +55,11 @@ def connect(
     connect_timeout_s: float = 8.0,
     step_timeout_s: float = 600.0,
     start_timeout_s: float = 3600.0,
-) -> "Connection":
+) -> WorkerConnection:
     """Connects this process to a job as a worker.
+
+    Without a coordinator, neither here nor in `PS_COORDINATOR`, the process trains
+    alone, and a warning says so.
 
     Args:
         address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`.
@@ -62,12 +69,27 @@ def connect(
         step_timeout_s: Longest time for one `step()`, waits for others included.
         start_timeout_s: Longest wait in `prepare` for the job to start.
 
+    Returns:
+        A `Connection` to the job, or a `LocalConnection` where there is none.
+
     Raises:
-        ConfigurationError: There is no address, or it is none.
+        ConfigurationError: The address is none, or a time is not above 0.
         ConnectError: The coordinator was not reached; the text says why.
     """
+    coordinator = named_coordinator(address)
+    if coordinator is None:
+        check_timeouts(
+            connect_timeout_s=connect_timeout_s,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+        )
+        arm_failpoints()
+        group = find_torchrun()
+        if group is None or group.rank == 0:
+            logger.warning(alone_text(group))
+        return LocalConnection(find_worker_id(worker_id))
     config = WorkerConfig(
-        coordinator=find_coordinator(address),
+        coordinator=coordinator,
         worker_id=find_worker_id(worker_id),
         connect_timeout_s=connect_timeout_s,
         step_timeout_s=step_timeout_s,

@@ -4,7 +4,6 @@ It is a `torch.optim.Optimizer` over the user's own parameter groups, so schedul
 gradient scalers, clipping and step hooks work on it as on any other.
 """
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -14,6 +13,7 @@ from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.sample_weight import check_weight
 from psworker.stepper import Groups, Stepper
 
 if TYPE_CHECKING:
@@ -101,11 +101,7 @@ class PreparedOptimizer(Optimizer):
                 "step(closure) is not possible: the optimizer runs on the shards, "
                 "which can't compute the loss again; call backward() first, then step()"
             )
-        if weight is not None and not (math.isfinite(weight) and weight >= 0):
-            raise ConfigurationError(
-                f"weight={weight} is not a number of samples: it must be finite and at "
-                "least 0"
-            )
+        check_weight(weight)
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)

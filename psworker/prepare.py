@@ -46,14 +46,9 @@ def sort_objects(objects: Sequence[Any]) -> Prepared:
         OptimizerUnsupportedError: Shards can't run an optimizer.
         UnsupportedError: A tensor can't be sent.
     """
-    _check_kinds(objects)
+    check_objects(objects)
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
-    if not models or not optimizers:
-        raise ConfigurationError(
-            "prepare() needs at least one model and one optimizer, as in `model, "
-            "optimizer, loader = ps.prepare(model, optimizer, loader)`"
-        )
     bound = bind_models(models)
     return Prepared(
         objects=tuple(objects),
@@ -95,6 +90,23 @@ def _named(base: str, objects: Sequence[Any], kind: type[Any]) -> dict[str, Any]
     """Objects of a kind as `model`, `model1`, `model2` ..., in order."""
     found = [each for each in objects if isinstance(each, kind)]
     return {f"{base}{position or ''}": each for position, each in enumerate(found)}
+
+
+def check_objects(objects: Sequence[Any]) -> None:
+    """Checks that these may be prepared together.
+
+    Raises:
+        ConfigurationError: Something is missing, or of a kind that is not taken.
+    """
+    _check_kinds(objects)
+    if not all(
+        any(isinstance(each, kind) for each in objects)
+        for kind in (nn.Module, Optimizer)
+    ):
+        raise ConfigurationError(
+            "prepare() needs at least one model and one optimizer, as in `model, "
+            "optimizer, loader = ps.prepare(model, optimizer, loader)`"
+        )
 
 
 def _check_kinds(objects: Sequence[Any]) -> None:

@@ -441,7 +441,9 @@ def connect(
 ) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
     limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
-    return psworker.connect(address or job.address, worker_id, **limits)
+    connection = psworker.connect(address or job.address, worker_id, **limits)
+    assert isinstance(connection, psworker.Connection)
+    return connection
 
 
 def key(worker_id: str, incarnation: int = 1) -> WorkerKey:

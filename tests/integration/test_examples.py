@@ -43,6 +43,7 @@ def test_scripts_reach_the_same_accuracy_alone_and_as_two_workers(
     tmp_path: Path,
 ) -> None:
     alone = run(BEFORE)
+    assert run(AFTER) == alone, "without a coordinator nothing is different"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     servers = subprocess.Popen(

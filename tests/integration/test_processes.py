@@ -118,7 +118,7 @@ def test_a_shard_that_has_outlived_its_job_ends(tmp_path: Path) -> None:
         assert "Traceback" not in text
 
 
-def train_and_kill(ps: psworker.Connection, processes: Processes) -> None:
+def train_and_kill(ps: psworker.WorkerConnection, processes: Processes) -> None:
     """Steps for ever, and kills a shard after the third step."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -217,9 +217,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
     both = threading.Barrier(2)
 
     def train(worker_id: str, address: str, proxy: FaultProxy) -> None:
-        with psworker.connect(
-            address, worker_id, step_timeout_s=20, start_timeout_s=20
-        ) as ps:
+        with connect(job, worker_id, address=address) as ps:
             model, optimizer, loader = _prepared(ps)
             both.wait(20)
             for count, (inputs, indices) in enumerate(loader):
@@ -288,9 +286,7 @@ def test_a_gradient_of_both_starts_is_thrown_away(tmp_path: Path) -> None:
     outcomes: list[str] = []
 
     def train(worker_id: str) -> None:
-        with psworker.connect(
-            proxy.address, worker_id, step_timeout_s=20, start_timeout_s=20
-        ) as ps:
+        with connect(job, worker_id, address=proxy.address) as ps:
             model, optimizer, loader = _prepared(ps)
             batches: list[int] = []
             for count, (inputs, indices) in enumerate(loader):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psworker.connection import Connection
+from psworker.worker_connection import WorkerConnection
 from tests.integration.broken_calls import (
     BreakableHandler,
     Fault,
@@ -145,7 +145,7 @@ def test_loaders_share_an_epoch_out(tmp_path: Path) -> None:
 
 def connect_and_prepare(
     job: Job, width: int = 8
-) -> tuple[Connection, nn.Module, torch.optim.Optimizer]:
+) -> tuple[WorkerConnection, nn.Module, torch.optim.Optimizer]:
     ps = psworker.connect(job.address, step_timeout_s=20)
     model = small_model(width=width)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

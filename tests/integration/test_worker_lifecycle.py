@@ -16,7 +16,7 @@ import psworker
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
-from psworker.connection import Connection
+from psworker.worker_connection import WorkerConnection
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Job
 
@@ -74,7 +74,7 @@ def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
 
 def member(
     address: str, worker_id: str = "w0", step_timeout_s: float = 20
-) -> tuple[Connection, torch.optim.Optimizer]:
+) -> tuple[WorkerConnection, torch.optim.Optimizer]:
     ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=step_timeout_s)
     model = nn.Linear(2, 1)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -7,6 +7,7 @@ from psworker.config import (
     find_coordinator,
     find_history,
     find_worker_id,
+    named_coordinator,
 )
 from psworker.errors import ConfigurationError
 
@@ -23,6 +24,7 @@ def test_the_argument_goes_before_the_environment() -> None:
 def test_without_any_address_the_error_says_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match="PS_COORDINATOR=HOST:PORT"):
         find_coordinator(None, {"PATH": ""})
+    assert named_coordinator(None, {"PATH": ""}) is None
 
 
 @pytest.mark.parametrize("text", ["7000", "host", "host:", ":1", "::1:7", "h:99999"])

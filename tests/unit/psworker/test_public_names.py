@@ -15,9 +15,11 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
 
     assert set(psworker.__all__) == error_names | {
         "Connection",
+        "LocalConnection",
         "PushResult",
         "Snapshot",
         "SnapshotReader",
+        "WorkerConnection",
         "connect",
     }
     assert list(psworker.__all__) == sorted(psworker.__all__)

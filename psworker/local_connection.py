@@ -1,0 +1,156 @@
+"""Training without a job: what `connect()` returns where no coordinator is named.
+
+The script's own objects do the work, so that its numbers are those it had before it
+knew of psworker, bit by bit. No thread, no network.
+"""
+
+from types import TracebackType
+from typing import Any, Final, Self
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from psworker.errors import ClosedError, ConfigurationError
+from psworker.local_optimizer import LocalSteps, attach
+from psworker.prepare import check_objects
+from psworker.push_result import PushResult
+from psworker.torchrun import TorchrunProcess
+
+LOCAL_MODE: Final = "local"
+LOCAL_WORKER_ID: Final = "local"
+
+
+class LocalConnection:
+    """A worker that is alone, with the interface of `Connection`.
+
+    `prepare` returns the objects that it was given. Its optimizers take
+    `step(weight=n)` and its loaders `set_epoch(n)`, as those of a job do.
+    """
+
+    def __init__(self, worker_id: str = "") -> None:
+        self._worker_id = worker_id or LOCAL_WORKER_ID
+        self._steps = LocalSteps(LOCAL_MODE)
+        self._is_prepared = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._steps.is_closed else f"clock {self.clock}"
+        return f"<psworker.LocalConnection {self.worker_id}, {state}>"
+
+    @property
+    def worker_id(self) -> str:
+        """The id that was given, else `local`."""
+        return self._worker_id
+
+    @property
+    def rank(self) -> int:
+        """0: there is nobody else.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if not self._is_prepared:
+            raise ConfigurationError("a worker has a rank once prepare() was called")
+        return 0
+
+    @property
+    def clock(self) -> int:
+        """Steps that were taken."""
+        return self._steps.clock
+
+    @property
+    def generation(self) -> int:
+        """0 before `prepare`, then 1: nobody comes or goes."""
+        return int(self._is_prepared)
+
+    @property
+    def mode(self) -> str:
+        """`local`."""
+        return LOCAL_MODE
+
+    @property
+    def last_push(self) -> PushResult | None:
+        """The newest step, `None` before the first."""
+        return self._steps.last_push
+
+    @property
+    def bytes_sent(self) -> int:
+        """0: there is nobody to send to."""
+        return 0
+
+    @property
+    def bytes_received(self) -> int:
+        """0: there is nobody to hear from."""
+        return 0
+
+    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+        """Checks what it was given as a job would, and returns it.
+
+        Args:
+            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
+                `LRScheduler`; at least one model and one optimizer.
+
+        Returns:
+            The same objects in the same order, a single one as it is.
+
+        Raises:
+            ConfigurationError: Something is missing, or of a kind that is not taken.
+        """
+        if self._steps.is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+        if self._is_prepared:
+            raise ConfigurationError(
+                "prepare() was called already: give it everything in one call"
+            )
+        check_objects(objects)
+        for each in objects:
+            if isinstance(each, Optimizer):
+                attach(each, self._steps)
+            elif isinstance(each, DataLoader):
+                _give_set_epoch(each)
+        self._is_prepared = True
+        return objects[0] if len(objects) == 1 else objects
+
+    def close(self) -> None:
+        """Ends it; a later `step()` is refused, as in a job."""
+        self._steps.is_closed = True
+
+
+def _give_set_epoch(loader: DataLoader[Any]) -> None:
+    """Lets `loader.set_epoch(n)` reach the sampler, if that has such a method."""
+
+    def set_epoch(epoch: int) -> None:
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+
+    if not hasattr(loader, "set_epoch"):
+        loader.set_epoch = set_epoch
+
+
+def alone_text(group: TorchrunProcess | None) -> str:
+    """What a script is told once when it trains without a job.
+
+    Args:
+        group: Its place in a torchrun group, if it has one.
+    """
+    text = (
+        "no coordinator is named, so this process trains alone, as without psworker; "
+        "to train as a worker of a job set PS_COORDINATOR=HOST:PORT or start the "
+        "script with `psworker run --coordinator HOST:PORT -- train.py`"
+    )
+    if group is not None and group.process_count > 1:
+        text += (
+            f"; each of the {group.process_count} processes of this torchrun group "
+            "does, unless the model is wrapped in DistributedDataParallel"
+        )
+    return text

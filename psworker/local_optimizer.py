@@ -1,0 +1,86 @@
+"""Steps of an optimizer that runs in this process, counted as a job would."""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Final
+
+from torch.optim import Optimizer
+
+from psworker.errors import ClosedError
+from psworker.push_result import PushResult
+from psworker.sample_weight import check_weight
+
+_WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
+_STEP_WAS_CALLED: Final = "_opt_called"
+
+
+class LocalSteps:
+    """Counts the steps of all optimizers of a process.
+
+    Attributes:
+        is_closed: Whether further steps are refused.
+        last_push: The newest step, `None` before the first.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self.is_closed = False
+        self.last_push: PushResult | None = None
+
+    @property
+    def clock(self) -> int:
+        """Steps that were taken."""
+        return self.last_push.clock if self.last_push else 0
+
+    def refuse_closed(self) -> None:
+        """Checks that the connection is open.
+
+        Raises:
+            ClosedError: It is not.
+        """
+        if self.is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+
+    def note(self) -> None:
+        """Counts one more."""
+        clock = self.clock + 1
+        self.last_push = PushResult(
+            outcome="applied",
+            clock=clock,
+            version=clock,
+            frontier=clock,
+            staleness=0,
+            mode=self._mode,
+            duplicate=False,
+        )
+
+
+def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
+    """Makes `optimizer.step()` take `weight=` and count in `steps`.
+
+    The optimizer keeps its class and its arithmetic. A weight changes nothing, since
+    nobody else's gradient comes in, but for 0: such a step counts for nothing.
+    """
+    inner: Callable[..., Any] = optimizer.step
+
+    def step(
+        self: Optimizer,
+        closure: Callable[[], Any] | None = None,
+        *,
+        weight: float | None = None,
+        **others: Any,  # noqa: ANN401, of the user's own class
+    ) -> Any:  # noqa: ANN401, what the user's own returns
+        steps.refuse_closed()
+        check_weight(weight)
+        setattr(self, _STEP_WAS_CALLED, True)
+        loss = None
+        if weight != 0:
+            loss = inner(**others) if closure is None else inner(closure, **others)
+        steps.note()
+        return loss
+
+    # A scheduler that was built before has wrapped the inner one. One that comes later
+    # wraps this one.
+    if hasattr(inner, _WRAPPED_BY_SCHEDULER):
+        setattr(step, _WRAPPED_BY_SCHEDULER, True)
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -1,0 +1,80 @@
+"""What `connect()` returns, whatever is behind it."""
+
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from psworker.push_result import PushResult
+
+
+class WorkerConnection(Protocol):
+    """A process that trains: as a worker of a job, or alone.
+
+    `psworker.Connection` is one to a job, `psworker.LocalConnection` one without. A
+    script that works with the one works with the other, and need not know which it
+    has.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    @property
+    def worker_id(self) -> str:
+        """Stable name of this worker."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Dense index among the workers, as of joining.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        ...
+
+    @property
+    def clock(self) -> int:
+        """Clocks this worker has completed, with the one it joined at."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Newest generation known here; grows when workers come or go."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """How workers keep together: `bsp`, `ssp` or `asp`; `local` if it is alone."""
+        ...
+
+    @property
+    def last_push(self) -> PushResult | None:
+        """What became of the newest push, `None` before the first."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages to shards."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all messages from shards."""
+        ...
+
+    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+        """Makes models, optimizers, loaders and schedulers ready to train.
+
+        Returns:
+            The same in the same order, a single one as it is.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends it. More calls do nothing."""
+        ...

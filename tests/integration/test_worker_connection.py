@@ -1,0 +1,231 @@
+"""What holds for every connection: to a job of one worker, and to none."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import psworker
+from psworker import WorkerConnection
+from tests.integration.job import Job, connect, deviation
+
+STEP_COUNT: Final = 12
+DEVIATION_MAX: Final = {"local": 0.0, "job": 1e-6}
+
+
+@pytest.fixture(params=["local", "job"])
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def ps(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WorkerConnection]:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    with ExitStack() as stack:
+        if kind == "job":
+            job = stack.enter_context(Job(tmp_path))
+            yield stack.enter_context(connect(job, "w0"))
+        else:
+            yield stack.enter_context(psworker.connect(worker_id="w0"))
+
+
+def new_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train(
+    model: nn.Module,
+    optimizer: Any,  # noqa: ANN401, only one of a connection takes a weight
+    scheduler: LRScheduler,
+    **weight: float,
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(STEP_COUNT):
+        inputs = torch.randn(6, 4, generator=generator)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step(**weight)
+        scheduler.step()
+
+
+@pytest.mark.parametrize("is_scheduled_before", [True, False])
+def test_the_numbers_are_those_of_the_plain_script(
+    ps: WorkerConnection, kind: str, is_scheduled_before: bool
+) -> None:
+    plain = new_model()
+    plain_optimizer = new_optimizer(plain)
+    train(plain, plain_optimizer, StepLR(plain_optimizer, 5))
+
+    model = new_model()
+    optimizer = new_optimizer(model)
+    if is_scheduled_before:
+        scheduler = StepLR(optimizer, 5)
+        prepared = ps.prepare(model, optimizer, scheduler)
+        assert prepared[2] is scheduler
+        optimizer = prepared[1]
+    else:
+        _, optimizer = ps.prepare(model, optimizer)
+        scheduler = StepLR(optimizer, 5)
+    train(model, optimizer, scheduler, weight=6)
+
+    assert deviation(values_of(model), values_of(plain)) <= DEVIATION_MAX[kind]
+
+
+def test_it_tells_where_the_training_stands(ps: WorkerConnection, kind: str) -> None:
+    assert ps.worker_id == "w0"
+    assert (ps.clock, ps.generation, ps.last_push) == (0, 0, None)
+    with pytest.raises(psworker.ConfigurationError, match="once prepare"):
+        _ = ps.rank
+    model = new_model()
+    prepared, optimizer = ps.prepare(model, new_optimizer(model))
+    assert prepared is model
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.step()
+
+    assert (ps.rank, ps.clock) == (0, 2)
+    assert ps.generation > 0
+    assert ps.mode == {"local": "local", "job": "bsp"}[kind]
+    assert (ps.bytes_sent > 0) == (kind == "job")
+    assert (ps.bytes_received > 0) == (kind == "job")
+    push = ps.last_push
+    assert push is not None
+    assert (push.outcome, push.mode, push.duplicate) == ("applied", ps.mode, False)
+    assert (push.clock, push.version, push.frontier, push.staleness) == (2, 2, 2, 0)
+
+
+def test_a_step_of_weight_0_counts_for_nothing(ps: WorkerConnection) -> None:
+    model = new_model()
+    before = values_of(model)
+    _, optimizer = ps.prepare(model, new_optimizer(model))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step(weight=0)
+    assert ps.clock == 1
+    assert deviation(values_of(model), before) == 0.0
+
+
+def test_a_weight_that_is_none_is_refused(ps: WorkerConnection) -> None:
+    model = new_model()
+    _, optimizer = ps.prepare(model, new_optimizer(model))
+    for weight in (-1.0, float("nan")):
+        with pytest.raises(
+            psworker.ConfigurationError, match="not a number of samples"
+        ):
+            optimizer.step(weight=weight)
+    assert ps.clock == 0
+
+
+def test_loaders_take_an_epoch_and_yield_every_sample(ps: WorkerConnection) -> None:
+    data = TensorDataset(torch.arange(10))
+    model = new_model()
+    plain, split = (
+        DataLoader(data, batch_size=4, shuffle=True),
+        DataLoader(data, sampler=DistributedSampler(data, 1, 0), batch_size=4),
+    )
+    _, optimizer, plain, split = ps.prepare(model, new_optimizer(model), plain, split)
+    for epoch in range(2):
+        for loader in (plain, split):
+            loader.set_epoch(epoch)
+            seen = []
+            for (samples,) in loader:
+                seen += samples.tolist()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+            assert sorted(seen) == list(range(10))
+        assert split.sampler.epoch == epoch
+
+
+def test_what_can_not_be_prepared_is_refused(ps: WorkerConnection) -> None:
+    model = new_model()
+    optimizer = new_optimizer(model)
+    for objects, says in (
+        ((model,), "at least one model and one optimizer"),
+        ((model, optimizer, 3), "does not take a int"),
+        ((model, model, optimizer), "given twice"),
+    ):
+        with pytest.raises(psworker.ConfigurationError, match=says):
+            ps.prepare(*objects)
+    assert ps.generation == 0
+
+
+def test_after_its_end_nothing_is_done_any_more(ps: WorkerConnection) -> None:
+    model = new_model()
+    _, optimizer = ps.prepare(model, new_optimizer(model))
+    ps.close()
+    ps.close()
+    assert "closed" in repr(ps)
+    with pytest.raises(psworker.ClosedError, match="connect"):
+        optimizer.step()
+    with pytest.raises(psworker.ClosedError, match="connect"):
+        ps.prepare(model, new_optimizer(model))
+
+
+def test_a_process_that_trains_alone_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    with caplog.at_level(logging.INFO), psworker.connect() as ps:
+        assert ps.worker_id == "local"
+        model = new_model()
+        ps.prepare(model, new_optimizer(model))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING, "shown without any logging set up"
+    assert "this process trains alone" in record.message
+    assert "PS_COORDINATOR=HOST:PORT" in record.message
+    with pytest.raises(psworker.ConfigurationError, match="step_timeout_s"):
+        psworker.connect(step_timeout_s=0)
+
+
+def test_of_a_torchrun_group_without_a_job_one_process_speaks_for_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        psworker.connect().close()
+    (record,) = caplog.records
+    assert "each of the 4 processes of this torchrun group does" in record.message
+
+
+def test_alone_an_optimizer_keeps_its_class_and_its_closure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    model = new_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().mean()
+        loss.backward()
+        assert isinstance(loss, torch.Tensor)
+        return loss
+
+    with psworker.connect() as ps:
+        _, prepared = ps.prepare(model, optimizer)
+        assert prepared is optimizer
+        first = optimizer.step(closure)
+        assert optimizer.step(closure) < first
+        assert copy.deepcopy(optimizer).state_dict()["state"]
