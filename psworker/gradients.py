@@ -53,12 +53,22 @@ def is_finite(gradients: Sequence[torch.Tensor | None]) -> bool:
 
 
 @torch.no_grad()
-def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> None:
-    """Divides gradients by the loss scale they carry, in place as torch does."""
+def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> float:
+    """Divides gradients by the loss scale they carry, in place as torch does.
+
+    Not where some are of float16, whose small elements the scale is there to keep:
+    shards divide them in float32, as torch's fused optimizers do.
+
+    Returns:
+        The scale that they still carry.
+    """
     present = [each for each in gradients if each is not None]
+    if any(each.dtype == torch.float16 for each in present):
+        return float(scale.item())
     inverse = scale.double().reciprocal().item()
     if present:
         torch._foreach_mul_(present, inverse)
+    return 1.0
 
 
 def _numbers(norms: Sequence[torch.Tensor]) -> list[float]:

@@ -145,8 +145,7 @@ class Stepper:
             self.pending.take()
             return self._lose(None)
         held = self._gradients_of(spec)
-        if scale is not None:
-            gradients.unscale(held, scale)
+        loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
@@ -166,6 +165,7 @@ class Stepper:
             groups=groups,
             is_finite=is_finite,
             ranges=() if is_discarded else drawn.ranges,
+            loss_scale=loss_scale,
         )
         try:
             exchange = self._begin(spec, trailer, ChunkSource(held))

@@ -60,6 +60,10 @@ _BYTE_COUNTS = {
 }
 
 
+NARROW_TYPES = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16})
+"""Types of floats of 16 bits: sums and updates of them are made in float32."""
+
+
 class EntryKind(IntEnum):
     """Mirrors `pswire.v1.EntryKind`, without the prefix."""
 

@@ -2,7 +2,7 @@
 
 Sums run in the order of the contributions given, which the caller sorts by worker id,
 so that a result does not depend on who came first. Elements of 16 bits are summed in
-float32 and rounded once.
+float32, which the mean stays in.
 
 Whether the gradient is finite is checked on the mean, while it is in the cache. Only
 when the mean fails are the contributions looked at one by one.
@@ -19,10 +19,8 @@ import torch
 from psserver.tensors.shard_vectors import present_runs
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
-from pswire.schema import ElementType
+from pswire.schema import NARROW_TYPES, ElementType
 from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
-
-_NARROW = frozenset({ElementType.FLOAT16, ElementType.BFLOAT16})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +47,8 @@ class Mean:
     """A mean that may be applied.
 
     Attributes:
-        gradient: Elements of the present slices, 1-D, of the chunk's type. May share
-            memory with a contribution: read-only.
+        gradient: Elements of the present slices, 1-D, of the chunk's type or float32
+            if that is wider. May share memory with a contribution: read-only.
         presence: Slices that some contributor has.
         torn_worker_ids: Contributors left out since their data is not finite.
     """
@@ -78,7 +76,7 @@ def weighted_mean(
     """
     counted = [each for each in contributions if each.weight > 0]
     if not counted:
-        empty = torch.empty(0, dtype=TORCH_DTYPES[chunk.element_type])
+        empty = torch.empty(0, dtype=_sum_dtype(chunk.element_type))
         return empty, (False,) * len(chunk.slices)
     presence = counted[0].presence
     if all(each.presence == presence for each in counted):
@@ -133,6 +131,10 @@ def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
     return is_finite(gradient)
 
 
+def _sum_dtype(element_type: ElementType) -> torch.dtype:
+    return torch.float32 if element_type in NARROW_TYPES else TORCH_DTYPES[element_type]
+
+
 def _share(contribution: Contribution, total_weight: float) -> float:
     return contribution.weight / total_weight / (contribution.loss_scale or 1.0)
 
@@ -141,18 +143,16 @@ def _same_presence(
     chunk: Chunk, counted: Sequence[Contribution], total_weight: float
 ) -> torch.Tensor:
     first, *others = counted
-    gradient = tensor_from_buffer(first.data, chunk.element_type)
+    dtype = _sum_dtype(chunk.element_type)
+    gradient = tensor_from_buffer(first.data, chunk.element_type).to(dtype)
     share = _share(first, total_weight)
     if share == 1.0 and not others:
         return gradient
-    narrow = chunk.element_type in _NARROW
-    total = gradient.float().mul_(share) if narrow else gradient.mul(share)
+    total = gradient.mul(share)
     for each in others:
         addend = tensor_from_buffer(each.data, chunk.element_type)
-        total.add_(
-            addend.float() if narrow else addend, alpha=_share(each, total_weight)
-        )
-    return total.to(gradient.dtype)
+        total.add_(addend.to(dtype), alpha=_share(each, total_weight))
+    return total
 
 
 def _mixed_presence(
@@ -161,11 +161,10 @@ def _mixed_presence(
     total_weight: float,
     union: tuple[bool, ...],
 ) -> torch.Tensor:
-    dtype = TORCH_DTYPES[chunk.element_type]
-    wide = torch.float32 if chunk.element_type in _NARROW else dtype
-    total = torch.zeros(chunk.element_count, dtype=wide)
+    dtype = _sum_dtype(chunk.element_type)
+    total = torch.zeros(chunk.element_count, dtype=dtype)
     for each in counted:
-        addend = tensor_from_buffer(each.data, chunk.element_type).to(wide)
+        addend = tensor_from_buffer(each.data, chunk.element_type).to(dtype)
         share = _share(each, total_weight)
         position = 0
         for start, stop in present_runs(chunk, each.presence):
@@ -176,4 +175,4 @@ def _mixed_presence(
         total = torch.cat(
             [total[start:stop] for start, stop in present_runs(chunk, union)]
         )
-    return total.to(dtype)
+    return total

@@ -8,7 +8,7 @@ here and torch's own threads would only compete with them.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from psserver.core.record import WorkerKey
 from psserver.tensors.aggregate import Contribution, Mean, finite_mean, is_finite
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
+from psserver.tensors.master_values import MasterValues
 from psserver.tensors.pulled_values import PulledValues
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.supported_optimizers import (
@@ -84,7 +85,7 @@ class ApplyEngine:
             for chunk in placement.chunks_by_shard[shard_index]
         }
         self._staging: ShardVectors | None = None
-        self._install(ShardVectors(placement, shard_index))
+        self._install(ShardVectors(placement, shard_index), is_seeded=False)
 
     @property
     def byte_count(self) -> int:
@@ -93,11 +94,15 @@ class ApplyEngine:
 
     @property
     def state_byte_count(self) -> int:
-        """Bytes of optimizer state, and of what is kept for delay compensation."""
-        return self.pulled.byte_count + sum(
-            held.state_byte_count
-            for chunks in self._optimizers.values()
-            for held in chunks.values()
+        """Bytes beside the values: optimizer state, master values, pulled values."""
+        return (
+            self._masters.byte_count
+            + self.pulled.byte_count
+            + sum(
+                held.state_byte_count
+                for chunks in self._optimizers.values()
+                for held in chunks.values()
+            )
         )
 
     def updatable(self, chunk_index: int) -> tuple[bool, ...]:
@@ -185,6 +190,7 @@ class ApplyEngine:
                 gradient = self._compensated(chunk, mean, pusher)
             held = self._optimizer(optimizer, chunk_index)
             held.apply(gradient, mean.presence, values)
+            self._masters.publish(chunk, mean.presence)
         return AppliedChunk(mean.presence, mean.torn_worker_ids)
 
     def read(
@@ -245,7 +251,7 @@ class ApplyEngine:
 
     def commit_seed(self) -> None:
         """Makes the staged values current, with optimizers that have no state."""
-        self._install(self._staged())
+        self._install(self._staged(), is_seeded=True)
         self._staging = None
 
     def discard_seed(self) -> None:
@@ -265,8 +271,9 @@ class ApplyEngine:
         """Runs of a chunk: what an update of it costs beside its bytes."""
         return self._optimizer(optimizer, chunk_index).run_count
 
-    def _install(self, vectors: ShardVectors) -> None:
+    def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
         self._vectors = vectors
+        self._masters = MasterValues(vectors, is_seeded=is_seeded)
         self._optimizers: dict[str, dict[int, ChunkOptimizer]] = {}
         for spec in self._specs.values():
             group_of_entry = {
@@ -276,7 +283,7 @@ class ApplyEngine:
             }
             self._optimizers[spec.name] = {
                 chunk.index: ChunkOptimizer(
-                    spec, chunk, group_of_entry, vectors.view(chunk.index)
+                    spec, chunk, group_of_entry, self._updated(chunk, group_of_entry)
                 )
                 for chunk in self._placement.chunks_by_shard[self._shard_index]
             }
@@ -293,13 +300,19 @@ class ApplyEngine:
         pulled = self.pulled.of(pusher, chunk.index)
         if pulled is None:
             return mean.gradient
-        now = self._vectors.view(chunk.index)
+        now = self._masters.of(chunk.index)
         if not all(mean.presence):
             runs = list(present_runs(chunk, mean.presence))
             now = torch.cat([now[start:stop] for start, stop in runs])
             pulled = torch.cat([pulled[start:stop] for start, stop in runs])
         found = compensated(mean.gradient, now, pulled, self._delay.compensation)
         return found if is_finite(found) else mean.gradient
+
+    def _updated(self, chunk: Chunk, members: Container[int]) -> torch.Tensor:
+        """What an optimizer updates; frozen chunks of 16 bits have no masters."""
+        if any(piece.entry_index in members for piece in chunk.slices):
+            return self._masters.of(chunk.index)
+        return self._vectors.view(chunk.index)
 
     def _staged(self) -> ShardVectors:
         assert self._staging is not None, "begin_seed comes first"

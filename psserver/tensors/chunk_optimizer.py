@@ -22,6 +22,7 @@ from psserver.tensors.supported_optimizers import make_optimizer
 from pswire.optimizers import SUPPORTED, unflatten_group
 from pswire.placement import Chunk
 from pswire.schema import OptimizerSpec
+from pswire.torch_types import element_type_of
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,8 @@ class ChunkOptimizer:
             spec: The optimizer.
             chunk: The chunk.
             group_of_entry: Group of each entry that the optimizer has.
-            values: Elements of the chunk, 1-D, to be updated in place.
+            values: Elements of the chunk, 1-D, to be updated in place: its master
+                values where it has any.
         """
         self._spec = spec
         self._chunk = chunk
@@ -73,7 +75,7 @@ class ChunkOptimizer:
             group_of_entry.get(piece.entry_index) for piece in chunk.slices
         )
         self.membership = tuple(group is not None for group in self._groups)
-        self._torch = make_optimizer(spec.class_name, chunk.element_type)
+        self._torch = make_optimizer(spec.class_name, element_type_of(values.dtype))
         for each in SUPPORTED[spec.class_name].hyperparameters:
             if each.from_defaults:
                 position = spec.hyperparameter_names.index(each.name)
@@ -120,8 +122,8 @@ class ChunkOptimizer:
         """Updates the present slices in place.
 
         Args:
-            gradient: Elements of the present slices, 1-D, of the chunk's type. Only
-                read, and not kept.
+            gradient: Elements of the present slices, 1-D, of the type of the values.
+                Only read, and not kept.
             presence: Which slices; none outside `membership`.
             hyperparameters: Values of each group, checked.
         """

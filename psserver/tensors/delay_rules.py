@@ -22,8 +22,6 @@ from pswire.schema import OptimizerSpec
 
 LEARNING_RATE: Final = "lr"
 
-_NARROW: Final = frozenset({torch.float16, torch.bfloat16})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayRules:
@@ -63,16 +61,11 @@ def compensated(
 ) -> torch.Tensor:
     """The gradient as it would about be at the values of now.
 
-    Types of 16 bits are computed in float32 and rounded once.
-
     Args:
         gradient: Computed at `pulled`, 1-D; only read.
-        now: Values that it will be applied to.
-        pulled: Values that the worker was given.
+        now: Values that it will be applied to, of the gradient's type.
+        pulled: Values that the worker was given; of 16 bits where `now` are masters.
         strength: Of the compensation.
     """
-    dtype = gradient.dtype
-    wide = torch.float32 if dtype in _NARROW else dtype
-    exact = gradient.to(wide)
-    drift = now.to(wide) - pulled.to(wide)
-    return exact.addcmul(exact.square(), drift, value=strength).to(dtype)
+    drift = now - pulled.to(now.dtype)
+    return gradient.addcmul(gradient.square(), drift, value=strength)

@@ -47,12 +47,7 @@ class ShardVectors:
             }
         except (MemoryError, RuntimeError) as error:
             # torch has no class of its own for it, and says it at length.
-            size = placement.byte_count_of_shard(shard_index)
-            raise Refusal(
-                ErrorReason.LIMIT_EXCEEDED,
-                f"shard {shard_index} has no memory for its {size / 2**20:,.0f} MiB of "
-                "the model; start the job with more shards, or on a larger machine",
-            ) from error
+            raise memory_refusal(self) from error
 
     @property
     def byte_count(self) -> int:
@@ -130,6 +125,16 @@ class ShardVectors:
             for element_type, vector in self._vectors.items()
         }
         return image
+
+
+def memory_refusal(vectors: ShardVectors) -> Refusal:
+    """What a shard says that has no memory for its part of the model."""
+    size = vectors.placement.byte_count_of_shard(vectors.shard_index)
+    return Refusal(
+        ErrorReason.LIMIT_EXCEEDED,
+        f"shard {vectors.shard_index} has no memory for its {size / 2**20:,.0f} MiB of "
+        "the model; start the job with more shards, or on a larger machine",
+    )
 
 
 def present_runs(chunk: Chunk, presence: Sequence[bool]) -> Iterator[tuple[int, int]]:

@@ -184,6 +184,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
             schema_pb2.GroupHyperparameters(values=group) for group in trailer.groups
         ],
         finite=trailer.is_finite,
+        loss_scale=trailer.loss_scale,
         chunk_bitmap=chunk_bitmap,
         ranges=[range_to_message(each) for each in trailer.ranges],
     ).SerializeToString()

@@ -201,12 +201,21 @@ class PushHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushTrailer:
-    """What completes a push, but for the shard's bitmap."""
+    """What completes a push, but for the shard's bitmap.
+
+    Attributes:
+        weight: Samples behind the gradient.
+        groups: Hyperparameters of each group.
+        is_finite: Whether the whole gradient is finite.
+        ranges: Data behind it.
+        loss_scale: Factor that the gradient still carries, for shards to divide by.
+    """
 
     weight: float
     groups: tuple[tuple[float, ...], ...]
     is_finite: bool
     ranges: tuple[DataRange, ...]
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

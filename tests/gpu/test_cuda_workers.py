@@ -77,7 +77,7 @@ def expected(
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
 ) -> list[torch.Tensor]:
-    model = make_model().to(dtype)
+    model = make_model().to(dtype).float()  # master values of what was seeded
     optimizer = optimizer_of(model)
     total = sum(sizes.values())
     for step in range(STEP_COUNT):
@@ -87,9 +87,9 @@ def expected(
                 for worker in sorted(sizes)
             )
             assert isinstance(mean, torch.Tensor)
-            parameter.grad = mean.to(dtype)
+            parameter.grad = mean
         optimizer.step()
-    return [p.detach() for p in model.parameters()]
+    return [p.detach().to(dtype) for p in model.parameters()]
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

@@ -87,3 +87,12 @@ def test_gradients_are_pending_only_when_some_element_is_not_zero() -> None:
 
     assert not gradients.are_pending([plain, zero])
     assert gradients.are_pending([plain, zero, some])
+
+
+def test_a_loss_scale_stays_on_gradients_of_float16() -> None:
+    small = torch.tensor([2.0**-10]).half()
+    wide = torch.tensor([8.0])
+    assert gradients.unscale([small, None, wide], torch.tensor(2.0**16)) == 2.0**16
+    assert (small.item(), wide.item()) == (2.0**-10, 8.0)
+    assert gradients.unscale([None, wide], torch.tensor(4.0)) == 1.0
+    assert wide.item() == 2.0

@@ -114,11 +114,11 @@ def test_one_contributor_with_all_the_weight_is_left_as_it_is(
     parts = [[0.1 * (element + 1) for element in range(size)] for size in SIZES]
     alone = contribution("w0", 7.3, *parts, dtype=dtype)
     gradient, _ = weighted_mean(chunk_of(element_type_of(dtype)), [alone], 7.3)
-    assert bytes(buffer_of(gradient)) == bytes(alone.data)
+    assert bytes(buffer_of(gradient.to(dtype))) == bytes(alone.data)
 
 
-def test_sixteen_bits_are_rounded_once() -> None:
-    # 256 + 1 is no bfloat16: rounding after each addition would lose every 1.
+def test_sixteen_bits_are_not_rounded() -> None:
+    # 256 + 1 is no bfloat16: rounding after an addition would lose every 1.
     chunk = chunk_of(ElementType.BFLOAT16)
     contributions = [
         contribution("w0", 1, [256.0, 256.0], None, None, None, dtype=torch.bfloat16),
@@ -128,7 +128,15 @@ def test_sixteen_bits_are_rounded_once() -> None:
         ),
     ]
     gradient, _ = weighted_mean(chunk, contributions, 1)
+    assert gradient.dtype is torch.float32
     assert gradient.tolist() == [260.0, 260.0]
+
+    gradient, _ = weighted_mean(chunk, contributions[:2], 1)
+    assert gradient.tolist() == [257.0, 257.0]
+
+    other = contribution("w9", 1, None, [1.0], None, None, dtype=torch.bfloat16)
+    gradient, _ = weighted_mean(chunk, [*contributions[:2], other], 1)
+    assert gradient.tolist() == [257.0, 257.0, 1.0]
 
 
 def test_absent_slices_count_as_zeros_under_the_whole_weight() -> None:

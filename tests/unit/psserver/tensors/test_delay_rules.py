@@ -122,17 +122,17 @@ def test_compensation_is_the_formula(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_compensation_of_16_bits_is_rounded_once(dtype: torch.dtype) -> None:
+def test_master_values_are_compared_with_what_was_pulled_in_16_bits(
+    dtype: torch.dtype,
+) -> None:
     random = torch.Generator().manual_seed(4)
-    gradient, now, pulled = torch.randn(3, 400, generator=random).to(dtype)
-    exact = compensated(gradient.double(), now.double(), pulled.double(), 0.3)
+    gradient, now, pulled = torch.randn(3, 400, generator=random)
+    narrow = pulled.to(dtype)
 
-    found = compensated(gradient, now, pulled, 0.3)
+    found = compensated(gradient, now, narrow, 0.3)
 
-    assert found.dtype is dtype
-    unit = torch.finfo(dtype).eps / 2
-    error = (found.double() - exact).abs() / exact.abs().clamp(min=1e-3)
-    assert float(error.max()) <= unit * 1.01
+    assert torch.equal(found, compensated(gradient, now, narrow.float(), 0.3))
+    assert found.dtype is torch.float32
 
 
 def test_two_workers_by_hand() -> None:
@@ -213,14 +213,32 @@ def test_a_clock_of_bsp_is_not_compensated() -> None:
 
 def test_a_compensation_beyond_the_type_is_left_out() -> None:
     rules = DelayRules(compensation=1e3)
-    engine = engine_of(rules, 1, element_type=ElementType.FLOAT16)
+    engine = engine_of(rules, 1)
     engine.pulled.keep_only([A, B])
     engine.encode(0, CHUNK_FIELD, reader=B)
-    push(engine, A, torch.tensor([2.0], dtype=torch.float16))
+    push(engine, A, torch.tensor([2.0]))
 
-    push(engine, B, torch.tensor([100.0], dtype=torch.float16))
+    push(engine, B, torch.tensor([2.0**30]))
 
-    assert values_of(engine, ElementType.FLOAT16).tolist() == [-50.0]
+    assert values_of(engine).tolist() == [-(2.0**29)]
+
+
+def test_a_push_in_16_bits_is_compensated_at_the_master_values() -> None:
+    engine = engine_of(
+        DelayRules(compensation=STRENGTH), 1, element_type=ElementType.BFLOAT16
+    )
+    engine.pulled.keep_only([A, B])
+    engine.encode(0, CHUNK_FIELD, reader=B)
+    tiny = torch.tensor([2.0**-10], dtype=torch.bfloat16)
+    for _ in range(2):
+        push(engine, A, tiny)
+    assert values_of(engine, ElementType.BFLOAT16).tolist() == [1.0]
+
+    push(engine, B, torch.tensor([2.0], dtype=torch.bfloat16))
+
+    # Two updates that 16 bits do not show: 2 + 0.25 * 4 * -2^-10.
+    expected = torch.tensor([1 - 2.0**-10 - RATE * (2 - 2.0**-10)]).bfloat16()
+    assert values_of(engine, ElementType.BFLOAT16).tolist() == expected.tolist()
 
 
 def test_copies_are_counted_and_freed_with_their_worker() -> None:
