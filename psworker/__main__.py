@@ -14,7 +14,8 @@ from pswire.history import is_for_many
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.errors import ConnectError
-from psworker.launcher import Launcher, LaunchPlan, visible_cuda_devices
+from psworker.launch_plan import DeviceError, LaunchPlan, devices_of_choice
+from psworker.launcher import Launcher
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -44,6 +45,10 @@ def _coordinator(text: str) -> Address:
 def _checked_command(command: list[str]) -> tuple[str, ...]:
     """Python's arguments, refused early rather than after the wait."""
     if command[0] != "-m" and not Path(command[0]).exists():
+        if Path(command[0]).name.startswith("python"):
+            raise typer.BadParameter(
+                f"leave {command[0]!r} out: the script runs with this Python"
+            )
         raise typer.BadParameter(f"there is no script {command[0]!r}")
     if command == ["-m"]:
         raise typer.BadParameter("-m wants the name of a module")
@@ -59,6 +64,28 @@ def _checked_history(history: str, process_count: int) -> str:
             param_hint="--history",
         )
     return history
+
+
+def _named_coordinator(coordinator: Address | None) -> Address:
+    if coordinator is None:
+        raise typer.BadParameter(
+            "no coordinator is named: give --coordinator HOST:PORT or set "
+            "PS_COORDINATOR; without a job, run the script with python itself",
+            param_hint="--coordinator",
+        )
+    return coordinator
+
+
+def _devices(choice: str, process_count: int) -> tuple[str, ...] | None:
+    try:
+        devices = devices_of_choice(
+            choice, process_count=process_count, environment=os.environ
+        )
+    except DeviceError as error:
+        raise typer.BadParameter(str(error), param_hint="--gpus") from error
+    if devices and process_count > len(devices):
+        _log(f"{process_count} processes share {len(devices)} GPU: {','.join(devices)}")
+    return devices
 
 
 def _lasting_id() -> str:
@@ -97,7 +124,7 @@ def run(
     ],
     *,
     coordinator: Annotated[
-        Address,
+        Address | None,
         typer.Option(
             parser=_coordinator,
             metavar="HOST:PORT",
@@ -105,13 +132,27 @@ def run(
             help="The job's coordinator.",
             show_default=False,
         ),
-    ],
+    ] = None,
     nproc: Annotated[
         int, typer.Option(min=1, help="Processes to start on this machine.")
     ] = 1,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often a failed process starts again.")
+        int,
+        typer.Option(
+            min=0,
+            help="How often each process that failed starts again: after 1 s, then "
+            "after twice as long each time, at most 30 s.",
+        ),
     ] = 0,
+    gpus: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|LIST",
+            help="GPUs to hand out, one to each process. auto takes those of "
+            "CUDA_VISIBLE_DEVICES, else all of the machine; a single process then "
+            "keeps all.",
+        ),
+    ] = "auto",
     worker_id: Annotated[
         str | None,
         typer.Option(
@@ -143,11 +184,12 @@ def run(
 
     Example: psworker run --coordinator localhost:7070 --nproc 2 -- train.py --epochs 3
 
-    The script runs with this Python. Ctrl-C or SIGTERM is passed on to it, a second
-    one kills it. The exit code is that of the first process that failed, 128 + n
-    after signal n, 69 if the coordinator can't be reached, and 78 if PS_FAILPOINT names
-    something that there is not.
+    The script runs with this Python. Ctrl-C, SIGTERM or SIGHUP is passed on to it, a
+    second one kills it. The exit code is that of the first process that failed for
+    good, 128 + n after signal n, 69 if the coordinator can't be reached or a shard of
+    the job is lost, and 78 if PS_FAILPOINT names something that there is not.
     """
+    coordinator = _named_coordinator(coordinator)
     plan = LaunchPlan(
         command=_checked_command(command),
         coordinator=str(coordinator),
@@ -155,7 +197,7 @@ def run(
         restart_limit=max_restarts,
         worker_id=worker_id or (_lasting_id() if max_restarts else None),
         history=_checked_history(history, nproc),
-        devices=visible_cuda_devices(os.environ) if nproc > 1 else (),
+        devices=_devices(gpus, nproc),
     )
     launcher = Launcher(plan, log=_log)
     launcher.install_signal_handlers()

@@ -31,6 +31,7 @@ from psworker.errors import (
     PsError,
 )
 from psworker.event_loop import EventLoop
+from psworker.launched import note_connected
 from psworker.local_connection import LocalConnection, alone_text
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import PendingData
@@ -110,6 +111,7 @@ def connect(
     except BaseException:
         _give_up(config)
         raise
+    note_connected()
     return Connection(config, loop, session)
 
 

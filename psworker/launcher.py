@@ -11,90 +11,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import IO, BinaryIO
+from typing import Final
 
-from pswire.exit_codes import exit_code_of_return_code
+from pswire.exit_codes import ExitCode, exit_code_of_return_code
+from psworker.launch_plan import STEADY_S, LaunchPlan, restart_delay_s
+from psworker.launched import MARK_VARIABLE
+from psworker.process_output import carry_output
 
-LINE_BYTES_MAX = 1 << 16
-RESTART_DELAY_S = 1.0
-DRAIN_TIMEOUT_S = 2.0
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
-    """What to start.
-
-    Attributes:
-        command: Arguments of Python: a script or `-m` and a module, then its own.
-        coordinator: `HOST:PORT`.
-        process_count: Processes to start on this machine.
-        restart_limit: How often each process that failed is started again.
-        worker_id: Id of the worker; with several processes, what their ids begin
-            with. None to have the coordinator choose.
-        devices: CUDA devices to hand out, one to a process and round again.
-        history: Where workers write their histories; empty for what they inherit.
-    """
-
-    command: tuple[str, ...]
-    coordinator: str
-    process_count: int = 1
-    restart_limit: int = 0
-    worker_id: str | None = None
-    devices: tuple[str, ...] = ()
-    history: str = ""
-
-    def worker_id_of(self, index: int) -> str | None:
-        """Id of the worker in process `index`, None if the coordinator chooses it."""
-        if self.worker_id is None or self.process_count == 1:
-            return self.worker_id
-        return f"{self.worker_id}-{index}"
-
-    def environment(self, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Environment of process `index`."""
-        environment = dict(inherited)
-        environment["PS_COORDINATOR"] = self.coordinator
-        environment.pop("PS_WORKER_ID", None)
-        if self.history:
-            environment["PS_HISTORY"] = self.history
-        worker_id = self.worker_id_of(index)
-        if worker_id is not None:
-            environment["PS_WORKER_ID"] = worker_id
-        if self.process_count > 1:
-            # Output goes through a pipe, which Python would fill before it shows.
-            environment.setdefault("PYTHONUNBUFFERED", "1")
-            # Each would take all cores for itself: on two cores, two processes trained
-            # the digits in 25 s so, and in 11 s with one thread each.
-            threads = max(1, _usable_core_count() // self.process_count)
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
-            if self.devices:
-                device = self.devices[index % len(self.devices)]
-                environment["CUDA_VISIBLE_DEVICES"] = device
-        return environment
-
-
-def _usable_core_count() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def visible_cuda_devices(
-    environment: Mapping[str, str], device_folder: Path = Path("/dev")
-) -> tuple[str, ...]:
-    """CUDA devices of this machine that a process may use, without loading CUDA."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(name.strip() for name in chosen.split(",") if name.strip())
-    # A container may hold only /dev/nvidia3, which CUDA there still calls 0.
-    return tuple(
-        str(index) for index, _ in enumerate(device_folder.glob("nvidia[0-9]*"))
-    )
+DRAIN_TIMEOUT_S: Final = 2.0
+PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Launcher:
@@ -126,14 +57,19 @@ class Launcher:
         """
         if self.stopped_by is not None:
             return 128 + self.stopped_by
-        threads = [
-            threading.Thread(target=self._keep, args=(index,), name=f"process-{index}")
-            for index in range(self._plan.process_count)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with tempfile.TemporaryDirectory(prefix="psworker-") as folder:
+            threads = [
+                threading.Thread(
+                    target=self._keep,
+                    args=(index, Path(folder, f"connected-{index}")),
+                    name=f"process-{index}",
+                )
+                for index in range(self._plan.process_count)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         return self._first_failure
 
     def stop(self, number: signal.Signals) -> None:
@@ -164,45 +100,75 @@ class Launcher:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    def _keep(self, index: int) -> None:
+    def _keep(self, index: int, mark: Path) -> None:
         """Runs process `index`, again if it fails and may."""
+        quick_failure_count = 0
         for restart_count in range(self._plan.restart_limit + 1):
-            code = self._run_once(index)
+            began = time.monotonic()
+            code = self._run_once(index, mark)
+            if code == 0 and not mark.exists():
+                self._log(self._unconnected_text(index))
             if code == 0 or self.stopped.is_set():
                 break
-            self._log(self._failure_text(index, code, restart_count))
-            if restart_count < self._plan.restart_limit:
-                self.stopped.wait(RESTART_DELAY_S)
+            is_steady = time.monotonic() - began >= STEADY_S
+            quick_failure_count = 1 if is_steady else quick_failure_count + 1
+            delay_s = None
+            if (
+                code != ExitCode.PEER_UNAVAILABLE
+                and restart_count < self._plan.restart_limit
+            ):
+                delay_s = restart_delay_s(quick_failure_count)
+            self._log(self._failure_text(index, code, restart_count, delay_s))
+            if delay_s is None:
+                break
+            self.stopped.wait(delay_s)
         with self._lock:
             self._first_failure = self._first_failure or code
 
-    def _failure_text(self, index: int, code: int, restart_count: int) -> str:
-        worker_id = self._plan.worker_id_of(index)
-        process = f"process {index}" + (f" (worker {worker_id})" if worker_id else "")
+    def _failure_text(
+        self, index: int, code: int, restart_count: int, delay_s: float | None
+    ) -> str:
         limit = self._plan.restart_limit
-        restarts = (
-            f"restarts used: {restart_count} of {limit}"
-            if limit
-            else "not started again since --max-restarts is 0"
-        )
-        return f"{process} ended with {_exit_code_text(code)}, {restarts}"
+        if delay_s is not None:
+            what_next = (
+                f"starts again in {delay_s:g} s, restarts used: {restart_count} of "
+                f"{limit}"
+            )
+        elif code == ExitCode.PEER_UNAVAILABLE:
+            what_next = "not started again: a process of the job that it needs is lost"
+        elif limit:
+            what_next = f"restarts used: {restart_count} of {limit}"
+        else:
+            what_next = "not started again since --max-restarts is 0"
+        return f"{self._name(index)} ended with {_exit_code_text(code)}, {what_next}"
 
-    def _run_once(self, index: int) -> int:
+    def _unconnected_text(self, index: int) -> str:
+        return (
+            f"{self._name(index)}: {self._plan.script} ended without ever connecting, "
+            "so the job has nothing of it: call psworker.connect() and prepare() in it"
+        )
+
+    def _name(self, index: int) -> str:
+        worker_id = self._plan.worker_id_of(index)
+        return f"process {index}" + (f" (worker {worker_id})" if worker_id else "")
+
+    def _run_once(self, index: int, mark: Path) -> int:
         """Runs process `index` to its end and returns its exit code."""
         piped = subprocess.PIPE if self._plan.process_count > 1 else None
+        environment = self._plan.environment(index, os.environ)
         with self._lock:
             if self.stopped_by is not None:
                 return 128 + self.stopped_by
             process = subprocess.Popen(
                 [sys.executable, *self._plan.command],
-                env=self._plan.environment(index, os.environ),
+                env={**environment, MARK_VARIABLE: str(mark)},
                 stdin=subprocess.DEVNULL if piped else None,
                 stdout=piped,
                 stderr=piped,
                 process_group=None if self._shares_terminal else 0,
             )
             self._running[index] = process
-        carriers = _carry_output(process, tag=f"[w{index}] ".encode())
+        carriers = carry_output(process, index=index)
         code = process.wait()
         with self._lock:
             del self._running[index]
@@ -218,32 +184,3 @@ def _exit_code_text(code: int) -> str:
         return f"exit code {code} ({signal.Signals(code - 128).name})"
     except ValueError:  # Not that of a signal.
         return f"exit code {code}"
-
-
-def _carry_output(
-    process: subprocess.Popen[bytes], *, tag: bytes
-) -> list[threading.Thread]:
-    """Starts a thread for each of the process's streams that is a pipe."""
-    streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    carriers = [
-        threading.Thread(target=carry_lines, args=(source, sink.buffer, tag))
-        for source, sink in streams
-        if source is not None
-    ]
-    for carrier in carriers:
-        carrier.daemon = True
-        carrier.start()
-    return carriers
-
-
-def carry_lines(source: IO[bytes], sink: BinaryIO, tag: bytes) -> None:
-    """Copies lines, each behind `tag` and in one write. Splits a very long one."""
-    with source:
-        while line := source.readline(LINE_BYTES_MAX):
-            ended = line if line.endswith(b"\n") else line + b"\n"
-            try:
-                sink.write(tag + ended)
-                sink.flush()
-            except (BrokenPipeError, ValueError):
-                # Nobody reads any more. Closing our end tells the process so.
-                return

@@ -59,6 +59,7 @@ def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) 
         assert f"waiting for the coordinator at {coordinator}" in processes.log(
             "worker"
         )
+        assert "without ever connecting" not in processes.log("worker")
         assert f"waiting for the coordinator at {coordinator}" in processes.log(
             "shard-0"
         )

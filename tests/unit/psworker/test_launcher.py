@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from psworker.launcher import LaunchPlan, visible_cuda_devices
-
 
 @pytest.fixture
 def coordinator() -> Iterator[str]:
@@ -30,6 +28,13 @@ def script(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
+
+
+def unconnected(path: str, process: str = "process 0") -> str:
+    return (
+        f"psworker: {process}: {path} ended without ever connecting, so the job has "
+        "nothing of it: call psworker.connect() and prepare() in it\n"
+    )
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -64,7 +69,7 @@ def test_script_gets_its_arguments_and_the_coordinator(
     code, output, errors = run(
         "--coordinator", coordinator, "--", path, "--epochs", "3"
     )
-    assert (code, errors) == (0, "None\n")
+    assert (code, errors) == (0, f"None\n{unconnected(path)}")
     assert output == f"{sys.executable} ['--epochs', '3'] {coordinator}\n"
 
 
@@ -104,7 +109,8 @@ def test_several_processes_have_ids_and_tagged_lines(
         "[w1] no end of line",
         "[w1] out box-1",
     ]
-    assert sorted(errors.splitlines()) == ["[w0] err", "[w1] err"]
+    lines = [line for line in errors.splitlines() if "ever connecting" not in line]
+    assert sorted(lines) == ["[w0] err", "[w1] err"]
 
 
 def test_exit_code_is_that_of_the_process_that_failed(
@@ -154,18 +160,19 @@ def test_a_failed_process_starts_again_as_often_as_allowed(
     (tmp_path / "starts").unlink()
     code, _, errors = run("--coordinator", coordinator, "--max-restarts", "1", path)
     assert code == 0
-    assert "restarts used: 0 of 1" in errors
+    assert "exit code 5, starts again in 1 s, restarts used: 0 of 1" in errors
     assert (tmp_path / "starts").read_text() == "xx"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_first_signal_is_passed_on_and_the_exit_code_is_the_scripts(
-    tmp_path: Path, coordinator: str
+    tmp_path: Path, coordinator: str, number: signal.Signals
 ) -> None:
     path = script(
         tmp_path,
-        """
+        f"""
         import signal, sys
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal({int(number)}, lambda *_: sys.exit(0))
         print("ready", flush=True)
         signal.pause()
         """,
@@ -173,7 +180,7 @@ def test_a_first_signal_is_passed_on_and_the_exit_code_is_the_scripts(
     with start("--coordinator", coordinator, "--max-restarts", "3", path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert process.wait(timeout=10) == 0
 
 
@@ -214,7 +221,9 @@ def test_it_waits_for_a_coordinator_that_is_late(tmp_path: Path) -> None:
         with socket.create_server((host, int(port))):
             output, errors = process.communicate(timeout=10)
     assert output == "started\n"
-    assert errors == f"psworker: the coordinator at {address} is there\n"
+    assert errors == (
+        f"psworker: the coordinator at {address} is there\n{unconnected(path)}"
+    )
 
 
 def test_it_gives_up_after_the_connect_timeout(tmp_path: Path) -> None:
@@ -249,7 +258,9 @@ def test_a_host_that_has_no_address_fails_at_once(tmp_path: Path) -> None:
         (["--coordinator", "localhost:0", "--", "-m", "this"], "port 0"),
         (["--coordinator", "localhost:1", "missing.py"], "no script 'missing.py'"),
         (["--coordinator", "localhost:1", "--", "-m"], "name of a module"),
-        (["--", "-m", "this"], "PS_COORDINATOR"),
+        (["--", "-m", "this"], "no coordinator is named: give --coordinator"),
+        (["--coordinator=a:1", "--", "python3", "t.py"], "leave 'python3' out"),
+        (["--coordinator=a:1", "--gpus=0,0", "--", "-m", "this"], "no list of GPUs"),
         (
             ["--coordinator=a:1", "--nproc=2", "--history=h", "--", "-m", "this"],
             "h is one file, and 2 workers need one each",
@@ -275,40 +286,39 @@ def test_a_failpoint_that_there_is_not_is_refused_at_once(
     assert "there is no failpoint 'worker.foo'; places are worker.joined," in errors
 
 
-def test_processes_get_one_cuda_device_each_and_share_when_there_are_too_few() -> None:
-    plan = LaunchPlan(
-        command=("t.py",), coordinator="a:1", process_count=3, devices=("2", "5")
-    )
-    handed = [plan.environment(i, {})["CUDA_VISIBLE_DEVICES"] for i in range(3)]
-    assert handed == ["2", "5", "2"]
-    alone = LaunchPlan(command=("t.py",), coordinator="a:1", devices=("2", "5"))
-    assert "CUDA_VISIBLE_DEVICES" not in alone.environment(0, {})
-
-
-def test_several_processes_share_the_cores_unless_told_otherwise() -> None:
-    several = LaunchPlan(command=("t.py",), coordinator="a:1", process_count=1_000)
-    assert several.environment(0, {})["OMP_NUM_THREADS"] == "1"
-    told = several.environment(0, {"OMP_NUM_THREADS": "8"})
-    assert told["OMP_NUM_THREADS"] == "8"
-    alone = LaunchPlan(command=("t.py",), coordinator="a:1")
-    assert "OMP_NUM_THREADS" not in alone.environment(0, {})
-
-
-def test_devices_are_those_the_environment_names_or_the_machine_has(
-    tmp_path: Path,
+def test_the_loss_of_a_shard_ends_a_process_for_good(
+    tmp_path: Path, coordinator: str
 ) -> None:
-    for name in ("nvidia3", "nvidia7", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert visible_cuda_devices({}, tmp_path) == ("0", "1")
-    assert visible_cuda_devices({"CUDA_VISIBLE_DEVICES": "4, 6"}, tmp_path) == (
-        "4",
-        "6",
+    """Its exit code is passed on, and no restart is wasted on it."""
+    path = script(
+        tmp_path,
+        """
+        import psworker
+        from psworker.launched import note_connected
+        note_connected()  # as connect() does
+        raise psworker.ShardLostError("shard 1 was lost")
+        """,
     )
-    assert visible_cuda_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    code, _, errors = run("--coordinator", coordinator, "--max-restarts", "2", path)
+    assert code == 69
+    assert "shard 1 was lost" in errors
+    assert (
+        "ended with exit code 69, not started again: a process of the job that it "
+        "needs is lost\n"
+    ) in errors
+    assert errors.count("Traceback") == 1
+    assert "ever connecting" not in errors
 
 
-def test_every_process_is_told_where_its_history_goes() -> None:
-    plan = LaunchPlan(command=("t.py",), coordinator="a:1", history="runs/")
-    assert plan.environment(0, {"PS_HISTORY": "old"})["PS_HISTORY"] == "runs/"
-    silent = LaunchPlan(command=("t.py",), coordinator="a:1")
-    assert silent.environment(0, {"PS_HISTORY": "old"})["PS_HISTORY"] == "old"
+def test_outside_of_a_launch_an_uncaught_error_ends_a_process_as_ever() -> None:
+    program = """
+import psworker
+from psworker.launched import note_connected
+note_connected()
+raise psworker.ShardLostError("shard 1 was lost")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "ShardLostError: shard 1 was lost" in done.stderr

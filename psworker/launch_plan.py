@@ -1,0 +1,156 @@
+"""What `psworker run` starts: how often, with which environment, on which devices."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
+_DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+RESTART_DELAY_S: Final = 1.0
+RESTART_DELAY_MAX_S: Final = 30.0
+STEADY_S: Final = 60.0
+"""A process that has run for so long did not fail at its start: the next delay is the
+shortest again."""
+
+
+class DeviceError(ValueError):
+    """The devices that a user names can't be handed out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """What to start.
+
+    Attributes:
+        command: Arguments of Python: a script or `-m` and a module, then its own.
+        coordinator: `HOST:PORT`.
+        process_count: Processes to start on this machine.
+        restart_limit: How often each process that failed is started again.
+        worker_id: Id of the worker; with several processes, what their ids begin
+            with. None to have the coordinator choose.
+        devices: CUDA devices to hand out: one to a process and round again, all to a
+            process that is alone. None to leave them as they are.
+        history: Where workers write their histories; empty for what they inherit.
+    """
+
+    command: tuple[str, ...]
+    coordinator: str
+    process_count: int = 1
+    restart_limit: int = 0
+    worker_id: str | None = None
+    devices: tuple[str, ...] | None = None
+    history: str = ""
+
+    @property
+    def script(self) -> str:
+        """The script or module, as a person would call it."""
+        return self.command[1] if self.command[0] == "-m" else self.command[0]
+
+    def worker_id_of(self, index: int) -> str | None:
+        """Id of the worker in process `index`, None if the coordinator chooses it."""
+        if self.worker_id is None or self.process_count == 1:
+            return self.worker_id
+        return f"{self.worker_id}-{index}"
+
+    def devices_of(self, index: int) -> str | None:
+        """What process `index` may see, None for what it inherits."""
+        if self.devices is None:
+            return None
+        if not self.devices or self.process_count == 1:
+            return ",".join(self.devices)
+        return self.devices[index % len(self.devices)]
+
+    def environment(self, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Environment of process `index`, the same for each of its starts."""
+        environment = dict(inherited)
+        environment["PS_COORDINATOR"] = self.coordinator
+        environment[LOCAL_RANK_VARIABLE] = str(index)
+        environment.pop("PS_WORKER_ID", None)
+        if self.history:
+            environment["PS_HISTORY"] = self.history
+        worker_id = self.worker_id_of(index)
+        if worker_id is not None:
+            environment["PS_WORKER_ID"] = worker_id
+        devices = self.devices_of(index)
+        if devices is not None:
+            environment[_DEVICES_VARIABLE] = devices
+        if self.process_count > 1:
+            # Output goes through a pipe, which Python would fill before it shows.
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+            # Each would take all cores for itself: on two cores, two processes trained
+            # the digits in 25 s so, and in 11 s with one thread each.
+            threads = max(1, _usable_core_count() // self.process_count)
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        return environment
+
+
+def restart_delay_s(quick_failure_count: int) -> float:
+    """How long to wait before the next start.
+
+    Args:
+        quick_failure_count: Failures in a row that came soon after a start, with the
+            last one; from 1.
+    """
+    doublings = min(max(0, quick_failure_count - 1), 10)
+    return float(min(RESTART_DELAY_S * 2**doublings, RESTART_DELAY_MAX_S))
+
+
+def devices_of_choice(
+    choice: str,
+    *,
+    process_count: int,
+    environment: Mapping[str, str],
+    device_folder: Path = Path("/dev"),
+) -> tuple[str, ...] | None:
+    """The devices that `--gpus` stands for; None to leave them as they are.
+
+    Args:
+        choice: `auto`, `none`, or names with commas between.
+        process_count: Processes that share them.
+        environment: Where `CUDA_VISIBLE_DEVICES` may be set, which holds.
+        device_folder: Where the machine's devices are.
+
+    Raises:
+        DeviceError: It is none of these, or names what the environment forbids.
+    """
+    if choice == "none":
+        return ()
+    visible = visible_cuda_devices(environment, device_folder)
+    if choice == "auto":
+        return visible if process_count > 1 and visible else None
+    named = tuple(name.strip() for name in choice.split(","))
+    if not all(named) or len(set(named)) < len(named):
+        raise DeviceError(
+            f"{choice!r} is no list of GPUs: give auto, none, or names that differ, as "
+            "in 0,1"
+        )
+    allowed = environment.get(_DEVICES_VARIABLE)
+    hidden = [name for name in named if name not in visible]
+    if allowed is not None and hidden:
+        raise DeviceError(
+            f"{_DEVICES_VARIABLE}={allowed} hides GPU {', '.join(hidden)}: name those "
+            "that it has, or unset it"
+        )
+    return named
+
+
+def visible_cuda_devices(
+    environment: Mapping[str, str], device_folder: Path = Path("/dev")
+) -> tuple[str, ...]:
+    """CUDA devices of this machine that a process may use, without loading CUDA."""
+    chosen = environment.get(_DEVICES_VARIABLE)
+    if chosen is not None:
+        return tuple(name.strip() for name in chosen.split(",") if name.strip())
+    # A container may hold only /dev/nvidia3, which CUDA there still calls 0.
+    return tuple(
+        str(index) for index, _ in enumerate(device_folder.glob("nvidia[0-9]*"))
+    )
+
+
+def _usable_core_count() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
