@@ -43,10 +43,11 @@ class OpenClock:
     ) -> None:
         """Works out whose bytes each chunk still lacks; all trailers are in.
 
-        A chunk that nobody with weight sends is done at once.
+        A chunk that nobody with weight sends is done at once. Chunks that are there
+        already are released in ascending order: the next forward pass begins with them.
         """
         missing: dict[int, set[WorkerKey]] = {}
-        for index in chunk_indexes:
+        for index in sorted(chunk_indexes):
             if index in self.applied:
                 continue
             senders = {

@@ -19,6 +19,10 @@ class Attendance:
         if push.sequence >= self._idle.get(push.worker, 0):
             self._idle.pop(push.worker, None)
 
+    def note_heard(self, worker: WorkerKey, now_ms: int) -> None:
+        """The worker is there; whether it has data is not told."""
+        self._heard_ms[worker] = now_ms
+
     def note_idle(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
         """The worker has no data for its next push."""
         self._heard_ms[worker] = now_ms

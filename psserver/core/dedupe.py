@@ -9,6 +9,7 @@ Source: Lee et al., "Implementing Linearizability at Large Scale and Low Latency
 (RIFL), SOSP 2015.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -151,6 +152,21 @@ class DedupeTable:
         beyond = [number for number in entries if number > sequence]
         return {number: entries.pop(number) for number in sorted(beyond)}
 
+    def check_sequence(self, worker: WorkerKey, sequence: int) -> None:
+        """Checks that a push is the next one or an earlier one.
+
+        Raises:
+            Refusal: `SEQUENCE_GAP`; no state changed.
+        """
+        window = self.window_of(worker)
+        if sequence < 1 or sequence > window.done_sequence + 1:
+            raise Refusal(
+                ErrorReason.SEQUENCE_GAP,
+                f"push {sequence} of {worker} came after push {window.done_sequence}",
+                sequence=sequence,
+                sequence_done_max=window.done_sequence,
+            )
+
     def open(self, worker: WorkerKey, sequence: int) -> PushEntry | None:
         """Finds or makes the entry of a push.
 
@@ -160,14 +176,8 @@ class DedupeTable:
         Raises:
             Refusal: `SEQUENCE_GAP`; no state changed.
         """
+        self.check_sequence(worker, sequence)
         window = self.window(worker)
-        if sequence < 1 or sequence > window.done_sequence + 1:
-            raise Refusal(
-                ErrorReason.SEQUENCE_GAP,
-                f"push {sequence} of {worker} came after push {window.done_sequence}",
-                sequence=sequence,
-                sequence_done_max=window.done_sequence,
-            )
         if sequence == window.done_sequence + 1:
             return window.entries.setdefault(sequence, PushEntry())
         return window.entries.get(sequence)
@@ -210,11 +220,7 @@ class DedupeTable:
         known = entry.digests.get(chunk_index)
         if known is not None:
             if known != chunk.digest:
-                raise Refusal(
-                    ErrorReason.PUSH_CONFLICT,
-                    f"chunk {chunk_index} differs from the one received before under "
-                    "the same id",
-                )
+                raise _conflict(chunk_index)
             return False
         if entry.outcome is not None:
             return False
@@ -226,6 +232,27 @@ class DedupeTable:
         entry.digests[chunk_index] = chunk.digest
         entry.staged[chunk_index] = chunk
         return True
+
+    def add_push(
+        self, entry: PushEntry, trailer: Trailer, chunks: Mapping[int, StagedChunk]
+    ) -> list[int]:
+        """Keeps a trailer with the chunks that went ahead of it, in one change.
+
+        Chunks that the trailer's bitmap leaves out were withdrawn by their sender.
+
+        Returns:
+            The chunks that are new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when anything differs from what was received
+                before under the same id; no state changed.
+        """
+        counted = {i: chunks[i] for i in trailer.chunk_indexes if i in chunks}
+        for index, chunk in counted.items():
+            if entry.digests.get(index, chunk.digest) != chunk.digest:
+                raise _conflict(index)
+        self.add_trailer(entry, trailer)
+        return [i for i, chunk in counted.items() if self.add_chunk(entry, i, chunk)]
 
     def finish(
         self,
@@ -260,3 +287,10 @@ class DedupeTable:
         ]
         for sequence in known:
             del window.entries[sequence]
+
+
+def _conflict(chunk_index: int) -> Refusal:
+    return Refusal(
+        ErrorReason.PUSH_CONFLICT,
+        f"chunk {chunk_index} differs from the one received before under the same id",
+    )

@@ -241,7 +241,9 @@ class PushProgress:
         known = self._open.get(push)
         if known is None:
             known = self._opened(push, trailer)
-        for chunk_index in known.remaining & entry.digests.keys() - known.queued:
+        come = known.remaining & entry.digests.keys() - known.queued
+        # Ascending: the next forward pass begins with the first ones.
+        for chunk_index in sorted(come):
             known.queued.add(chunk_index)
             self._lanes.enqueue(chunk_index, push)
         if known.remaining:

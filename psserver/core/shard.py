@@ -8,7 +8,7 @@ Invariant: a push is part of a clock of BSP or applied by itself, as records say
 never both; see `docs/decisions/0005-modes-by-sequence.md`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from psserver.core.admission import admitted_member, check_clock, check_phase
 from psserver.core.dedupe import PushEntry
@@ -92,6 +92,21 @@ class ShardCore:
 
     # Pushes
 
+    def check_push(
+        self, push: PushId, clock: int, now_ms: int, *, generation: int
+    ) -> None:
+        """Admits a push whose chunks come ahead of its trailer, as `open_push` would.
+
+        Nothing of it is kept before the trailer, and its worker does not count as one
+        that has data: it may yet wait for some.
+
+        Raises:
+            Refusal: As `open_push`; no state changed.
+        """
+        self._admitted(push, clock, generation)
+        self.dedupe.check_sequence(push.worker, push.sequence)
+        self._attendance.note_heard(push.worker, now_ms)
+
     def open_push(
         self, push: PushId, clock: int, now_ms: int, *, generation: int
     ) -> PushEntry | None:
@@ -111,11 +126,7 @@ class ShardCore:
             Refusal: `RECOVERING`, `WORKER_INCARNATION_STALE`, `MALFORMED_MESSAGE` or
                 `SEQUENCE_GAP`; no state changed.
         """
-        member = admitted_member(self.clocks, push.worker, push.sequence)
-        self._progress.check_answerable(push, member)
-        record = self.clocks.record
-        if record is not None and generation == record.generation:
-            check_clock(member, push, clock)
+        self._admitted(push, clock, generation)
         entry = self.dedupe.open(push.worker, push.sequence)
         self._attendance.note_push(push, now_ms)
         if entry is not None and entry.outcome is None:
@@ -129,18 +140,31 @@ class ShardCore:
             Refusal: `PUSH_CONFLICT`, `CHUNK_INVALID` or `OPTIMIZER_OUT_OF_PHASE`; no
                 state changed.
         """
-        extra = trailer.chunk_indexes - self._state.chunk_indexes
-        if extra:
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
-            )
-        member = admitted_member(self.clocks, push.worker, push.sequence)
-        is_streamed = self.clocks.is_streamed(member, push.sequence)
-        if entry.trailer is None and entry.outcome is None and not is_streamed:
-            clock = member.clock_of(push.sequence)
-            others = trailers_of(self._progress.clocks.entries(clock))
-            check_phase(push, trailer, others)
+        self._check_trailer(push, entry, trailer)
         if self.dedupe.add_trailer(entry, trailer):
+            self._progress.pump()
+
+    def add_push(
+        self,
+        push: PushId,
+        entry: PushEntry,
+        trailer: Trailer,
+        chunks: Mapping[int, StagedChunk],
+    ) -> None:
+        """Takes a push's trailer, and with it the chunks that went ahead of it.
+
+        Those that the trailer leaves out were withdrawn by their sender.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT`, `CHUNK_INVALID` or `OPTIMIZER_OUT_OF_PHASE`; no
+                state changed.
+        """
+        self._check_trailer(push, entry, trailer)
+        is_resend = entry.trailer is not None
+        new = self.dedupe.add_push(entry, trailer, chunks)
+        for chunk_index in new if is_resend else ():
+            self._progress.note_chunk(push, entry, chunk_index)
+        if not is_resend:
             self._progress.pump()
 
     def add_chunk(
@@ -405,3 +429,25 @@ class ShardCore:
         if self._fence.is_orphaned is not is_orphaned:
             self._fence.is_orphaned = is_orphaned
             self._progress.pump()
+
+    # Inside
+
+    def _admitted(self, push: PushId, clock: int, generation: int) -> None:
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        self._progress.check_answerable(push, member)
+        record = self.clocks.record
+        if record is not None and generation == record.generation:
+            check_clock(member, push, clock)
+
+    def _check_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
+        extra = trailer.chunk_indexes - self._state.chunk_indexes
+        if extra:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
+            )
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        is_streamed = self.clocks.is_streamed(member, push.sequence)
+        if entry.trailer is None and entry.outcome is None and not is_streamed:
+            clock = member.clock_of(push.sequence)
+            others = trailers_of(self._progress.clocks.entries(clock))
+            check_phase(push, trailer, others)

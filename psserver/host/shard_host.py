@@ -33,6 +33,7 @@ from psserver.host.cut_images import CutImages, CutReport
 from psserver.host.history import ShardHistory
 from psserver.host.idle_workers import IdleWorkers
 from psserver.host.monotonic import now_ms
+from psserver.host.provisional_chunks import ProvisionalCalls
 from psserver.host.push_session import PushSession
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel, shard_model
@@ -55,6 +56,7 @@ class ShardHost:
         changes: Notified whenever anything may have changed.
         outbox: Reports for the coordinator, in order.
         sessions: Calls that wait for the answers to pushes.
+        ahead: Calls that send chunks ahead of their push's trailer.
         idle: Calls of workers that have no data.
         images: Parts of snapshots.
         history: What it does, for an offline check.
@@ -77,6 +79,7 @@ class ShardHost:
         self.changes = Changes()
         self.outbox: asyncio.Queue[FenceReport | CutReport] = asyncio.Queue()
         self.sessions = PushSessions()
+        self.ahead = ProvisionalCalls()
         self.idle = IdleWorkers()
         self.images = CutImages()
         self.history = ShardHistory()
@@ -98,6 +101,7 @@ class ShardHost:
     def end_sessions(self, refusal: Refusal) -> None:
         """Ends every waiting call with an error."""
         self.sessions.end_all(refusal)
+        self.ahead.end_all(refusal)
         self.idle.end_all(refusal)
         self.changes.notify()
 
@@ -311,6 +315,7 @@ class ShardHost:
         """Drops what is kept for workers that are no members any more."""
         self.idle.end_departed(record)
         members = {member.worker for member in record.members}
+        self.ahead.keep_only(members)
         self.contradicting &= members
         # In BSP nothing comes late, and no copies are kept.
         model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)

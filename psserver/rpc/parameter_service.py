@@ -103,6 +103,9 @@ class ParameterService:
                 if isinstance(item, Outgoing):
                     yield await self._chunk_message(item, call.push.worker)
                     continue
+                if item is None and call.is_ahead:
+                    started_ms = now_ms()
+                    continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")
                 yield self._response(item, started_ms).SerializeToString()

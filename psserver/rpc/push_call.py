@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from psserver.core.dedupe import PushEntry
-from psserver.core.push import Outcome, PushId, Reply, StagedChunk
+from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
 from psserver.core.record import ClockChoice
 from psserver.host.monotonic import now_ms
+from psserver.host.provisional_chunks import ProvisionalChunks
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import shard_rules
@@ -23,9 +24,12 @@ from psserver.rpc.push_codec import (
 )
 from psserver.rpc.readiness import catch_up
 from pswire import failpoints
-from pswire.frames import bits_from_bytes
+from pswire.frames import ChunkFrame, bits_from_bytes
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
+
+if TYPE_CHECKING:
+    from psserver.core.dedupe import PushEntry
 
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 """Time for a call to say which push it carries. It says so with its first bytes; one
@@ -38,22 +42,26 @@ would ask what the shard has, send nothing again, and never hear that it was ref
 
 
 class PushCall:
-    """One call that carries a push."""
+    """One call that carries a push.
+
+    Chunks that come before the trailer are provisional: the core hears of the push
+    with its trailer, and then of all of it at once.
+    """
 
     def __init__(
         self,
         host: ShardHost,
         push: PushId,
-        entry: PushEntry | None,
-        optimizer: str,
+        header: push_pb2.PushHeader,
         *,
         wants_values: bool,
     ) -> None:
         self.session = PushSession(wants_values=wants_values, opened_ms=now_ms())
         self._host = host
         self.push = push
-        self._entry = entry
-        self._optimizer = optimizer
+        self._header = header
+        self._entry: PushEntry | None = None
+        self._ahead: ProvisionalChunks | None = ProvisionalChunks(push, self.session)
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
@@ -72,7 +80,6 @@ class PushCall:
                 raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
             call = await cls._admit(host, header, wants_values=wants_values)
             try:
-                host.attach(call.push, call.session)
                 call.take(message)
                 call.start_reading(requests)
             except BaseException:
@@ -99,42 +106,75 @@ class PushCall:
             )
         push = push_id(header.worker, header.sequence)
         await catch_up(host, header.generation)
-        core = host.model.core
-        entry = core.open_push(
+        host.model.core.check_push(
             push, header.clock, now_ms(), generation=header.generation
         )
         check_window(header)
-        core.acknowledge(push.worker, header.sequence_unacknowledged_min)
-        host.history.opened(push, header.clock)
-        return cls(host, push, entry, header.optimizer, wants_values=wants_values)
+        call = cls(host, push, header, wants_values=wants_values)
+        assert call._ahead is not None
+        host.ahead.begin(call._ahead)
+        return call
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the trailer is still to come: nobody waits for the push."""
+        return self._ahead is not None
 
     def take(self, message: PushMessage) -> None:
-        """Hands one message to the core.
+        """Takes one message.
 
         Raises:
             Refusal: With no state changed.
         """
-        core, entry = self._host.model.core, self._entry
-        if entry is None:
+        if self._ahead is None and self._entry is None:
             return  # done and acknowledged: nothing of it can matter any more
         if failpoints.armed:
             failpoints.hit("shard.push_received")
+        optimizer = self._header.optimizer
         if message.trailer is not None:
-            trailer = read_trailer(self._host, self._optimizer, message.trailer)
-            core.add_trailer(self.push, entry, trailer)
-            self._host.history.trailer(self.push, trailer)
+            trailer = read_trailer(self._host, optimizer, message.trailer)
+            if self._ahead is not None:
+                self._enter(self._ahead, trailer)
+            elif self._entry is not None:
+                self._host.model.core.add_trailer(self.push, self._entry, trailer)
         if message.chunk is not None:
-            frame = message.chunk
-            check_frame(frame)
-            presence = self._presence_of(frame.index, frame.presence)
-            self._host.model.engine.check_chunk(
-                frame.index, presence, len(frame.data), optimizer=self._optimizer
-            )
-            chunk = StagedChunk(
-                digest=frame.digest, presence=presence, payload=frame.data
-            )
-            core.add_chunk(self.push, entry, frame.index, chunk)
+            self._take_chunk(message.chunk)
         self._host.pump()
+
+    def _take_chunk(self, frame: ChunkFrame) -> None:
+        check_frame(frame)
+        presence = self._presence_of(frame.index, frame.presence)
+        self._host.model.engine.check_chunk(
+            frame.index,
+            presence,
+            len(frame.data),
+            optimizer=self._header.optimizer,
+        )
+        chunk = StagedChunk(digest=frame.digest, presence=presence, payload=frame.data)
+        if self._ahead is not None:
+            self._ahead.put(frame.index, chunk)
+        elif self._entry is not None:
+            core = self._host.model.core
+            core.add_chunk(self.push, self._entry, frame.index, chunk)
+
+    def _enter(self, ahead: ProvisionalChunks, trailer: Trailer) -> None:
+        """The push begins to count: with its trailer, and all that went ahead of it."""
+        if ahead.is_ended:
+            return  # the call is about to hear why
+        host, header, push = self._host, self._header, self.push
+        core = host.model.core
+        entry = core.open_push(
+            push, header.clock, now_ms(), generation=header.generation
+        )
+        core.acknowledge(push.worker, header.sequence_unacknowledged_min)
+        host.history.opened(push, header.clock)
+        self.session.opened_ms = now_ms()
+        host.attach(push, self.session)
+        host.ahead.end(ahead)
+        self._entry, self._ahead = entry, None
+        if entry is not None:
+            core.add_push(push, entry, trailer, ahead.chunks)
+            host.history.trailer(push, trailer)
 
     def start_reading(self, requests: AsyncIterator[bytes]) -> None:
         """Reads the rest of the call while answers go out."""
@@ -158,7 +198,9 @@ class PushCall:
         return await self.session.next(timeout_s) if read else None
 
     async def close(self) -> None:
-        """Ends reading; what was staged stays."""
+        """Ends reading; what was staged stays, and what came ahead is gone."""
+        if self._ahead is not None:
+            self._host.ahead.end(self._ahead)
         self._host.detach(self.push, self.session)
         if self._reader is not None:
             self._reader.cancel()

@@ -264,7 +264,11 @@ global___DataRange = DataRange
 
 @typing.final
 class PushTrailer(google.protobuf.message.Message):
-    """What completes a push. Sent first when nothing went ahead of `step()`."""
+    """What completes a push. Sent first when nothing went ahead of `step()`. Chunks
+    that come before it are provisional: a later one of the same index replaces
+    an earlier one, those that the bitmap leaves out are withdrawn, and all of
+    them are gone with their call. They are in no answer of `GetSession`.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

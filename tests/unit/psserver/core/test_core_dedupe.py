@@ -213,3 +213,36 @@ def test_what_came_after_the_last_push_of_a_closed_start_is_thrown_away() -> Non
     assert table.discard_after(A, 1) == {2: entry}
     assert set(table.window(A).entries) == {1}
     assert table.discard_after(A, 1) == {}
+
+
+def test_a_trailer_and_what_went_ahead_of_it_are_one_change() -> None:
+    table = DedupeTable()
+    entry = opened(table, 1)
+
+    new = table.add_push(entry, trailer((3, 4)), {3: chunk(b"x"), 9: chunk(b"gone")})
+
+    assert new == [3]
+    assert set(entry.staged) == {3}
+    assert not entry.is_complete
+    assert table.add_push(entry, trailer((3, 4)), {3: chunk(b"x"), 4: chunk(b"y")}) == [
+        4
+    ]
+    assert entry.is_complete
+
+
+@pytest.mark.parametrize(
+    ("indexes", "sent"), [((3, 4), b"other"), ((3,), b"x")], ids=["chunk", "trailer"]
+)
+def test_what_went_ahead_under_the_id_of_another_push_changes_nothing(
+    indexes: tuple[int, ...], sent: bytes
+) -> None:
+    table = DedupeTable()
+    entry = opened(table, 1)
+    table.add_push(entry, trailer((3, 4)), {3: chunk(b"x")})
+
+    with pytest.raises(Refusal) as refused:
+        table.add_push(entry, trailer(indexes), {4: chunk(b"y"), 3: chunk(sent)})
+
+    assert refused.value.reason == ErrorReason.PUSH_CONFLICT
+    assert set(entry.digests) == {3}
+    assert entry.trailer == trailer((3, 4))
