@@ -6,6 +6,7 @@ The owner takes effects in order and carries them out. Only `ApplyChunk` and
 
 from dataclasses import dataclass
 
+from psserver.core.buffer_average import BufferAverage
 from psserver.core.push import DataRange, Outcome, PushId, Reply
 from psserver.core.record import ClockChoice, WorkerKey
 from pswire.reasons import Refusal
@@ -35,6 +36,7 @@ class ApplyChunk:
         hyperparameters: For each group, those of the longest contributor.
         pusher: In SSP and ASP, whose push it is; None for a clock of BSP.
         staleness: In SSP and ASP, updates since the values it came from.
+        average: In SSP and ASP, how its buffers enter those of the shard.
     """
 
     clock: int
@@ -45,6 +47,7 @@ class ApplyChunk:
     hyperparameters: tuple[tuple[float, ...], ...]
     pusher: WorkerKey | None = None
     staleness: int = 0
+    average: BufferAverage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,8 @@ class Trailer:
         loss_scale: Factor the gradient still carries; 0 and 1 mean none.
         chunk_indexes: Chunks of this shard that are part of the push.
         ranges: Data consumed since the push before.
+        averaged_buffers: Buffers of the schema that are averaged in SSP and ASP, by
+            their entries; other buffers are replaced.
     """
 
     optimizer: str
@@ -59,6 +61,7 @@ class Trailer:
     loss_scale: float = 1.0
     chunk_indexes: frozenset[int] = frozenset()
     ranges: tuple[DataRange, ...] = ()
+    averaged_buffers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from psserver.core.admission import closed_refusal
+from psserver.core.buffer_average import BufferAverage
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import (
@@ -307,6 +308,9 @@ class PushProgress:
                 hyperparameters=known.hyperparameters,
                 pusher=push.worker,
                 staleness=self._staleness_of(push, chunk_index),
+                average=BufferAverage(
+                    entry.trailer.averaged_buffers, max(1, len(self._clocks.members))
+                ),
             )
         )
 

@@ -122,6 +122,7 @@ class ChunkUpdates:
                 hyperparameters=effect.hyperparameters,
                 pusher=effect.pusher,
                 staleness=effect.staleness,
+                average=effect.average,
             )
             # Others may have changed slices that this push did not.
             presence = (

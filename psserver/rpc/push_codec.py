@@ -6,6 +6,7 @@ code.
 
 import math
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -14,6 +15,7 @@ from psserver.core.push import PushId, Reply, Trailer
 from psserver.core.record import ClockChoice
 from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
+from psserver.host.shard_model import ShardModel
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
 from pswire.reasons import ErrorReason, Refusal
@@ -177,7 +179,15 @@ def read_trailer(
             if is_sent
         ),
         ranges=read_ranges(trailer.ranges),
+        averaged_buffers=_averaged_buffers(model, trailer.averaged_buffers),
     )
+
+
+def _averaged_buffers(model: ShardModel, bits: bytes) -> frozenset[int]:
+    if not bits:
+        return frozenset()
+    entries = model.engine.buffer_entries
+    return frozenset(compress(entries, bits_from_bytes(bits, len(entries))))
 
 
 def check_frame(frame: ChunkFrame) -> None:

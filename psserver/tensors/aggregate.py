@@ -96,7 +96,8 @@ def finite_mean(
     mean is not finite though each contribution is, all of them are left out.
     """
     gradient, presence = weighted_mean(chunk, contributions, total_weight)
-    if is_finite(gradient):
+    # Of buffers alone there is no gradient, and maybe no floats.
+    if not gradient.numel() or is_finite(gradient):
         return Mean(gradient, presence)
     counted = [each for each in contributions if each.weight > 0]
     verdicts = [_is_sound(chunk, each) for each in counted]

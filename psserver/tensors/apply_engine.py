@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
 from psserver.tensors.aggregate import Contribution, Mean, finite_mean, is_finite
+from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.tensors.master_values import MasterValues
@@ -72,6 +74,7 @@ class ApplyEngine:
         Raises:
             Refusal: For an optimizer that this shard can't run.
         """
+        self._schema = schema
         self._placement = placement
         self._shard_index = shard_index
         self._specs = {spec.name: spec for spec in optimizers}
@@ -106,8 +109,13 @@ class ApplyEngine:
         )
 
     def updatable(self, chunk_index: int) -> tuple[bool, ...]:
-        """Which slices of a chunk some optimizer has; the others never change."""
-        return self._updatable[chunk_index]
+        """Slices of a chunk that some optimizer has, and buffers that were pushed."""
+        return self._buffers.with_changed(chunk_index, self._updatable[chunk_index])
+
+    @property
+    def buffer_entries(self) -> tuple[int, ...]:
+        """All buffers of the schema, in its order."""
+        return self._buffers.entry_indexes
 
     def check_chunk(
         self,
@@ -135,7 +143,8 @@ class ApplyEngine:
         if presence == membership:
             expected = optimizer_of_chunk.element_count
         else:
-            expected = _present_count(chunk, presence, membership, optimizer)
+            allowed = self._buffers.with_all(chunk_index, membership)
+            expected = _present_count(chunk, presence, allowed, optimizer)
         expected *= chunk.element_type.byte_count
         if byte_count != expected:
             raise Refusal(
@@ -164,6 +173,7 @@ class ApplyEngine:
         hyperparameters: Sequence[Sequence[float]],
         pusher: WorkerKey | None = None,
         staleness: int = 0,
+        average: BufferAverage | None = None,
     ) -> AppliedChunk:
         """Updates a chunk by the weighted mean of its contributions.
 
@@ -176,22 +186,30 @@ class ApplyEngine:
             hyperparameters: Values of each group, checked.
             pusher: In SSP and ASP, whose push it is: it may have come late.
             staleness: In SSP and ASP, updates since the values it came from.
+            average: In SSP and ASP, how its buffers enter those of the shard.
         """
         chunk = self._vectors.chunk(chunk_index)
-        mean = finite_mean(chunk, contributions, total_weight)
-        if not any(mean.presence):
-            return AppliedChunk(mean.presence, mean.torn_worker_ids)
+        gradients, with_buffers = self._buffers.part(chunk, contributions)
+        mean = finite_mean(chunk, gradients, total_weight)
+        presence = mean.presence
+        if not (any(presence) or with_buffers):
+            return AppliedChunk(presence, mean.torn_worker_ids)
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and pusher is not None:
             values = scaled_rates(self._spec(optimizer), values, staleness)
         with self._locks[chunk_index]:
-            gradient = mean.gradient
-            if self._delay.compensation and pusher is not None:
-                gradient = self._compensated(chunk, mean, pusher)
-            held = self._optimizer(optimizer, chunk_index)
-            held.apply(gradient, mean.presence, values)
-            self._masters.publish(chunk, mean.presence)
-        return AppliedChunk(mean.presence, mean.torn_worker_ids)
+            if any(mean.presence):
+                gradient = mean.gradient
+                if self._delay.compensation and pusher is not None:
+                    gradient = self._compensated(chunk, mean, pusher)
+                held = self._optimizer(optimizer, chunk_index)
+                held.apply(gradient, mean.presence, values)
+                self._masters.publish(chunk, mean.presence)
+            if with_buffers:
+                view = self._vectors.view(chunk_index)
+                taken = self._buffers.take(chunk, view, with_buffers, average)
+                presence = _union(presence, taken)
+        return AppliedChunk(presence, mean.torn_worker_ids)
 
     def read(
         self, chunk_index: int, presence: tuple[bool, ...] | None = None
@@ -274,6 +292,9 @@ class ApplyEngine:
     def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
         self._vectors = vectors
         self._masters = MasterValues(vectors, is_seeded=is_seeded)
+        self._buffers = ShardBuffers(
+            self._schema, self._placement.chunks_by_shard[self._shard_index]
+        )
         self._optimizers: dict[str, dict[int, ChunkOptimizer]] = {}
         for spec in self._specs.values():
             group_of_entry = {
@@ -289,8 +310,8 @@ class ApplyEngine:
             }
         self._updatable = {
             chunk.index: _union(
-                len(chunk.slices),
-                [held[chunk.index].membership for held in self._optimizers.values()],
+                (False,) * len(chunk.slices),
+                *(held[chunk.index].membership for held in self._optimizers.values()),
             )
             for chunk in self._placement.chunks_by_shard[self._shard_index]
         }
@@ -352,8 +373,5 @@ def _present_count(
     return count
 
 
-def _union(slice_count: int, presences: Sequence[tuple[bool, ...]]) -> tuple[bool, ...]:
-    return tuple(
-        any(presence[position] for presence in presences)
-        for position in range(slice_count)
-    )
+def _union(*presences: tuple[bool, ...]) -> tuple[bool, ...]:
+    return tuple(any(bits) for bits in zip(*presences, strict=True))

@@ -7,7 +7,7 @@ import torch
 
 from pswire.optimizers import SUPPORTED, check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ElementType, ModelSchema, OptimizerSpec
+from pswire.schema import ElementType, EntryKind, ModelSchema, OptimizerSpec
 
 FUSED: Final = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
 """Classes with one kernel for a whole update on the CPU."""
@@ -81,7 +81,7 @@ def check_optimizer(spec: OptimizerSpec) -> None:
 
 
 def check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:
-    """Checks that an optimizer updates only tensors that there are, of floats.
+    """Checks that an optimizer updates only parameters that there are, of floats.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`.
@@ -95,7 +95,7 @@ def check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:
                     f"{len(schema.entries)}",
                 )
             entry = schema.entries[entry_index]
-            if not entry.element_type.is_floating:
+            if entry.kind is EntryKind.BUFFER or not entry.element_type.is_floating:
                 raise Refusal(
                     ErrorReason.MALFORMED_MESSAGE,
                     f"{spec.name[:64]!r} updates {entry.name[:64]!r}, which is "

@@ -161,7 +161,9 @@ class GradientChunk(google.protobuf.message.Message):
     """XXH3-64 of `data`."""
     presence: builtins.bytes
     """One bit for each slice of the chunk, lowest bit of the first byte first:
-    whether `data` holds it. Slices that are absent take no bytes.
+    whether `data` holds it. Slices that are absent take no bytes. A push of
+    any optimizer may hold slices of buffers: their values as they are at the
+    worker, which count in no norm and carry no loss scale.
     """
     row_indices: builtins.bytes
     """Sparse parts only: row indices, int64, sorted and unique."""
@@ -278,6 +280,7 @@ class PushTrailer(google.protobuf.message.Message):
     FINITE_FIELD_NUMBER: builtins.int
     CHUNK_BITMAP_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
+    AVERAGED_BUFFERS_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -291,6 +294,12 @@ class PushTrailer(google.protobuf.message.Message):
     chunk_bitmap: builtins.bytes
     """One bit for each chunk of the shard, in the order of the placement:
     whether it is part of the push.
+    """
+    averaged_buffers: builtins.bytes
+    """One bit for each buffer of the schema, in its order: whether it is averaged
+    in SSP and ASP, where the shard's value moves towards the pushed one by one
+    member's share; else the pushed value replaces it. Empty: none. In BSP the
+    buffers of a clock become the mean of those that were pushed.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
@@ -309,8 +318,9 @@ class PushTrailer(google.protobuf.message.Message):
         finite: builtins.bool = ...,
         chunk_bitmap: builtins.bytes = ...,
         ranges: collections.abc.Iterable[global___DataRange] | None = ...,
+        averaged_buffers: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "groups", b"groups", "loss_scale", b"loss_scale", "ranges", b"ranges", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "groups", b"groups", "loss_scale", b"loss_scale", "ranges", b"ranges", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 
