@@ -1,17 +1,19 @@
 """The second phase of a two-phase step: this worker's part in committing a clock.
 
 On the event loop. Shards tell `staged` on the streams of a push; a worker that has the
-same from all of them tells all of them to commit. Any contributor is enough, and a
-repeated commit changes nothing. Whose drivers died is finished by a record.
+same from all of them tells all of them to commit, and by what to scale the gradient
+when the job clips. Any contributor is enough, and a repeated commit changes nothing.
+Whose drivers died is finished by a record.
 Source: docs/decisions/0006.
 """
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from pswire import failpoints
+from pswire.clipping import gradient_scale, norm_of, sum_of_parts
 from psworker.retries import all_or_none
 from psworker.transport.values import ClockChoice, Identity
 
@@ -38,11 +40,13 @@ class PushPlace:
         worker: Whose.
         sequence: Its number.
         shard_count: Shards that it goes to.
+        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
     """
 
     worker: Identity
     sequence: int
     shard_count: int
+    clip_grad_norm: float = 0.0
 
 
 class Commits:
@@ -97,7 +101,16 @@ class Commits:
                 )
 
     def _choice(self) -> ClockChoice | None:
-        """What all shards have told, once they have told the same."""
-        if len(self._told) < self._place.shard_count or len({*self._told.values()}) > 1:
+        """What all shards have told, once they have told the same.
+
+        When the job clips, with the norm over all of them and what follows from it.
+        """
+        told = self._told
+        if len(told) < self._place.shard_count:
             return None
-        return next(iter(self._told.values()))
+        if len({(each.clock, each.workers) for each in told.values()}) > 1:
+            return None
+        # In the order of shards, as every driver does.
+        total = sum_of_parts(told[index].sum_of_squares for index in sorted(told))
+        scale = gradient_scale(norm_of(total), self._place.clip_grad_norm)
+        return replace(told[0], sum_of_squares=total, gradient_scale=scale)

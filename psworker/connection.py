@@ -204,7 +204,11 @@ class Connection:
         """Bytes of all messages from shards."""
         return self._session.shards.traffic.received_bytes
 
-    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+    def prepare(
+        self,
+        *objects: Any,  # noqa: ANN401
+        clip_grad_norm: float | None = None,
+    ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
         Returns when the job has started and the model holds its values. Call it once,
@@ -213,13 +217,20 @@ class Connection:
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
                 `LRScheduler`; at least one model and one optimizer.
+            clip_grad_norm: Largest L2 norm of the gradient of a step, taken over all
+                workers and shards; a larger one is scaled down to it, as
+                `torch.nn.utils.clip_grad_norm_` does in one process. The same on every
+                worker. `None` for no clipping.
 
         Returns:
             The same in the same order, a single one as it is: models and schedulers
             themselves, optimizers and loaders that work on the job.
 
         Raises:
+            ConfigurationError: What was given does not go together, or
+                `clip_grad_norm` is no norm.
             SchemaMismatchError: The job trains another model.
+            OptimizerMismatchError: The job has another optimizer, or clips otherwise.
             OptimizerUnsupportedError: Shards can't run an optimizer.
             StartTimeoutError: The job did not start in time.
         """
@@ -228,7 +239,7 @@ class Connection:
             raise ConfigurationError(
                 "prepare() was called already: give it everything in one call"
             )
-        given = sort_objects(objects)
+        given = sort_objects(objects, clip_grad_norm=clip_grad_norm)
         link = DataLink(
             self._loop,
             self._session,

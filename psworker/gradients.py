@@ -34,22 +34,27 @@ def collect_gradients(
 
 
 @torch.no_grad()
-def is_finite(gradients: Sequence[torch.Tensor | None]) -> bool:
-    """The verdict: whether the L2 norm of all gradients is finite and at most 1e18.
+def norm_of(gradients: Sequence[torch.Tensor | None]) -> float:
+    """The L2 norm of all gradients; may be infinite or not a number.
 
     One pass. The norm of each tensor is accumulated in float32, or in float64 where
     its elements are.
     """
     present = [each for each in gradients if each is not None and each.numel()]
     if not present:
-        return True
+        return 0.0
     wide = [each for each in present if each.dtype == torch.float64]
     narrow = [each for each in present if each.dtype != torch.float64]
     norms = _numbers(torch._foreach_norm(wide)) if wide else []
     if narrow:
         norms += _numbers(torch._foreach_norm(narrow, 2, torch.float32))
-    # As Python's floats, whose squares of float32 can't overflow. NaN fails the test.
-    return math.sqrt(sum(norm * norm for norm in norms)) <= GRADIENT_NORM_MAX
+    # As Python's floats, whose squares of float32 can't overflow.
+    return math.sqrt(sum(norm * norm for norm in norms))
+
+
+def is_finite(norm: float) -> bool:
+    """The verdict on a gradient: whether its norm is a number, and at most 1e18."""
+    return norm <= GRADIENT_NORM_MAX
 
 
 @torch.no_grad()

@@ -64,7 +64,10 @@ class Joining:
         """
         specs = list(given.specs.values())
         loaders = list(given.loaders)
-        self._loop.run(self._session.join(given.bound.schema, specs, loaders))
+        asking = self._session.join(
+            given.bound.schema, specs, loaders, clip_grad_norm=given.clip_grad_norm
+        )
+        self._loop.run(asking)
         deadline = time.monotonic() + timeout_s
         member, seeded = self._wait_member(deadline)
         record = self._session.membership.record

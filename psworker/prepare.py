@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from pswire.clipping import is_clip_norm
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
@@ -27,6 +28,7 @@ class Prepared:
         specs: What shards are told of each optimizer.
         loaders: Loaders by name.
         schedulers: Learning rate schedulers.
+        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
     """
 
     objects: tuple[Any, ...]
@@ -36,9 +38,12 @@ class Prepared:
     specs: dict[str, OptimizerSpec]
     loaders: dict[str, DataLoader[Any]]
     schedulers: tuple[LRScheduler, ...]
+    clip_grad_norm: float = 0.0
 
 
-def sort_objects(objects: Sequence[Any]) -> Prepared:
+def sort_objects(
+    objects: Sequence[Any], *, clip_grad_norm: float | None = None
+) -> Prepared:
     """Names and describes what was given.
 
     Raises:
@@ -47,6 +52,8 @@ def sort_objects(objects: Sequence[Any]) -> Prepared:
         UnsupportedError: A tensor can't be sent.
     """
     check_objects(objects)
+    if clip_grad_norm is not None:
+        _check_clip(clip_grad_norm)
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
     bound = bind_models(models)
@@ -61,6 +68,7 @@ def sort_objects(objects: Sequence[Any]) -> Prepared:
         },
         loaders=_named("loader", objects, DataLoader),
         schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
+        clip_grad_norm=float(clip_grad_norm or 0.0),
     )
 
 
@@ -106,6 +114,20 @@ def check_objects(objects: Sequence[Any]) -> None:
         raise ConfigurationError(
             "prepare() needs at least one model and one optimizer, as in `model, "
             "optimizer, loader = ps.prepare(model, optimizer, loader)`"
+        )
+
+
+def _check_clip(clip_grad_norm: float) -> None:
+    is_number = isinstance(clip_grad_norm, int | float)
+    if isinstance(clip_grad_norm, bool) or not is_number:
+        raise ConfigurationError(
+            f"clip_grad_norm={clip_grad_norm!r} is not a number: give the largest norm "
+            "that a gradient may have, as a float, or leave it out"
+        )
+    if not is_clip_norm(clip_grad_norm):
+        raise ConfigurationError(
+            f"clip_grad_norm={clip_grad_norm!r} is no norm to clip to: it must be "
+            "finite and more than 0; leave it out for no clipping"
         )
 
 

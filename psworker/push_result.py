@@ -33,6 +33,9 @@ class PushResult:
         rejoined: Whether the worker was evicted with this push under way and has
             joined again. The outcome is what became of the push even so.
         nonfinite_worker_ids: Workers for whose gradient the clock was skipped.
+        grad_norm: With `clip_grad_norm`, the L2 norm of the gradient before it was
+            clipped: in BSP of the mean over all workers, in SSP and ASP of this push.
+            `None` where nothing was applied of this worker's.
     """
 
     outcome: str
@@ -44,6 +47,7 @@ class PushResult:
     duplicate: bool
     rejoined: bool = False
     nonfinite_worker_ids: tuple[str, ...] = ()
+    grad_norm: float | None = None
 
     @property
     def dropped(self) -> bool:
@@ -65,6 +69,7 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
     """One result from the answers of all shards to a push or a pull."""
     outcomes = {reply.outcome for reply in replies}
     nonfinite = {name for reply in replies for name in reply.nonfinite_worker_ids}
+    norms = (reply.grad_norm for reply in replies if reply.grad_norm is not None)
     return PushResult(
         outcome=worst_outcome(outcomes),
         clock=min(reply.clock for reply in replies),
@@ -74,4 +79,5 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         mode=max(replies, key=lambda reply: reply.generation).mode.value,
         duplicate=Outcome.DUPLICATE in outcomes,
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
+        grad_norm=next(norms, None),
     )

@@ -144,6 +144,8 @@ class Session:
         schema: ModelSchema,
         optimizers: Sequence[OptimizerSpec],
         loaders: Sequence[str],
+        *,
+        clip_grad_norm: float = 0.0,
     ) -> None:
         """Asks to become a member.
 
@@ -154,10 +156,18 @@ class Session:
 
         async def attempt(timeout_s: float) -> None:
             await self.control.join(
-                self.worker, schema, optimizers, loaders, timeout_s=timeout_s
+                self.worker,
+                schema,
+                optimizers,
+                loaders,
+                clip_grad_norm=clip_grad_norm,
+                timeout_s=timeout_s,
             )
 
-        self._ask_again = lambda: self.join(schema, optimizers, loaders)
+        self.shards.clip_grad_norm = clip_grad_norm
+        self._ask_again = lambda: self.join(
+            schema, optimizers, loaders, clip_grad_norm=clip_grad_norm
+        )
         self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():
             await self.membership.unless_failed(

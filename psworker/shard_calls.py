@@ -50,6 +50,7 @@ class ShardCalls:
 
     Attributes:
         traffic: Bytes of all messages.
+        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ShardCalls:
         self._worker = worker
         self._membership = membership
         self.traffic = traffic or Traffic()
+        self.clip_grad_norm = 0.0
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         self._history = history or PushHistory()
@@ -174,7 +176,12 @@ class ShardCalls:
                 history=self._history,
                 deadline=deadline,
             ),
-            PushPlace(worker=self._worker, sequence=sequence, shard_count=len(pushes)),
+            PushPlace(
+                worker=self._worker,
+                sequence=sequence,
+                shard_count=len(pushes),
+                clip_grad_norm=self.clip_grad_norm,
+            ),
         )
 
         async def push_one(shard_index: int) -> PushReply:

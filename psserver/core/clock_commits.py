@@ -1,9 +1,12 @@
 """Two-phase steps of BSP: who was told `staged`, who is chosen, what is committed.
 
 A clock is committed by its contributors, once every shard holds all of it; see
-`docs/decisions/0006-two-phase-steps.md`.
+`docs/decisions/0006-two-phase-steps.md`. When the job clips, `staged` comes with the
+sum of squares of the shard's part of the mean gradient, and the commit with the scale
+that follows from all of them.
 """
 
+from psserver.core.clock_measure import ClockMeasure, check_repeated
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import Staged
 from psserver.core.push import PushId
@@ -18,6 +21,7 @@ class ClockCommits:
 
     Attributes:
         chosen: On shard 0 with backup workers, the newest choice.
+        measure: When the job clips, the norm of the clock.
     """
 
     def __init__(self, state: ShardState) -> None:
@@ -25,6 +29,7 @@ class ClockCommits:
         self._told: dict[WorkerKey, ClockChoice] = {}
         self._ready: dict[WorkerKey, int] = {}
         self.chosen: ClockChoice | None = None
+        self.measure = ClockMeasure(state)
 
     def committed(self, clock: int) -> ClockChoice | None:
         """What a clock consists of, if it is committed."""
@@ -49,23 +54,35 @@ class ClockCommits:
             for member in contributors
             if member.worker in entries and entries[member.worker].is_complete
         ]
-        members = [m for m in contributors if self._state.clocks.member_of(m.worker)]
-        if self.committed(clock) is None and contributors and not members:
-            # All have ended, and of those that have every shard holds all: there is
-            # nobody to drive the commit, and nothing left that could differ.
-            self._state.committed = ClockChoice(clock, tuple(complete))
         known = self.committed(clock)
         if known is not None:
             return known
+        members = [m for m in contributors if self._state.clocks.member_of(m.worker)]
+        is_clipped = self._state.rules.is_clipped
+        if contributors and not members and not is_clipped:
+            # All have ended, and of those that have every shard holds all: there is
+            # nobody to drive the commit, and nothing left that could differ. When the
+            # job clips the scale could: a record tells it, by the sums of all shards.
+            self._state.committed = ClockChoice(clock, tuple(complete))
+            return self._state.committed
         if self._state.rules.has_backups:
             self._choose(clock, contributors, entries)
             for worker in complete:
                 self._tell(worker, contributors, ClockChoice(clock, ()))
         elif len(complete) == len(contributors):
             choice = ClockChoice(clock, tuple(complete))
-            for worker in complete:
-                self._tell(worker, contributors, choice)
+            told = self.measure.of(choice, entries) if is_clipped else choice
+            if told is not None and members:
+                for worker in complete:
+                    self._tell(worker, contributors, told)
         return None
+
+    def measured(
+        self, clock: int, contributors: tuple[Member, ...]
+    ) -> ClockChoice | None:
+        """The sum of squares of a clock as it consists now, if it is known."""
+        workers = tuple(member.worker for member in contributors)
+        return self.measure.known(ClockChoice(clock, workers))
 
     def tell_again(self, worker: WorkerKey) -> None:
         """The worker's call is a new one: it may not have heard."""
@@ -81,8 +98,13 @@ class ClockCommits:
 
         Returns:
             Whether it is committed; False when its contributors are others.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` for a scale that can't be; no state changed.
         """
-        if self.committed(choice.clock) is not None:
+        known = self.committed(choice.clock)
+        if known is not None:
+            check_repeated(known, choice)
             return True
         own = tuple(member.worker for member in contributors)
         if self._state.rules.has_backups:
@@ -96,6 +118,11 @@ class ClockCommits:
             is_right = choice.workers == own and all(
                 self._is_complete(member, choice.clock) for member in contributors
             )
+        if is_right and self._state.rules.is_clipped:
+            measured = self.measure.known(choice)
+            is_right = measured is not None
+            if measured is not None:
+                self.measure.check_commit(choice, measured)
         if is_right:
             self._state.committed = choice
         else:

@@ -14,6 +14,7 @@ from psserver.core.push import Outcome, PushId, Trailer
 from psserver.core.record import ClockChoice, Member, WorkerKey
 from psserver.core.release import orders_to_apply, trailers_of
 from psserver.core.shard_state import ShardState
+from pswire.clipping import norm_of
 
 
 class ClockProgress:
@@ -154,7 +155,7 @@ class ClockProgress:
         if number in self._forced_skips or not is_finite:
             self._complete(number, Outcome.SKIPPED)
             return True
-        if self._state.rules.is_two_phase and not self._is_committed(
+        if self._state.rules.has_two_phase_clocks and not self._is_committed(
             number, contributors, entries
         ):
             return False
@@ -237,8 +238,13 @@ class ClockProgress:
         entries = self._counted_entries(clock.clock)
         trailers: dict[WorkerKey, Trailer] = trailers_of(entries)
         source = source_of(self._members_of(clock.clock, entries), trailers)
+        choice = self.commits.committed(clock.clock)
         self._state.effects += orders_to_apply(
-            clock.clock, ready, entries, source=trailers[source]
+            clock.clock,
+            ready,
+            entries,
+            source=trailers[source],
+            gradient_scale=1.0 if choice is None else choice.gradient_scale,
         )
 
     def _complete(self, clock: int, outcome: Outcome) -> None:
@@ -263,8 +269,18 @@ class ClockProgress:
             outcomes[push] = outcome if is_counted else Outcome.DROPPED
             told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
             self._state.end(push, outcomes[push], told)
+            self._note_norm(push, outcomes[push])
         self._clocks.note_progress()
         for push, became in outcomes.items():
             told = nonfinite if became is Outcome.SKIPPED else ()
             reply = self._state.reply(push, became, nonfinite=told)
             self._state.finish(push, reply, needs_all=is_new)
+
+    def _note_norm(self, push: PushId, outcome: Outcome) -> None:
+        """Keeps what the clock that was just completed measured, for the answer."""
+        choice = self.commits.committed(self._clocks.applied_clock)
+        entry = self._state.entry_of(push)
+        is_known = choice is not None and self._state.rules.is_clipped
+        if is_known and entry is not None and outcome is Outcome.APPLIED:
+            assert choice is not None
+            entry.grad_norm = norm_of(choice.sum_of_squares)

@@ -36,7 +36,6 @@ class CoordinatorCore:
     Attributes:
         settings: The job's settings.
         shards: The shard map.
-        model: What the job trains.
         ledger: Data of all epochs.
         snapshots: Cuts and their images.
     """
@@ -47,13 +46,17 @@ class CoordinatorCore:
         self.shards = self._progress.shards
         self.ledger = self._progress.ledger
         self.snapshots = self._progress.snapshots
-        self.model = JobModel()
         self._patient_until_ms = 0
         self._now_ms = 0
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
         return self._progress.take_effects()
+
+    @property
+    def model(self) -> JobModel:
+        """What the job trains."""
+        return self._progress.model
 
     @property
     def roster(self) -> Roster:
@@ -107,6 +110,7 @@ class CoordinatorCore:
         *,
         schema: ModelSchema | None,
         optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
         record: Record | None,
         incarnations: dict[str, int],
         processes: dict[WorkerKey, str],
@@ -118,8 +122,8 @@ class CoordinatorCore:
         worker that was not yet a member keeps its place in the queue, too.
         """
         if schema is not None:
-            self.model.agree(schema, optimizers)
-        self._progress.record = record
+            self.model.agree(schema, optimizers, clip_grad_norm)
+        self._progress.restore(record)
         self._progress.roster = Roster(incarnations)
         self._patient_until_ms = now_ms + self.settings.return_ms
         for worker, process_id in processes.items():
@@ -284,14 +288,15 @@ class CoordinatorCore:
         *,
         schema: ModelSchema,
         optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
         loaders: tuple[str, ...],
         now_ms: int,
     ) -> None:
         """A worker has completed `prepare` and asks to become a member.
 
         Raises:
-            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `SHARD_LOST` or
-                `WORKER_INCARNATION_STALE`; no state changed.
+            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `UNSUPPORTED`,
+                `SHARD_LOST` or `WORKER_INCARNATION_STALE`; no state changed.
         """
         self._check_alive()
         self.check_present(entry)
@@ -302,8 +307,17 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
-        if model.agree(schema, optimizers):
-            self.model = model
+        if clip_grad_norm and self.settings.backup_worker_count:
+            raise Refusal(
+                ErrorReason.UNSUPPORTED,
+                "clip_grad_norm does not go with backup workers in this release: the "
+                "norm is that of all contributors, and a clock that leaves some out is "
+                "not measured; start the coordinator without --backup-workers, or call "
+                "torch.nn.utils.clip_grad_norm_ before step(), which clips each "
+                "worker's own gradient",
+            )
+        if model.agree(schema, optimizers, clip_grad_norm):
+            self._progress.model = model
             self._progress.effects.append(SchemaFixed())
         entry.loaders = loaders
         entry.state = WorkerState.JOINING

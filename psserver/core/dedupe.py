@@ -37,6 +37,7 @@ class PushEntry:
         applied: Chunks that are part of the parameters.
         outcome: Set when the push is done.
         nonfinite_worker_ids: For whose gradient it was skipped.
+        grad_norm: Norm of what was applied before it was clipped, if it was measured.
     """
 
     trailer: Trailer | None = None
@@ -45,6 +46,7 @@ class PushEntry:
     applied: set[int] = field(default_factory=set)
     outcome: Outcome | None = None
     nonfinite_worker_ids: tuple[str, ...] = ()
+    grad_norm: float | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -37,6 +37,7 @@ class ApplyChunk:
         pusher: In SSP and ASP, whose push it is; None for a clock of BSP.
         staleness: In SSP and ASP, updates since the values it came from.
         average: In SSP and ASP, how its buffers enter those of the shard.
+        gradient_scale: What the mean is multiplied by.
     """
 
     clock: int
@@ -48,6 +49,23 @@ class ApplyChunk:
     pusher: WorkerKey | None = None
     staleness: int = 0
     average: BufferAverage | None = None
+    gradient_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureClock:
+    """Sum up the squares of a clock's mean gradient, then call `clock_measured`.
+
+    Attributes:
+        choice: The clock and whose pushes it consists of.
+        chunks: Chunks that somebody has sent, each with its contributions in the
+            order of worker ids.
+        total_weight: Weight of all contributors, also those absent here.
+    """
+
+    choice: ClockChoice
+    chunks: tuple[tuple[int, tuple[StagedContribution, ...]], ...]
+    total_weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +163,8 @@ class FenceReport:
         committed: With two-phase steps, the newest clock that was committed.
         chosen: With backup workers, on shard 0, the newest choice.
         is_settled: Whether everything of the mode before is applied.
+        measured: When the job clips, the open clock with the sum of squares of this
+            shard's part, if that is known.
     """
 
     fence_number: int
@@ -157,6 +177,7 @@ class FenceReport:
     committed: ClockChoice | None = None
     chosen: ClockChoice | None = None
     is_settled: bool = True
+    measured: ClockChoice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +220,7 @@ class ChunkTorn:
 
 ShardEffect = (
     ApplyChunk
+    | MeasureClock
     | PushDone
     | Finish
     | RefusePush

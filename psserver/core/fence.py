@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from psserver.core.clip_commit import is_of_bsp, measured_commit
 from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import (
@@ -62,6 +63,7 @@ class ActiveFence:
         seeder: For a start, whose values count.
         starters: For a start, the first members, in the order of ranks.
         reports: Reports by shard index.
+        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
     """
 
     number: int
@@ -72,6 +74,7 @@ class ActiveFence:
     seeder: WorkerKey | None = None
     starters: tuple[WorkerKey, ...] = ()
     reports: dict[int, FenceReport] = field(default_factory=dict)
+    clip_grad_norm: float = 0.0
 
     @property
     def evicting(self) -> tuple[WorkerKey, ...]:
@@ -150,7 +153,7 @@ def following_record(fence: ActiveFence, previous: Record) -> Record:
             e for e in previous.departures if _is_open(e, previous, reports)
         ),
         skipped_clocks=tuple(sorted(skipped)),
-        commit=begun_commit(previous, reports),
+        commit=begun_commit(previous, reports) or _measured_commit(fence),
     )
 
 
@@ -171,7 +174,7 @@ def begun_commit(
         for choice in choices
         if choice is not None
         and choice.clock > applied_min
-        and _is_of_bsp(record, choice.clock)
+        and is_of_bsp(record, choice.clock)
     ]
     return max(begun, key=lambda choice: choice.clock, default=None)
 
@@ -184,9 +187,9 @@ def holding_of(report: FenceReport, worker: WorkerKey) -> WorkerHolding:
     )
 
 
-def _is_of_bsp(record: Record, clock: int) -> bool:
-    is_before = clock <= record.mode_clock
-    return is_before is not (record.mode is Mode.BSP)
+def _measured_commit(fence: ActiveFence) -> ClockChoice | None:
+    reports = [fence.reports[index] for index in sorted(fence.reports)]
+    return measured_commit(reports, fence.clip_grad_norm)
 
 
 def _is_open(end: Departure, record: Record, reports: Collection[FenceReport]) -> bool:

@@ -1,5 +1,6 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
+from pswire.clipping import is_clip_norm
 from pswire.optimizers import check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -14,13 +15,20 @@ class JobModel:
     Attributes:
         schema: None until the first worker has told it.
         optimizers: In the order in which `prepare` got them.
+        clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
     """
 
     def __init__(self) -> None:
         self.schema: ModelSchema | None = None
         self.optimizers: tuple[OptimizerSpec, ...] = ()
+        self.clip_grad_norm = 0.0
 
-    def agree(self, schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> bool:
+    def agree(
+        self,
+        schema: ModelSchema,
+        optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
+    ) -> bool:
         """Takes the first worker's word, and holds every later one to it.
 
         Returns:
@@ -33,8 +41,10 @@ class JobModel:
         if self.schema is None:
             schema.validate()
             _check_runnable(schema, optimizers)
+            _check_clip(clip_grad_norm)
             self.schema = schema
             self.optimizers = optimizers
+            self.clip_grad_norm = clip_grad_norm
             return True
         lines = self.schema.differences(schema)
         if lines:
@@ -46,6 +56,12 @@ class JobModel:
                 "this worker's model differs from the job's:\n  " + "\n  ".join(shown),
             )
         self._compare_optimizers(optimizers)
+        if clip_grad_norm != self.clip_grad_norm:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"the job has {_clip_text(self.clip_grad_norm)}, this worker has "
+                f"{_clip_text(clip_grad_norm)}: give all workers' prepare() the same",
+            )
         return False
 
     @property
@@ -86,6 +102,26 @@ class JobModel:
                     f"{[len(g) for g in groups]} parameters in its groups in the job, "
                     f"{[len(g.entry_indexes) for g in worker.groups]} here",
                 )
+
+
+def _clip_text(clip_grad_norm: float) -> str:
+    if not clip_grad_norm:
+        return "no clip_grad_norm"
+    return f"clip_grad_norm={clip_grad_norm:g}"
+
+
+def _check_clip(clip_grad_norm: float) -> None:
+    """Refuses what is no norm.
+
+    Raises:
+        Refusal: `HYPERPARAMETER_INVALID`.
+    """
+    if clip_grad_norm != 0 and not is_clip_norm(clip_grad_norm):
+        raise Refusal(
+            ErrorReason.HYPERPARAMETER_INVALID,
+            f"clip_grad_norm={clip_grad_norm:g} is no norm to clip to: it must be "
+            "finite and more than 0",
+        )
 
 
 def _check_runnable(schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> None:

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterable
 
+from psserver.core.clip_commit import orphaned_clock
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
@@ -25,6 +26,7 @@ from psserver.core.fence import (
     membership_record,
 )
 from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
+from psserver.core.job_model import JobModel
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import DataLedger, EpochLedger
 from psserver.core.loss import heir_of, wanted_change
@@ -38,6 +40,9 @@ MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
 still to be applied: it comes with the workers' next pushes, not with more asking."""
 
+ORPHAN_RETRY_MS = 50
+"""Pause before a clipped clock that nobody is left to commit is asked for again."""
+
 
 class JobProgress:
     """Where a job stands.
@@ -49,6 +54,7 @@ class JobProgress:
         ledger: Data of all epochs.
         snapshots: Cuts and their images.
         fences: The open fence, and the numbers of all.
+        model: What the job trains.
         record: Newest record, None before the start.
         wanted_mode: Mode that somebody has asked for, None when it is there.
         evicted_count: Workers that were evicted since this process began.
@@ -67,18 +73,27 @@ class JobProgress:
             first_id=start_count * NUMBERS_PER_START + 1,
         )
         self.fences = FenceSeries(start_count)
+        self.model = JobModel()
         self.record: Record | None = None
         self.wanted_mode: ModeTarget | None = None
         self.evicted_count = 0
         self.failure = ""
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
+        self._orphan_clock = 0
+        self._orphan_due_ms = 0
         self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
         taken, self.effects = self.effects, []
         return taken
+
+    def restore(self, record: Record | None) -> None:
+        """Goes on under the record that an earlier process left."""
+        self.record = record
+        if record is not None and self.model.clip_grad_norm:
+            self._orphan_clock = orphaned_clock(record)
 
     def pump(self, now_ms: int) -> None:
         """Opens the next fence when there is need and none is open."""
@@ -88,7 +103,8 @@ class JobProgress:
             self._start_if_complete(now_ms)
             return
         change = wanted_change(self.roster, self.record, self.settings)
-        if change:
+        is_orphan_due = bool(self._orphan_clock) and now_ms >= self._orphan_due_ms
+        if change or is_orphan_due:
             self._have_cut_give_way("a change of membership")
             fence = self.fences.begin(FenceKind.MEMBERSHIP, now_ms, change=change)
             self._prepare(fence)
@@ -109,6 +125,7 @@ class JobProgress:
             self.abort(reason, now_ms)
             return
         self.fences.end()
+        fence.clip_grad_norm = self.model.clip_grad_norm
         if fence.kind is FenceKind.CUT:
             self._decide_cut(fence, now_ms)
             self.pump(now_ms)
@@ -121,6 +138,7 @@ class JobProgress:
             record = membership_record(fence, self.record, self.settings)
         epochs = self._follow(fence, record, now_ms)
         self.record = record
+        self._note_orphan(fence, record, now_ms)
         self.effects.append(
             Persist(record=record, epochs=epochs, enrolments=self.ledger.enrolments())
         )
@@ -266,6 +284,22 @@ class JobProgress:
         if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
             changed.update({id(e): e for e in self.ledger.recall()})
         return tuple(changed.values())
+
+    def _note_orphan(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
+        """Finds a clock that only another record can commit, with its scale.
+
+        Shards measure it under this record. One that is not there yet has an earlier
+        clock to apply first, and is asked again after a pause.
+        """
+        if not fence.clip_grad_norm:
+            return
+        clock = orphaned_clock(record)
+        applied = min((r.applied_clock for r in fence.reports.values()), default=0)
+        if clock <= applied:
+            clock = 0
+        is_repeated = clock == self._orphan_clock
+        self._orphan_clock = clock
+        self._orphan_due_ms = now_ms + ORPHAN_RETRY_MS if is_repeated else now_ms
 
     def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
         assert self.record is not None

@@ -52,6 +52,7 @@ class Trailer:
         ranges: Data consumed since the push before.
         averaged_buffers: Buffers of the schema that are averaged in SSP and ASP, by
             their entries; other buffers are replaced.
+        gradient_norm: L2 norm of the sender's whole gradient, 0 if it is not finite.
     """
 
     optimizer: str
@@ -62,6 +63,7 @@ class Trailer:
     chunk_indexes: frozenset[int] = frozenset()
     ranges: tuple[DataRange, ...] = ()
     averaged_buffers: frozenset[int] = frozenset()
+    gradient_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class Reply:
         staleness_bound: Bound under which the values are given, in clocks.
         closed_sequence: The worker's pushes up to it are done or closed.
         nonfinite_worker_ids: For whose gradient it was skipped.
+        grad_norm: Norm of what was applied before it was clipped; None if it was not
+            measured.
     """
 
     outcome: Outcome
@@ -106,3 +110,4 @@ class Reply:
     staleness_bound: int = 0
     closed_sequence: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()
+    grad_norm: float | None = None

@@ -26,6 +26,7 @@ from psserver.core.record import ClockChoice, Member, WorkerKey
 from psserver.core.release import contributions_to
 from psserver.core.shard_state import ShardState
 from psserver.core.staleness import StalenessCounter
+from pswire.clipping import gradient_scale
 
 
 @dataclass(slots=True)
@@ -231,7 +232,9 @@ class PushProgress:
 
     def _work_on(self, push: PushId, entry: PushEntry, trailer: Trailer) -> bool:
         """Brings one push on; returns whether it is done now."""
-        if self._state.rules.is_two_phase and not self._is_committed(push, entry):
+        if self._state.rules.has_two_phase_pushes and not self._is_committed(
+            push, entry
+        ):
             return False
         if not trailer.finite or trailer.weight == 0:
             is_skipped = not trailer.finite
@@ -249,6 +252,8 @@ class PushProgress:
             self._lanes.enqueue(chunk_index, push)
         if known.remaining:
             return False
+        if self._state.rules.is_clipped:
+            entry.grad_norm = trailer.gradient_norm
         staleness = self.staleness.of_next(push.worker)
         self.staleness.count(staleness)
         self.staleness.note_update()
@@ -310,6 +315,9 @@ class PushProgress:
                 staleness=self._staleness_of(push, chunk_index),
                 average=BufferAverage(
                     entry.trailer.averaged_buffers, max(1, len(self._clocks.members))
+                ),
+                gradient_scale=gradient_scale(
+                    entry.trailer.gradient_norm, self._state.rules.clip_grad_norm
                 ),
             )
         )

@@ -102,10 +102,17 @@ class Departure:
 
 
 class ClockChoice(NamedTuple):
-    """A clock with those whose pushes it consists of, in the order of worker ids."""
+    """A clock with those whose pushes it consists of, in the order of worker ids.
+
+    When the job clips by the global norm, also with the sum of squares of its mean
+    gradient, on one shard until it is committed, then over all; and with what that
+    gradient is multiplied by.
+    """
 
     clock: int
     workers: tuple[WorkerKey, ...]
+    sum_of_squares: float = 0.0
+    gradient_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

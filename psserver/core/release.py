@@ -19,6 +19,7 @@ def orders_to_apply(
     entries: Mapping[WorkerKey, PushEntry],
     *,
     source: Trailer,
+    gradient_scale: float = 1.0,
 ) -> list[ApplyChunk]:
     """One order for each chunk.
 
@@ -27,6 +28,7 @@ def orders_to_apply(
         chunk_indexes: Chunks that every contributor has sent or will not send.
         entries: Pushes of all contributors, in the order of worker ids.
         source: Trailer whose optimizer and hyperparameters count.
+        gradient_scale: What the mean gradient is multiplied by.
     """
     total_weight = sum(trailer.weight for trailer in trailers_of(entries).values())
     return [
@@ -37,6 +39,7 @@ def orders_to_apply(
             contributions=contributions_to(index, entries),
             total_weight=total_weight,
             hyperparameters=source.hyperparameters,
+            gradient_scale=gradient_scale,
         )
         for index in chunk_indexes
     ]

@@ -43,6 +43,11 @@ class ShardCore:
         self.dedupe = self._state.dedupe
 
     @property
+    def rules(self) -> ShardRules:
+        """When it applies a push."""
+        return self._state.rules
+
+    @property
     def torn_step_count(self) -> int:
         """Steps of evicted workers of which a part was applied."""
         return self._state.torn_step_count
@@ -215,6 +220,11 @@ class ShardCore:
         """The owner has applied a chunk; its values and this change are one."""
         self._progress.chunk_applied(chunk_index, torn_worker_ids)
 
+    def clock_measured(self, choice: ClockChoice, sum_of_squares: float) -> None:
+        """The owner has measured a clock; others may contribute to it by now."""
+        self._progress.clocks.commits.measure.note(choice, sum_of_squares)
+        self._progress.pump()
+
     # Two-phase steps
 
     def commit(self, worker: WorkerKey, choice: ClockChoice) -> bool:
@@ -225,7 +235,8 @@ class ShardCore:
             are then told again.
 
         Raises:
-            Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
+            Refusal: `WORKER_INCARNATION_STALE`, `RECOVERING`, or `MALFORMED_MESSAGE`
+                for a gradient scale that can't be; no state changed.
         """
         assert not self.is_frozen
         member = admitted_member(self.clocks, worker)

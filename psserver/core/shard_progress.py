@@ -6,6 +6,7 @@ Which one a push belongs to is told by the clock table, from records.
 from collections.abc import Collection
 
 from psserver.core.admission import closed_refusal
+from psserver.core.clock_measure import check_repeated
 from psserver.core.clock_progress import ClockProgress
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import CopyImage, RefusePush
@@ -54,10 +55,14 @@ class ShardProgress:
         """A chunk was staged."""
         member = self._state.known_member(push.worker)
         assert member is not None
-        if self._state.rules.is_two_phase:
+        is_streamed = self._table.is_streamed(member, push.sequence)
+        rules = self._state.rules
+        if rules.has_two_phase_pushes or (
+            rules.has_two_phase_clocks and not is_streamed
+        ):
             if entry.is_complete:
                 self.pump()
-        elif self._table.is_streamed(member, push.sequence):
+        elif is_streamed:
             self.pushes.note_chunk(push, chunk_index)
         else:
             self.clocks.note_chunk(push, chunk_index)
@@ -116,6 +121,7 @@ class ShardProgress:
         if self._table.is_streamed(member, sequence):
             return self.pushes.commit(member.worker, sequence)
         clock = choice.clock
+        check_repeated(self._state.committed, choice)
         if clock <= self._table.applied_clock:
             return True
         if clock != self._table.next_clock:
@@ -124,7 +130,7 @@ class ShardProgress:
 
     def tell_again(self, push: PushId) -> None:
         """The push's call is a new one: it may not have heard `staged`."""
-        if self._state.rules.is_two_phase:
+        if self._state.rules.has_two_phase_clocks:
             self.pushes.tell_again(push)
             self.clocks.commits.tell_again(push.worker)
             self.pump()
@@ -159,7 +165,8 @@ class ShardProgress:
         if number is not None:
             contributors = self._table.contributors(number)
             has_all = all(self._is_complete(m, number) for m in contributors)
-            is_staged = self._state.rules.is_two_phase and has_all and contributors
+            is_two_phase = self._state.rules.has_two_phase_clocks
+            is_staged = is_two_phase and has_all and contributors
             return f"clock {number} to be {'committed' if is_staged else 'complete'}"
         if not self._table.is_settled:
             return "the pushes of the mode before to be applied"
@@ -184,7 +191,7 @@ class ShardProgress:
 
     def _drives(self, member: Member) -> bool:
         is_present = self._table.member_of(member.worker) is not None
-        return self._state.rules.is_two_phase and is_present
+        return self._state.rules.has_two_phase_clocks and is_present
 
     def _is_complete(self, member: Member, clock: int) -> bool:
         entry = self._state.entry_of(PushId(member.worker, member.sequence_of(clock)))
@@ -251,6 +258,9 @@ class ShardProgress:
         if is_open or self.pushes.is_applying:
             return
         if fence.kind is FenceKind.START and not is_seeded:
+            return
+        if self.clocks.commits.measure.is_under_way:
+            # A clock that nobody is left to commit may need what comes out of it.
             return
         fence.reported = True
         self._state.effects.append(report_of(fence, self._state, self.clocks))

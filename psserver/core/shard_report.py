@@ -29,6 +29,8 @@ def report_of(
     if applied and progress.skipped_clock == applied:
         skips.add(applied)
     touched = applied + bool(progress.open is not None and progress.open.applied)
+    number = clocks.next_clock
+    contributors = () if number is None else clocks.contributors(number)
     return FenceReport(
         fence_number=fence.fence_number,
         holdings=tuple(_holding(state, m, fence) for m in clocks.members),
@@ -44,6 +46,11 @@ def report_of(
         committed=state.committed,
         chosen=progress.commits.chosen,
         is_settled=clocks.is_settled,
+        measured=(
+            progress.commits.measured(number, contributors)
+            if number is not None and contributors
+            else None
+        ),
     )
 
 

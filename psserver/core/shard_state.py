@@ -75,7 +75,12 @@ class ShardState:
         if outcome is Outcome.DROPPED:
             clock = max(clock, self.clocks.applied_clock)
         answer = self.answer(clock, outcome, staleness=staleness, nonfinite=nonfinite)
-        return replace(answer, closed_sequence=self.clocks.done_of(push.worker))
+        entry = self.entry_of(push)
+        return replace(
+            answer,
+            closed_sequence=self.clocks.done_of(push.worker),
+            grad_norm=None if entry is None else entry.grad_norm,
+        )
 
     def answer(
         self,

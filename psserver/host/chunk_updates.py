@@ -1,8 +1,8 @@
 """Updates of chunks: the arithmetic, and the new values for those who wait for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from psserver.core.effects import ApplyChunk
+from psserver.core.effects import ApplyChunk, StagedContribution
 from psserver.core.push import PushId
 from psserver.host.arithmetic import Arithmetic
 from psserver.host.history import ShardHistory
@@ -69,10 +69,9 @@ class ChunkUpdates:
                 self._hand_out(model, effect, push, values)
             self._pump()
 
-        size = sum(len(_payload(part.payload)) for part in effect.contributions)
         self._arithmetic.run(
             work,
-            size,
+            byte_count(effect.contributions),
             then=applied,
             failed=lambda error: failed(effect.chunk_index, error),
         )
@@ -99,16 +98,7 @@ class ChunkUpdates:
     def _work(
         self, model: ShardModel, effect: ApplyChunk, push: PushId | None
     ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
-        contributions = [
-            Contribution(
-                worker_id=part.worker_id,
-                weight=part.weight,
-                presence=part.presence,
-                data=_payload(part.payload),
-                loss_scale=part.loss_scale,
-            )
-            for part in effect.contributions
-        ]
+        contributions = with_bytes(effect.contributions)
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
         is_given = push is not None and self._gives_values(model, push)
@@ -123,6 +113,7 @@ class ChunkUpdates:
                 pusher=effect.pusher,
                 staleness=effect.staleness,
                 average=effect.average,
+                gradient_scale=effect.gradient_scale,
             )
             # Others may have changed slices that this push did not.
             presence = (
@@ -153,6 +144,25 @@ class ChunkUpdates:
             session = self._sessions.of(each) if each is not None else None
             if session is not None:
                 session.put(values)
+
+
+def with_bytes(parts: Sequence[StagedContribution]) -> list[Contribution]:
+    """What a core has kept of a chunk, for the arithmetic."""
+    return [
+        Contribution(
+            worker_id=part.worker_id,
+            weight=part.weight,
+            presence=part.presence,
+            data=_payload(part.payload),
+            loss_scale=part.loss_scale,
+        )
+        for part in parts
+    ]
+
+
+def byte_count(parts: Sequence[StagedContribution]) -> int:
+    """How much there is to add up."""
+    return sum(len(_payload(part.payload)) for part in parts)
 
 
 def _payload(payload: object) -> memoryview:

@@ -16,7 +16,7 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.record import Mode, Record, WorkerKey
+from psserver.core.record import Mode, Record, StepAtomicity, WorkerKey
 from psserver.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_standing import ShardStanding
@@ -113,8 +113,11 @@ class CoordinatorHost:
                 case SchemaFixed():
                     assert self.core.model.schema is not None
                     self._store.save_model(
-                        self.core.model.schema, self.core.model.optimizers
+                        self.core.model.schema,
+                        self.core.model.optimizers,
+                        self.core.model.clip_grad_norm,
                     )
+                    self._log_clipping()
                     self._queues.tell_shards(effect)
                 case Abort():
                     log.debug("fence %d: %s", effect.fence_number, effect.reason)
@@ -331,6 +334,16 @@ class CoordinatorHost:
     def _tell_if_failed(self, queue: Queue) -> None:
         if self.core.failure:
             queue.put_nowait(EndJob(reason=self.core.failure))
+
+    def _log_clipping(self) -> None:
+        """Says that clipping has switched two-phase steps on, which cost a trip."""
+        clip_grad_norm = self.core.model.clip_grad_norm
+        if clip_grad_norm and self.core.settings.step_atomicity is StepAtomicity.CHUNK:
+            log.info(
+                "clip_grad_norm=%g switched two-phase steps on in BSP: the norm of a "
+                "gradient is known only when every shard has all of it",
+                clip_grad_norm,
+            )
 
     def _log_record(self, record: Record) -> None:
         before, self._logged = self._logged, record

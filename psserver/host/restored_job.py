@@ -54,6 +54,7 @@ def restored_core(
     core.restore(
         schema=stored.schema,
         optimizers=stored.optimizers,
+        clip_grad_norm=stored.clip_grad_norm,
         record=stored.record,
         incarnations=stored.incarnations,
         processes=stored.worker_processes,

@@ -17,6 +17,7 @@ from psserver.core.effects import (
     FenceReport,
     Finish,
     HyperparametersDiffer,
+    MeasureClock,
     PushDone,
     RefusePush,
     ShardEffect,
@@ -29,6 +30,7 @@ from psserver.core.shard import ShardCore
 from psserver.host.arithmetic import Arithmetic
 from psserver.host.changes import Changes
 from psserver.host.chunk_updates import ChunkUpdates
+from psserver.host.clock_norms import ClockNorms
 from psserver.host.cut_images import CutImages, CutReport
 from psserver.host.history import ShardHistory
 from psserver.host.idle_workers import IdleWorkers
@@ -90,6 +92,7 @@ class ShardHost:
         self._seeder: WorkerKey | None = None
         self._arithmetic = Arithmetic(thread_count)
         self._updates = ChunkUpdates(self._arithmetic, self.sessions, self.pump)
+        self._norms = ClockNorms(self._arithmetic, self.pump)
         self._is_pumping = False
 
     def close(self) -> None:
@@ -156,12 +159,15 @@ class ShardHost:
         schema: ModelSchema,
         placement: Placement,
         optimizers: tuple[OptimizerSpec, ...],
+        *,
+        clip_grad_norm: float = 0.0,
     ) -> None:
         """Learns what the job trains, which may change until the job starts."""
         known = self._model
         if known is not None and (
             known.core.clocks.record is not None
-            or (known.schema, known.optimizers) == (schema, optimizers)
+            or (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
+            == (schema, optimizers, clip_grad_norm)
         ):
             return
         self._model = shard_model(
@@ -170,6 +176,7 @@ class ShardHost:
             optimizers,
             settings=self.settings,
             shard_index=self.shard_index,
+            clip_grad_norm=clip_grad_norm,
         )
         self.changes.notify()
 
@@ -324,6 +331,8 @@ class ShardHost:
         match effect:
             case ApplyChunk():
                 self._updates.begin(model, effect, self._fail_update, self.history)
+            case MeasureClock():
+                self._norms.begin(model, effect, self._fail_update)
             case PushDone():
                 self.history.done(effect.push, effect.outcome)
             case Finish():
@@ -368,7 +377,7 @@ class ShardHost:
     def _fail_update(self, chunk_index: int, error: BaseException) -> None:
         # Values and optimizer state may be half changed: nothing that follows could be
         # trusted, so the job ends here and says so.
-        log.error("applying chunk %d failed", chunk_index, exc_info=error)
+        log.error("the update of chunk %d failed", chunk_index, exc_info=error)
         self.fail(f"shard {self.shard_index} could not apply an update")
 
     def _end_copy(self, model: ShardModel, report: CutReport) -> None:

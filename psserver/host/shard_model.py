@@ -32,12 +32,15 @@ class ShardModel:
     chunks: tuple[Chunk, ...]
 
 
-def shard_rules(settings: JobSettings, shard_index: int) -> ShardRules:
+def shard_rules(
+    settings: JobSettings, shard_index: int, clip_grad_norm: float = 0.0
+) -> ShardRules:
     """When a shard of a job applies a push."""
     return ShardRules(
         step_atomicity=settings.step_atomicity,
         backup_worker_count=settings.backup_worker_count,
         is_first=shard_index == 0,
+        clip_grad_norm=clip_grad_norm,
     )
 
 
@@ -48,6 +51,7 @@ def shard_model(
     *,
     settings: JobSettings,
     shard_index: int,
+    clip_grad_norm: float = 0.0,
 ) -> ShardModel:
     """A shard at its beginning: values are zeros, to be seeded.
 
@@ -65,7 +69,8 @@ def shard_model(
         placement=placement,
         engine=ApplyEngine(schema, placement, shard_index, optimizers, delay=delay),
         core=ShardCore(
-            [chunk.index for chunk in chunks], rules=shard_rules(settings, shard_index)
+            [chunk.index for chunk in chunks],
+            rules=shard_rules(settings, shard_index, clip_grad_norm),
         ),
         chunks=chunks,
     )

@@ -223,6 +223,7 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
         schema,
         place(schema, host.settings.shard_count),
         tuple(optimizer_from_message(o, schema) for o in view.optimizers),
+        clip_grad_norm=view.clip_grad_norm,
     )
     if view.HasField("record"):
         host.install_record(read_record(view.record))

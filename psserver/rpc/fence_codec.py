@@ -15,7 +15,7 @@ def fence_request(
     report: FenceReport, *, job_id: str, shard_index: int, incarnation: int
 ) -> messages.ReportFenceRequest:
     """Writes a report of one start of one shard."""
-    chosen, committed = report.chosen, report.committed
+    chosen, committed, measured = report.chosen, report.committed, report.measured
     return messages.ReportFenceRequest(
         job_id=job_id,
         fence_number=report.fence_number,
@@ -30,6 +30,7 @@ def fence_request(
         committed=None if committed is None else choice_message(committed),
         chosen=None if chosen is None else choice_message(chosen),
         settled=report.is_settled,
+        measured=None if measured is None else choice_message(measured),
     )
 
 
@@ -52,6 +53,9 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
         ),
         chosen=read_choice(message.chosen) if message.HasField("chosen") else None,
         is_settled=message.settled,
+        measured=(
+            read_choice(message.measured) if message.HasField("measured") else None
+        ),
     )
 
 

@@ -11,7 +11,6 @@ from psserver.host.monotonic import now_ms
 from psserver.host.provisional_chunks import ProvisionalChunks
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
-from psserver.host.shard_model import shard_rules
 from psserver.rpc.guard import as_refusal
 from psserver.rpc.push_codec import (
     PushMessage,
@@ -95,10 +94,7 @@ class PushCall:
         cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
     ) -> "PushCall":
         check_target(host, header)
-        if (
-            not wants_values
-            and shard_rules(host.settings, host.shard_index).is_two_phase
-        ):
+        if not wants_values and host.model.core.rules.has_two_phase_clocks:
             raise Refusal(
                 ErrorReason.UNSUPPORTED,
                 "with two-phase steps a push goes by PushPull, on which its worker is "

@@ -18,6 +18,7 @@ from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import ShardModel
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
+from pswire.limits import GRADIENT_NORM_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 
@@ -129,7 +130,22 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
             f"{len(workers)} contributors that are none, not in the order of their "
             "ids, or not all different",
         )
-    return ClockChoice(checked_clock(choice.clock), workers)
+    if not (math.isfinite(choice.sum_of_squares) and choice.sum_of_squares >= 0):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"sum of squares {choice.sum_of_squares} is not finite and at least 0",
+        )
+    if not 0 <= choice.gradient_scale <= 1:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"gradient scale {choice.gradient_scale} is not in 0 to 1",
+        )
+    return ClockChoice(
+        checked_clock(choice.clock),
+        workers,
+        choice.sum_of_squares,
+        choice.gradient_scale or 1.0,
+    )
 
 
 def check_window(header: push_pb2.PushHeader) -> None:
@@ -164,6 +180,12 @@ def read_trailer(
             ErrorReason.MALFORMED_MESSAGE,
             f"weight {trailer.weight} is not finite and at least 0",
         )
+    if not 0 <= trailer.gradient_norm <= GRADIENT_NORM_MAX:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"gradient norm {trailer.gradient_norm} is not in 0 to "
+            f"{GRADIENT_NORM_MAX:g}",
+        )
     hyperparameters = tuple(tuple(group.values) for group in trailer.groups)
     model.engine.check_hyperparameters(optimizer, hyperparameters)
     sent = bits_from_bytes(trailer.chunk_bitmap, len(model.chunks))
@@ -180,6 +202,7 @@ def read_trailer(
         ),
         ranges=read_ranges(trailer.ranges),
         averaged_buffers=_averaged_buffers(model, trailer.averaged_buffers),
+        gradient_norm=trailer.gradient_norm,
     )
 
 
@@ -222,6 +245,7 @@ def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
         mode=membership_pb2.Mode.ValueType(reply.mode),
         staleness_bound=reply.staleness_bound,
         closed_sequence=reply.closed_sequence,
+        grad_norm=reply.grad_norm,
     )
 
 

@@ -121,13 +121,21 @@ def read_record(message: messages.Record) -> Record:
 def choice_message(choice: ClockChoice) -> messages.ClockChoice:
     """Writes a clock with its contributors."""
     return messages.ClockChoice(
-        clock=choice.clock, workers=[identity_message(each) for each in choice.workers]
+        clock=choice.clock,
+        workers=[identity_message(each) for each in choice.workers],
+        sum_of_squares=choice.sum_of_squares,
+        gradient_scale=choice.gradient_scale,
     )
 
 
 def read_choice(message: messages.ClockChoice) -> ClockChoice:
     """Reads a clock with its contributors from a process of the job's own."""
-    return ClockChoice(message.clock, tuple(map(read_identity, message.workers)))
+    return ClockChoice(
+        message.clock,
+        tuple(map(read_identity, message.workers)),
+        message.sum_of_squares,
+        message.gradient_scale or 1.0,
+    )
 
 
 def sequence_messages(

@@ -32,7 +32,7 @@ async def commit(
             ErrorReason.MALFORMED_MESSAGE,
             f"{worker} is none of the {len(choice.workers)} contributors that it names",
         )
-    if not shard_rules(host.settings, host.shard_index).is_two_phase:
+    if not host.model.core.rules.has_two_phase_clocks:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             "steps of this job have one phase: there is nothing to commit",

@@ -34,6 +34,7 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
         view.optimizers.extend(
             optimizer_to_message(optimizer) for optimizer in core.model.optimizers
         )
+        view.clip_grad_norm = core.model.clip_grad_norm
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
     return view

@@ -106,6 +106,7 @@ class WorkerControl:
             entry,
             schema=schema,
             optimizers=optimizers,
+            clip_grad_norm=request.clip_grad_norm,
             loaders=tuple(request.loaders),
             now_ms=now_ms(),
         )

@@ -49,6 +49,7 @@ class StoredJob:
     shard_count: int
     schema: ModelSchema | None = None
     optimizers: tuple[OptimizerSpec, ...] = ()
+    clip_grad_norm: float = 0.0
     record: Record | None = None
     shards: tuple[StoredShard, ...] = ()
     incarnations: dict[str, int] = field(default_factory=dict)
@@ -100,8 +101,10 @@ def _member(data: dict[str, Any]) -> Member:
 def _choice(data: list[Any] | None) -> ClockChoice | None:
     if data is None:
         return None
-    clock, workers = data
-    return ClockChoice(clock, tuple(WorkerKey(*worker) for worker in workers))
+    clock, workers, *clipping = data
+    return ClockChoice(
+        clock, tuple(WorkerKey(*worker) for worker in workers), *clipping
+    )
 
 
 def dump_processes(processes: Mapping[WorkerKey, str]) -> str:
@@ -130,17 +133,22 @@ def load_enrolments(text: str) -> Enrolments:
     )
 
 
-def dump_model(schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> str:
+def dump_model(
+    schema: ModelSchema,
+    optimizers: tuple[OptimizerSpec, ...],
+    clip_grad_norm: float = 0.0,
+) -> str:
     """Writes what a job trains."""
     return json.dumps(
         {
             "schema": asdict(schema),
             "optimizers": [asdict(optimizer) for optimizer in optimizers],
+            "clip_grad_norm": clip_grad_norm,
         }
     )
 
 
-def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...]]:
+def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float]:
     """Reads what a job trains."""
     data = json.loads(text)
     entries = tuple(
@@ -169,7 +177,7 @@ def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...]]:
         )
         for optimizer in data["optimizers"]
     )
-    return ModelSchema(entries), optimizers
+    return ModelSchema(entries), optimizers, data.get("clip_grad_norm", 0.0)
 
 
 def dump_epoch(ledger: EpochLedger) -> str:

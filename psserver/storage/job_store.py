@@ -85,12 +85,13 @@ class JobStore:
         if job is None:
             return None
         model = self._get("model")
-        schema, optimizers = load_model(model) if model else (None, ())
+        schema, optimizers, clip = load_model(model) if model else (None, (), 0.0)
         record = self._get("record")
         return StoredJob(
             **json.loads(job),
             schema=schema,
             optimizers=optimizers,
+            clip_grad_norm=clip,
             record=load_record(record) if record else None,
             shards=tuple(
                 StoredShard(**shard)
@@ -123,10 +124,13 @@ class JobStore:
         return count
 
     def save_model(
-        self, schema: ModelSchema, optimizers: tuple[OptimizerSpec, ...]
+        self,
+        schema: ModelSchema,
+        optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
     ) -> None:
         """Keeps what the job trains."""
-        self._put("model", dump_model(schema, optimizers))
+        self._put("model", dump_model(schema, optimizers, clip_grad_norm))
 
     def save_record(
         self,

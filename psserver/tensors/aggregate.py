@@ -125,6 +125,14 @@ def is_finite(gradient: torch.Tensor) -> bool:
     return bool(norm <= GRADIENT_NORM_MAX)
 
 
+def square_sum(gradient: torch.Tensor) -> float:
+    """The sum of the squares of a gradient's elements, in float64."""
+    if not gradient.numel():
+        return 0.0
+    norm: float = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
+    return norm * norm
+
+
 def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
     gradient = tensor_from_buffer(contribution.data, chunk.element_type)
     if contribution.loss_scale not in (0.0, 1.0):

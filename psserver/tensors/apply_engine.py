@@ -9,13 +9,19 @@ here and torch's own threads would only compete with them.
 
 import threading
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import Contribution, Mean, finite_mean, is_finite
+from psserver.tensors.aggregate import (
+    Contribution,
+    Mean,
+    finite_mean,
+    is_finite,
+    square_sum,
+)
 from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
@@ -174,6 +180,7 @@ class ApplyEngine:
         pusher: WorkerKey | None = None,
         staleness: int = 0,
         average: BufferAverage | None = None,
+        gradient_scale: float = 1.0,
     ) -> AppliedChunk:
         """Updates a chunk by the weighted mean of its contributions.
 
@@ -187,6 +194,7 @@ class ApplyEngine:
             pusher: In SSP and ASP, whose push it is: it may have come late.
             staleness: In SSP and ASP, updates since the values it came from.
             average: In SSP and ASP, how its buffers enter those of the shard.
+            gradient_scale: What the mean is multiplied by, to clip it.
         """
         chunk = self._vectors.chunk(chunk_index)
         gradients, with_buffers = self._buffers.part(chunk, contributions)
@@ -199,6 +207,8 @@ class ApplyEngine:
             values = scaled_rates(self._spec(optimizer), values, staleness)
         with self._locks[chunk_index]:
             if any(mean.presence):
+                if gradient_scale != 1.0:
+                    mean = replace(mean, gradient=mean.gradient * gradient_scale)
                 gradient = mean.gradient
                 if self._delay.compensation and pusher is not None:
                     gradient = self._compensated(chunk, mean, pusher)
@@ -210,6 +220,26 @@ class ApplyEngine:
                 taken = self._buffers.take(chunk, view, with_buffers, average)
                 presence = _union(presence, taken)
         return AppliedChunk(presence, mean.torn_worker_ids)
+
+    def sum_of_squares(
+        self,
+        chunk_index: int,
+        *,
+        contributions: Sequence[Contribution],
+        total_weight: float,
+    ) -> float:
+        """Of the mean gradient that `apply` would apply; buffers are left out.
+
+        Summed up in float64. Nothing changes.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            contributions: As for `apply`.
+            total_weight: As for `apply`.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        gradients, _ = self._buffers.part(chunk, contributions)
+        return square_sum(finite_mean(chunk, gradients, total_weight).gradient)
 
     def read(
         self, chunk_index: int, presence: tuple[bool, ...] | None = None

@@ -93,6 +93,7 @@ class ControlClient:
         optimizers: Sequence[OptimizerSpec],
         loaders: Sequence[str],
         *,
+        clip_grad_norm: float = 0.0,
         timeout_s: float,
     ) -> None:
         """Asks to become a member; the record comes on the watch. Idempotent."""
@@ -104,6 +105,7 @@ class ControlClient:
                 schema=schema_to_message(schema),
                 optimizers=[optimizer_to_message(spec) for spec in optimizers],
                 loaders=loaders,
+                clip_grad_norm=clip_grad_norm,
             ),
             timeout_s,
         )

@@ -101,13 +101,21 @@ def record_of(message: membership_pb2.Record) -> values.Record:
 
 def choice_of(message: membership_pb2.ClockChoice) -> values.ClockChoice:
     """A clock with its contributors."""
-    return values.ClockChoice(message.clock, tuple(map(identity_of, message.workers)))
+    return values.ClockChoice(
+        message.clock,
+        tuple(map(identity_of, message.workers)),
+        message.sum_of_squares,
+        message.gradient_scale or 1.0,
+    )
 
 
 def choice_to_message(choice: values.ClockChoice) -> membership_pb2.ClockChoice:
     """A clock with its contributors."""
     return membership_pb2.ClockChoice(
-        clock=choice.clock, workers=map(identity_to_message, choice.workers)
+        clock=choice.clock,
+        workers=map(identity_to_message, choice.workers),
+        sum_of_squares=choice.sum_of_squares,
+        gradient_scale=choice.gradient_scale,
     )
 
 
@@ -187,6 +195,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         loss_scale=trailer.loss_scale,
         chunk_bitmap=chunk_bitmap,
         ranges=[range_to_message(each) for each in trailer.ranges],
+        gradient_norm=trailer.gradient_norm,
     ).SerializeToString()
 
 
@@ -209,6 +218,7 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         staleness=message.staleness,
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
         closed_sequence=message.closed_sequence,
+        grad_norm=message.grad_norm if message.HasField("grad_norm") else None,
     )
 
 

@@ -48,10 +48,20 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClockChoice:
-    """A clock with those whose pushes it consists of, in the order of worker ids."""
+    """A clock with those whose pushes it consists of, in the order of worker ids.
+
+    Attributes:
+        clock: The clock.
+        workers: Its contributors.
+        sum_of_squares: When the job clips, of the mean gradient: in `staged` of one
+            shard's part, in a commit of all.
+        gradient_scale: In a commit, what the mean gradient is multiplied by.
+    """
 
     clock: int
     workers: tuple[Identity, ...]
+    sum_of_squares: float = 0.0
+    gradient_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +215,12 @@ class PushTrailer:
 
     Attributes:
         weight: Samples behind the gradient.
-        groups: Hyperparameters of each group.
-        is_finite: Whether the whole gradient is finite.
-        ranges: Data behind it.
+        groups: Current hyperparameters of each group.
+        is_finite: The verdict on the whole gradient.
+        ranges: Data consumed since the push before.
         loss_scale: Factor that the gradient still carries, for shards to divide by.
+        gradient_norm: L2 norm of the whole gradient without that factor, 0 if it is
+            not finite.
     """
 
     weight: float
@@ -216,6 +228,7 @@ class PushTrailer:
     is_finite: bool
     ranges: tuple[DataRange, ...]
     loss_scale: float = 1.0
+    gradient_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +247,7 @@ class PushReply:
         staleness: Updates between the values pushed against and the push.
         nonfinite_worker_ids: For whose gradient the clock was skipped.
         closed_sequence: This worker's pushes up to it are done or closed.
+        grad_norm: Norm of the gradient before it was clipped, if the job clips.
     """
 
     outcome: Outcome
@@ -247,6 +261,7 @@ class PushReply:
     staleness: int = 0
     nonfinite_worker_ids: tuple[str, ...] = ()
     closed_sequence: int = 0
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

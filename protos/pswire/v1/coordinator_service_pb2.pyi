@@ -150,12 +150,15 @@ class ShardView(google.protobuf.message.Message):
     RECORD_FIELD_NUMBER: builtins.int
     FENCE_CLOSED_NUMBER_FIELD_NUMBER: builtins.int
     SNAPSHOT_CLOSED_ID_FIELD_NUMBER: builtins.int
+    CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
     """Newest fence that is over: a shard that holds it open goes on."""
     snapshot_closed_id: builtins.int
     """Snapshots up to this one are nobody's: an earlier process of the coordinator
     named them.
     """
+    clip_grad_norm: builtins.float
+    """Global norm that gradients are clipped to; 0 for no clipping."""
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
         """Tensors of the job. Unset until the first worker has joined."""
@@ -176,9 +179,10 @@ class ShardView(google.protobuf.message.Message):
         record: pswire.v1.membership_pb2.Record | None = ...,
         fence_closed_number: builtins.int = ...,
         snapshot_closed_id: builtins.int = ...,
+        clip_grad_norm: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -390,6 +394,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
     COMMITTED_FIELD_NUMBER: builtins.int
     CHOSEN_FIELD_NUMBER: builtins.int
     SETTLED_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -424,6 +429,12 @@ class ReportFenceRequest(google.protobuf.message.Message):
     def chosen(self) -> pswire.v1.membership_pb2.ClockChoice:
         """On shard 0 with backup workers, the newest choice."""
 
+    @property
+    def measured(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """When the job clips: the open clock, if the sum of squares of the shard's
+        part of it is known. By the sums of all shards a record can commit it.
+        """
+
     def __init__(
         self,
         *,
@@ -440,9 +451,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
         committed: pswire.v1.membership_pb2.ClockChoice | None = ...,
         chosen: pswire.v1.membership_pb2.ClockChoice | None = ...,
         settled: builtins.bool = ...,
+        measured: pswire.v1.membership_pb2.ClockChoice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed", "measured", b"measured"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 
@@ -899,8 +911,13 @@ class JoinRequest(google.protobuf.message.Message):
     OPTIMIZERS_FIELD_NUMBER: builtins.int
     LOADERS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    clip_grad_norm: builtins.float
+    """Global norm that gradients are clipped to; 0 for no clipping. That of the
+    first worker becomes the job's, and steps have two phases then.
+    """
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -927,9 +944,10 @@ class JoinRequest(google.protobuf.message.Message):
         optimizers: collections.abc.Iterable[pswire.v1.schema_pb2.OptimizerSpec] | None = ...,
         loaders: collections.abc.Iterable[builtins.str] | None = ...,
         job_id: builtins.str = ...,
+        clip_grad_norm: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 

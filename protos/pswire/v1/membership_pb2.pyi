@@ -215,8 +215,19 @@ class ClockChoice(google.protobuf.message.Message):
 
     CLOCK_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    SUM_OF_SQUARES_FIELD_NUMBER: builtins.int
+    GRADIENT_SCALE_FIELD_NUMBER: builtins.int
     clock: builtins.int
     """The clock."""
+    sum_of_squares: builtins.float
+    """When the job clips by the global norm: sum of the squares of the mean
+    gradient. In `staged` that of the shard's own part, in a commit and in
+    records that of all shards.
+    """
+    gradient_scale: builtins.float
+    """In a commit and in records: what the mean gradient is multiplied by. 0 and
+    1 leave it as it is.
+    """
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerIdentity]:
         """Its contributors, in the order of worker ids."""
@@ -226,8 +237,10 @@ class ClockChoice(google.protobuf.message.Message):
         *,
         clock: builtins.int = ...,
         workers: collections.abc.Iterable[global___WorkerIdentity] | None = ...,
+        sum_of_squares: builtins.float = ...,
+        gradient_scale: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "gradient_scale", b"gradient_scale", "sum_of_squares", b"sum_of_squares", "workers", b"workers"]) -> None: ...
 
 global___ClockChoice = ClockChoice
 

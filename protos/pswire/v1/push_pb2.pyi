@@ -281,6 +281,7 @@ class PushTrailer(google.protobuf.message.Message):
     CHUNK_BITMAP_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
     AVERAGED_BUFFERS_FIELD_NUMBER: builtins.int
+    GRADIENT_NORM_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -301,6 +302,10 @@ class PushTrailer(google.protobuf.message.Message):
     member's share; else the pushed value replaces it. Empty: none. In BSP the
     buffers of a clock become the mean of those that were pushed.
     """
+    gradient_norm: builtins.float
+    """L2 norm of the sender's whole gradient, without its loss scale. By it a
+    job that clips scales a push in SSP and ASP. 0 if it is not finite.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Current hyperparameters of each group of the optimizer."""
@@ -319,8 +324,9 @@ class PushTrailer(google.protobuf.message.Message):
         chunk_bitmap: builtins.bytes = ...,
         ranges: collections.abc.Iterable[global___DataRange] | None = ...,
         averaged_buffers: builtins.bytes = ...,
+        gradient_norm: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "groups", b"groups", "loss_scale", b"loss_scale", "ranges", b"ranges", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loss_scale", b"loss_scale", "ranges", b"ranges", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 
@@ -341,6 +347,7 @@ class PushReply(google.protobuf.message.Message):
     MODE_FIELD_NUMBER: builtins.int
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
     CLOSED_SEQUENCE_FIELD_NUMBER: builtins.int
+    GRAD_NORM_FIELD_NUMBER: builtins.int
     outcome: global___Outcome.ValueType
     """What became of the push. `APPLIED` for a pull."""
     shard_incarnation: builtins.int
@@ -365,6 +372,11 @@ class PushReply(google.protobuf.message.Message):
     """Sender's pushes up to this one are done or closed: after a dropped one, it
     goes on after the largest of all shards.
     """
+    grad_norm: builtins.float
+    """L2 norm of the gradient before it was clipped: in BSP of the clock's mean,
+    in SSP and ASP of the push. Unset if the job does not clip, and if nothing
+    was applied.
+    """
     @property
     def nonfinite_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers whose gradient was not finite, when skipped."""
@@ -383,8 +395,11 @@ class PushReply(google.protobuf.message.Message):
         mode: pswire.v1.membership_pb2.Mode.ValueType = ...,
         staleness_bound: builtins.int = ...,
         closed_sequence: builtins.int = ...,
+        grad_norm: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "grad_norm", b"grad_norm", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_grad_norm", b"_grad_norm"]) -> typing.Literal["grad_norm"] | None: ...
 
 global___PushReply = PushReply
 

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -32,6 +33,10 @@ def test_a_sparse_gradient_is_refused_with_the_cure() -> None:
         gradients.collect_gradients([embedding.weight])
 
 
+def verdict_on(held: Sequence[torch.Tensor | None]) -> bool:
+    return gradients.is_finite(gradients.norm_of(held))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     ("value", "verdict"),
@@ -50,26 +55,26 @@ def test_the_verdict_is_a_bound_on_the_norm(
     gradient = torch.zeros(5, dtype=dtype)
     gradient[3] = value
 
-    assert gradients.is_finite([None, torch.ones(3), gradient]) is verdict
+    assert verdict_on([None, torch.ones(3), gradient]) is verdict
 
 
 def test_the_norm_is_over_all_gradients_together() -> None:
     near = torch.full((1,), 0.8e18)
 
-    assert gradients.is_finite([near])
-    assert not gradients.is_finite([near, near])
+    assert verdict_on([near])
+    assert not verdict_on([near, near])
 
 
 def test_float16_is_accumulated_in_float32() -> None:
-    assert gradients.is_finite([torch.full((100_000,), 60_000.0).half()])
+    assert verdict_on([torch.full((100_000,), 60_000.0).half()])
 
 
 def test_a_float64_beyond_float32_does_not_count_as_finite() -> None:
-    assert not gradients.is_finite([torch.tensor([1e300], dtype=torch.float64)])
+    assert not verdict_on([torch.tensor([1e300], dtype=torch.float64)])
 
 
 def test_nothing_at_all_is_finite() -> None:
-    assert gradients.is_finite([None, torch.empty(0)])
+    assert verdict_on([None, torch.empty(0)])
 
 
 def test_unscaling_divides_in_place() -> None:

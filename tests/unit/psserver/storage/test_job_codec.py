@@ -41,7 +41,7 @@ WHOLE_RECORD = Record(
     staleness_bound=3,
     mode_clock=4,
     workers_floor=2,
-    commit=ClockChoice(6, (key("a/3"), key("b"))),
+    commit=ClockChoice(6, (key("a/3"), key("b")), 0.1 + 0.2, 1 / 3),
 )
 
 
@@ -76,10 +76,12 @@ def test_a_model_survives() -> None:
     )
     optimizers = (sgd("one"), sgd("two", groups=((0,), ())))
 
-    loaded_schema, loaded_optimizers = load_model(dump_model(schema, optimizers))
+    text = dump_model(schema, optimizers, 0.5)
+    loaded_schema, loaded_optimizers, clip_grad_norm = load_model(text)
 
     assert (loaded_schema, loaded_optimizers) == (schema, optimizers)
     assert loaded_schema.digest() == schema.digest()
+    assert clip_grad_norm == 0.5
 
 
 def test_an_epoch_survives() -> None:

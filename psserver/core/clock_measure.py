@@ -1,0 +1,110 @@
+"""The norm of a clock's mean gradient, for a job that clips by the global norm.
+
+The owner computes; here is decided of what. What was measured is of one set of
+contributors: when a record changes them, it is measured anew.
+"""
+
+from psserver.core.dedupe import PushEntry
+from psserver.core.effects import MeasureClock
+from psserver.core.record import ClockChoice, WorkerKey
+from psserver.core.release import contributions_to, trailers_of
+from psserver.core.shard_state import ShardState
+from pswire.clipping import gradient_scale, norm_of
+from pswire.reasons import ErrorReason, Refusal
+
+
+class ClockMeasure:
+    """What the mean gradient of the clock that is worked on measures on this shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._ordered: ClockChoice | None = None
+        self._known: ClockChoice | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the owner is measuring."""
+        return self._ordered is not None
+
+    def of(
+        self, choice: ClockChoice, entries: dict[WorkerKey, PushEntry]
+    ) -> ClockChoice | None:
+        """A choice with the sum of squares of this shard's part.
+
+        Args:
+            choice: A clock with its contributors.
+            entries: Their pushes, which are complete.
+
+        Returns:
+            None while it is not known; then it is ordered, once.
+        """
+        known = self.known(choice)
+        if known is None and self._ordered != choice:
+            self._ordered = choice
+            self._state.effects.append(_order(choice, entries))
+        return known
+
+    def known(self, choice: ClockChoice) -> ClockChoice | None:
+        """What was measured of these contributors to this clock."""
+        known = self._known
+        return known if known is not None and known[:2] == choice[:2] else None
+
+    def note(self, choice: ClockChoice, sum_of_squares: float) -> None:
+        """The owner has measured; of other contributors than now it says nothing."""
+        if self._ordered == choice:
+            self._ordered = None
+            self._known = choice._replace(sum_of_squares=sum_of_squares)
+
+    def check_commit(self, choice: ClockChoice, measured: ClockChoice) -> None:
+        """Refuses a commit whose scale does not follow from its norm.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`; no state changed.
+        """
+        norm = norm_of(choice.sum_of_squares)
+        limit = self._state.rules.clip_grad_norm
+        expected = gradient_scale(norm, limit)
+        if choice.gradient_scale != expected:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"a commit of clock {choice.clock} says gradient scale "
+                f"{choice.gradient_scale}: the norm {norm} that it names, clipped to "
+                f"{limit}, makes {expected}",
+            )
+        if choice.sum_of_squares < measured.sum_of_squares:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"a commit of clock {choice.clock} says that the gradient's norm is "
+                f"{norm}: the part on this shard alone has "
+                f"{norm_of(measured.sum_of_squares)}",
+            )
+
+
+def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:
+    """Refuses another scale for what is committed already.
+
+    Drivers have the same sums from the same shards, so that none is honest.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`; no state changed.
+    """
+    if known is None or known[:2] != choice[:2]:
+        return
+    if known.gradient_scale != choice.gradient_scale:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a commit of clock {choice.clock} says gradient scale "
+            f"{choice.gradient_scale}: it is committed with {known.gradient_scale}",
+        )
+
+
+def _order(choice: ClockChoice, entries: dict[WorkerKey, PushEntry]) -> MeasureClock:
+    chosen = {worker: entries[worker] for worker in choice.workers}
+    trailers = trailers_of(chosen)
+    indexes = {index for entry in chosen.values() for index in entry.staged}
+    parts = ((index, contributions_to(index, chosen)) for index in sorted(indexes))
+    return MeasureClock(
+        choice=choice,
+        chunks=tuple(part for part in parts if part[1]),
+        total_weight=sum(trailer.weight for trailer in trailers.values()),
+    )
