@@ -18,6 +18,7 @@ class Scenario:
         is_two_phase: Whether steps have two phases; drawn when None.
         has_backups: Whether there are backup workers.
         may_wait: Whether a lost worker's place may be kept for a replacement.
+        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -26,6 +27,7 @@ class Scenario:
     is_two_phase: bool | None = None
     has_backups: bool = False
     may_wait: bool = False
+    clip_grad_norm: float = 0.0
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

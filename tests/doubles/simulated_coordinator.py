@@ -56,6 +56,7 @@ class SimulatedCoordinator:
         snapshots: What readers got.
         wanted_count: What the reader waits for, None when nobody does.
         slow_read_share: How often a reader is not ready yet: others cut meanwhile.
+        clip_grad_norm: Norm that all workers say.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class SimulatedCoordinator:
         links: Links,
         shards: Sequence[SimulatedShard],
         rng: random.Random,
+        clip_grad_norm: float = 0.0,
     ) -> None:
         self.core = CoordinatorCore(settings)
+        self.clip_grad_norm = clip_grad_norm
         self.now_ms = 0
         self.records: list[Record] = []
         self.snapshots: list[Snapshot] = []
@@ -93,6 +96,7 @@ class SimulatedCoordinator:
         core.restore(
             schema=old.model.schema,
             optimizers=old.model.optimizers,
+            clip_grad_norm=old.model.clip_grad_norm,
             record=self.records[-1] if self.records else None,
             incarnations=old.roster.incarnations,
             processes=old.roster.processes,
@@ -267,6 +271,7 @@ class SimulatedCoordinator:
             entry,
             schema=SCHEMA,
             optimizers=OPTIMIZERS,
+            clip_grad_norm=self.clip_grad_norm,
             loaders=(),
             now_ms=self.now_ms,
         )

@@ -17,6 +17,7 @@ from psserver.core.effects import (
     CopyImage,
     FenceReport,
     Finish,
+    MeasureClock,
     PushDone,
     RefusePush,
     ShardEffect,
@@ -29,6 +30,7 @@ from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 
 Values = dict[int, Counter[PushId]]
+Consists = tuple[int, tuple[WorkerKey, ...]]
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class SimulatedShard:
         outcomes: What became of each push.
         answers: Versions and frontiers that were told, in order.
         weights: Of each clock of BSP, the total weights its chunks were divided by.
+        scales: Of each clock of BSP, what its chunks were multiplied by.
+        sums: What it measured of each clock with these contributors.
         order: Of each worker, its pushes in the order in which they were done.
         checked: Of each worker, its pushes that were looked for in the values.
         images: Snapshots it holds.
@@ -101,6 +105,8 @@ class SimulatedShard:
     outcomes: dict[PushId, Outcome] = field(default_factory=dict)
     answers: list[tuple[int, int]] = field(default_factory=list)
     weights: dict[int, set[float]] = field(default_factory=dict)
+    scales: dict[Consists, set[float]] = field(default_factory=dict)
+    sums: dict[Consists, float] = field(default_factory=dict)
     order: dict[WorkerKey, list[int]] = field(default_factory=dict)
     checked: Counter[WorkerKey] = field(default_factory=Counter)
     images: dict[int, Image] = field(default_factory=dict)
@@ -235,6 +241,8 @@ class SimulatedShard:
         match effect:
             case ApplyChunk():
                 self.threads.append(lambda: self._apply(effect))
+            case MeasureClock():
+                self.threads.append(lambda: self._measure(effect))
             case CopyImage():
                 self.threads.append(lambda: self._copy(effect))
             case Finish():
@@ -265,10 +273,26 @@ class SimulatedShard:
         assert names == sorted(names)
         if order.pusher is None:
             self.weights.setdefault(order.clock, set()).add(order.total_weight)
+            workers = tuple(push.worker for push in self.core.pushes_of(order.clock))
+            scales = self.scales.setdefault((order.clock, workers), set())
+            scales.add(order.gradient_scale)
         for part in order.contributions:
             assert isinstance(part.payload, PushId)
             self.values[order.chunk_index][part.payload] += 1
         self.core.chunk_applied(order.chunk_index)
+
+    def _measure(self, order: MeasureClock) -> None:
+        """Each push has a size of its own in each chunk."""
+        total = 0.0
+        for chunk_index, parts in order.chunks:
+            names = [part.worker_id for part in parts]
+            assert names == sorted(names)
+            for part in parts:
+                assert isinstance(part.payload, PushId)
+                size = (7 * part.payload.sequence + 3 * chunk_index + len(names)) % 11
+                total += part.weight / order.total_weight * size / 11
+        self.sums[order.choice[:2]] = total
+        self.core.clock_measured(order.choice, total)
 
     def _copy(self, order: CopyImage) -> None:
         copied = {index: Counter(values) for index, values in self.values.items()}

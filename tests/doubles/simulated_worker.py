@@ -1,5 +1,6 @@
 """A worker of the simulated world: pushes until its quota is used up, then leaves."""
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Protocol
 
 from psserver.core.push import Outcome, PushId, Reply, Trailer
 from psserver.core.record import ClockChoice, Member, Mode, Record, WorkerKey
+from pswire.clipping import gradient_scale
 from tests.doubles.simulated_shard import Call
 
 
@@ -45,6 +47,7 @@ class Network(Protocol):
 
     rng: random.Random
     chunks_by_shard: tuple[tuple[int, ...], ...]
+    clip_grad_norm: float
 
     def pull(self, worker: "SimulatedWorker") -> None:
         """Asks every shard for values at the worker's clock."""
@@ -182,9 +185,14 @@ class SimulatedWorker:
         if self._calls.get(call.shard_index) is not call:
             return
         self._staged[call.shard_index] = choice
-        is_everywhere = len(self._staged) == len(self.network.chunks_by_shard)
-        if is_everywhere and len({c.workers for c in self._staged.values()}) == 1:
+        staged = self._staged
+        is_everywhere = len(staged) == len(self.network.chunks_by_shard)
+        if is_everywhere and len({c.workers for c in staged.values()}) == 1:
             if choice.workers:
+                total = math.fsum(staged[i].sum_of_squares for i in sorted(staged))
+                norm, limit = math.sqrt(total), self.network.clip_grad_norm
+                scale = gradient_scale(norm, limit)
+                choice = ClockChoice(choice.clock, choice.workers, total, scale)
                 self.network.commit(self, choice)
             else:
                 self.network.ready(self, call.push.sequence)

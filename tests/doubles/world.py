@@ -12,6 +12,7 @@ from psserver.core.push import Outcome, Reply
 from psserver.core.record import (
     ClockChoice,
     Mode,
+    StepAtomicity,
     WorkerKey,
 )
 from psserver.core.shard_rules import ShardRules
@@ -51,6 +52,9 @@ class World:
 
     Attributes:
         settings: The job.
+        clip_grad_norm: Norm that it clips gradients to, 0 for no clipping.
+        is_bsp: Whether it knows no other mode.
+        is_two_phase: Whether nothing may ever be applied before a commit.
         coordinator: The coordinator.
         shards: All shards.
         workers: All starts of all workers.
@@ -71,12 +75,17 @@ class World:
         )
         starter_count = self.rng.randint(1, 4 if scenario.has_backups else 3)
         self.settings = scenario.settings(self.rng, shard_count, starter_count)
+        self.clip_grad_norm = scenario.clip_grad_norm
+        self.is_bsp = scenario.modes == (Mode.BSP,)
+        self.is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK or (
+            self.is_bsp and self.clip_grad_norm > 0
+        )
         self.shards = [
             SimulatedShard(index, chunk_indexes, self._rules(index), self)
             for index, chunk_indexes in enumerate(self.chunks_by_shard)
         ]
         self.coordinator = SimulatedCoordinator(
-            self.settings, self.links, self.shards, self.rng
+            self.settings, self.links, self.shards, self.rng, self.clip_grad_norm
         )
         self._mishaps = Mishaps(self, scenario)
         self._quiet_tick_count = 0
@@ -88,6 +97,7 @@ class World:
             step_atomicity=self.settings.step_atomicity,
             backup_worker_count=self.settings.backup_worker_count,
             is_first=shard_index == 0,
+            clip_grad_norm=self.clip_grad_norm,
         )
 
     def run(self) -> None:

@@ -4,9 +4,12 @@ Each check compares what cores did with what workers made and were told; none as
 core whether it is right.
 """
 
+import math
+
 from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.push import Outcome, PushId
-from psserver.core.record import Departure, Mode, StepAtomicity, WorkerKey
+from psserver.core.record import Departure, Mode, WorkerKey
+from pswire.clipping import gradient_scale
 from tests.doubles.simulated_coordinator import Snapshot
 from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World
@@ -45,7 +48,7 @@ def check_exactly_once(world: World) -> None:
     nothing of it with two-phase steps (G3).
     """
     closed = closed_steps(world)
-    is_two_phase = world.settings.step_atomicity is StepAtomicity.CLOCK
+    is_two_phase = world.is_two_phase
     for worker in world.workers.values():
         last = closed.get(worker.key, 0)
         assert worker.sequence <= last, f"{worker.key} was told more than counts"
@@ -104,7 +107,7 @@ def check_divisors(world: World) -> None:
     But for the clock after the last one of a worker that was lost: some shards may have
     applied it with that worker. With two-phase steps none has.
     """
-    is_two_phase = world.settings.step_atomicity is StepAtomicity.CLOCK
+    is_two_phase = world.is_two_phase
     torn = {
         end.last_clock + 1
         for record in world.coordinator.records
@@ -117,6 +120,31 @@ def check_divisors(world: World) -> None:
             weights.setdefault(clock, set()).update(found)
     for clock, found in weights.items():
         assert len(found) == 1 or clock in torn, f"clock {clock} was divided by {found}"
+
+
+def check_scales(world: World) -> None:
+    """All shards multiply a clock by what follows from the norms of all of them."""
+    scales: dict[tuple[int, tuple[WorkerKey, ...]], set[float]] = {}
+    for shard in world.shards:
+        for consists, found in shard.scales.items():
+            scales.setdefault(consists, set()).update(found)
+    for consists, found in scales.items():
+        expected = 1.0
+        if world.clip_grad_norm:
+            total = math.fsum(shard.sums[consists] for shard in world.shards)
+            expected = gradient_scale(math.sqrt(total), world.clip_grad_norm)
+        assert found == {expected}, f"clock {consists[0]} was scaled by {found}"
+
+
+def check_norms(world: World) -> None:
+    """All shards tell a worker the same norm of a push that was applied."""
+    for worker in world.workers.values():
+        for own in worker.acknowledged:
+            norms = {reply.grad_norm for reply in own.answers.values()}
+            is_in = own.answers and worker.outcome_of(own) is Outcome.APPLIED
+            assert len(norms) <= 1, f"shards differ in the norm of {own.push}: {norms}"
+            if is_in and world.clip_grad_norm and world.is_bsp:
+                assert norms != {None}, f"nobody tells the norm of {own.push}"
 
 
 def check_snapshots(world: World) -> None:
@@ -164,6 +192,8 @@ PROMISES = (
     check_acknowledgements,
     check_order,
     check_divisors,
+    check_scales,
+    check_norms,
     check_snapshots,
     check_end,
 )
