@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.local_optimizer import LocalSteps, attach
-from psworker.prepare import check_objects
+from psworker.prepare import check_clip_norm, check_objects
 from psworker.push_result import PushResult
 from psworker.torchrun import TorchrunProcess
 
@@ -93,12 +93,18 @@ class LocalConnection:
         """0: there is nobody to hear from."""
         return 0
 
-    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+    def prepare(
+        self,
+        *objects: Any,  # noqa: ANN401
+        clip_grad_norm: float | None = None,
+    ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
                 `LRScheduler`; at least one model and one optimizer.
+            clip_grad_norm: Largest L2 norm of the gradient of a step; a larger one is
+                scaled down to it. `None` for no clipping.
 
         Returns:
             The same objects in the same order, a single one as it is.
@@ -113,6 +119,8 @@ class LocalConnection:
                 "prepare() was called already: give it everything in one call"
             )
         check_objects(objects)
+        check_clip_norm(clip_grad_norm)
+        self._steps.clip_grad_norm = clip_grad_norm
         for each in objects:
             if isinstance(each, Optimizer):
                 attach(each, self._steps)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Final
 
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from psworker.errors import ClosedError
@@ -19,13 +20,16 @@ class LocalSteps:
 
     Attributes:
         is_closed: Whether further steps are refused.
+        clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
         last_push: The newest step, `None` before the first.
     """
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self.is_closed = False
+        self.clip_grad_norm: float | None = None
         self.last_push: PushResult | None = None
+        self._grad_norm: float | None = None
 
     @property
     def clock(self) -> int:
@@ -41,6 +45,18 @@ class LocalSteps:
         if self.is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
 
+    def clip(self, optimizer: Optimizer) -> None:
+        """Clips the gradients of an optimizer, as a job would."""
+        if self.clip_grad_norm is None:
+            return
+        groups = optimizer.param_groups
+        held = [parameter for group in groups for parameter in group["params"]]
+        # A loss scaler leaves the scale in for optimizers that take it out.
+        scale = getattr(optimizer, "grad_scale", None)
+        factor = 1.0 if scale is None else float(scale)
+        norm = clip_grad_norm_(held, self.clip_grad_norm * factor)
+        self._grad_norm = float(norm) / factor
+
     def note(self) -> None:
         """Counts one more."""
         clock = self.clock + 1
@@ -52,7 +68,9 @@ class LocalSteps:
             staleness=0,
             mode=self._mode,
             duplicate=False,
+            grad_norm=self._grad_norm,
         )
+        self._grad_norm = None
 
 
 def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
@@ -74,8 +92,11 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
         check_weight(weight)
         setattr(self, _STEP_WAS_CALLED, True)
         loss = None
-        if weight != 0:
-            loss = inner(**others) if closure is None else inner(closure, **others)
+        if weight != 0 and closure is None:
+            steps.clip(self)
+            loss = inner(**others)
+        elif weight != 0 and closure is not None:
+            loss = inner(_clipping(self, closure, steps), **others)
         steps.note()
         return loss
 
@@ -84,3 +105,16 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
     if hasattr(inner, _WRAPPED_BY_SCHEDULER):
         setattr(step, _WRAPPED_BY_SCHEDULER, True)
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _clipping(
+    optimizer: Optimizer, closure: Callable[[], Any], steps: LocalSteps
+) -> Callable[[], Any]:
+    """A closure that also clips the gradients it makes."""
+
+    def call() -> Any:  # noqa: ANN401, the loss
+        loss = closure()
+        steps.clip(optimizer)
+        return loss
+
+    return call

@@ -52,8 +52,7 @@ def sort_objects(
         UnsupportedError: A tensor can't be sent.
     """
     check_objects(objects)
-    if clip_grad_norm is not None:
-        _check_clip(clip_grad_norm)
+    check_clip_norm(clip_grad_norm)
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
     bound = bind_models(models)
@@ -117,7 +116,14 @@ def check_objects(objects: Sequence[Any]) -> None:
         )
 
 
-def _check_clip(clip_grad_norm: float) -> None:
+def check_clip_norm(clip_grad_norm: float | None) -> None:
+    """Checks that gradients can be clipped to this norm.
+
+    Raises:
+        ConfigurationError: It is no number, not finite, or not more than 0.
+    """
+    if clip_grad_norm is None:
+        return
     is_number = isinstance(clip_grad_norm, int | float)
     if isinstance(clip_grad_norm, bool) or not is_number:
         raise ConfigurationError(

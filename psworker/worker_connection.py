@@ -67,7 +67,11 @@ class WorkerConnection(Protocol):
         """Bytes of all messages from shards."""
         ...
 
-    def prepare(self, *objects: Any) -> Any:  # noqa: ANN401, what was given
+    def prepare(
+        self,
+        *objects: Any,  # noqa: ANN401
+        clip_grad_norm: float | None = None,
+    ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.
 
         Returns:

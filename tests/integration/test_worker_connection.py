@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -89,6 +89,57 @@ def test_the_numbers_are_those_of_the_plain_script(
     train(model, optimizer, scheduler, weight=6)
 
     assert deviation(values_of(model), values_of(plain)) <= DEVIATION_MAX[kind]
+
+
+def test_clipped_numbers_are_those_of_the_plain_script(
+    ps: WorkerConnection, kind: str
+) -> None:
+    def train(
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip: Callable[[], float | None],
+    ) -> list[float | None]:
+        norms = []
+        generator = torch.Generator().manual_seed(5)
+        for step in range(STEP_COUNT):
+            inputs = torch.randn(6, 4, generator=generator) * (step + 1)
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            norms.append(clip())
+            optimizer.step()
+        return norms
+
+    plain, model = new_model(), new_model()
+    expected = train(
+        plain,
+        new_optimizer(plain),
+        lambda: float(nn.utils.clip_grad_norm_(plain.parameters(), 0.7)),
+    )
+    _, optimizer = ps.prepare(model, new_optimizer(model), clip_grad_norm=0.7)
+    told = train(
+        model, optimizer, lambda: ps.last_push.grad_norm if ps.last_push else None
+    )
+
+    assert ps.last_push is not None
+    known = [each for each in expected if each is not None]
+    assert min(known) < 0.7 < max(known)
+    assert [*told[1:], ps.last_push.grad_norm] == pytest.approx(known, rel=1e-5)
+    assert deviation(values_of(model), values_of(plain)) <= DEVIATION_MAX[kind]
+
+
+def test_what_is_no_norm_is_refused(ps: WorkerConnection) -> None:
+    model = new_model()
+    for wrong, told in (
+        (0, "finite and more than 0"),
+        (-1.0, "finite and more than 0"),
+        (float("nan"), "finite and more than 0"),
+        (float("inf"), "finite and more than 0"),
+        ("1", "'1' is not a number"),
+        (True, "True is not a number"),
+    ):
+        with pytest.raises(psworker.ConfigurationError, match=told):
+            ps.prepare(model, new_optimizer(model), clip_grad_norm=wrong)  # type: ignore[arg-type]
+    assert ps.generation == 0
 
 
 def test_it_tells_where_the_training_stands(ps: WorkerConnection, kind: str) -> None:
