@@ -82,11 +82,3 @@ def _numbers(norms: Sequence[torch.Tensor]) -> list[float]:
         norms = [norm.cpu() for norm in norms]
     numbers: list[float] = torch.stack(list(norms)).tolist()
     return numbers
-
-
-def are_pending(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether any parameter has a gradient that is not zero."""
-    return any(
-        parameter.grad is not None and bool(parameter.grad.any())
-        for parameter in parameters
-    )

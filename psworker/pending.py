@@ -121,6 +121,12 @@ class PendingData:
             self._dropped = []
 
     @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the last push."""
+        with self._lock:
+            return self._sample_count is not None
+
+    @property
     def has_news(self) -> bool:
         """Whether there is something to report."""
         with self._lock:

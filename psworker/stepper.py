@@ -32,6 +32,7 @@ from psworker.jump import find_jump, member_in, pull_jump
 from psworker.pending import PendingData
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
+from psworker.spent_gradients import SpentGradients
 from psworker.stand_in import StandIn
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.values import Member, PushHeader, PushTrailer
@@ -75,6 +76,7 @@ class Stepper:
         self._lost: LostStart | None = None
         # Of an unfinished push that was settled between two steps.
         self._settled: PushResult | None = None
+        self._spent = SpentGradients(len(store.tensors))
         self._has_stale_gradient = False
         self._shadow: ValueStore | None = None
         self._generation = 0
@@ -146,6 +148,7 @@ class Stepper:
             return self._lose(None)
         held = self._gradients_of(spec)
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
+        self._spent.note(held)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
@@ -179,8 +182,9 @@ class Stepper:
     def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
         """Pushes weight 0 for the next clock, for a worker that has no data.
 
-        With gradients pending the values are kept back until the next step, since
-        those gradients were computed from the values that are there.
+        With a gradient begun the values are kept back until the next step, since it
+        was computed from the values that are there. Where no data was drawn since the
+        last step none is begun: a GAN leaves some behind that it never steps with.
         """
         self.refuse_closed()
         if (result := self._resume()) is not None:
@@ -193,7 +197,7 @@ class Stepper:
             exchange = self._begin(spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
-        if not gradients.are_pending(self._store.tensors):
+        if not (self.pending.has_drawn and self._has_begun_gradient):
             return self._finish(exchange, self._taken_back())
         if self._shadow is None:
             self._shadow = self._store.copy()
@@ -291,11 +295,15 @@ class Stepper:
         )
         self._edited.note()
 
+    @property
+    def _has_begun_gradient(self) -> bool:
+        return self._spent.has_others(self._store.tensors)
+
     def _relieve(self) -> None:
         sequence = self._arrival.relieve()
         if sequence:
             self.sequence_acknowledged = sequence
-            self._has_stale_gradient = gradients.are_pending(self._store.tensors)
+            self._has_stale_gradient = self._has_begun_gradient
 
     def _taken_back(self) -> ValueStore:
         """The user's tensors, with the values that were kept back from them."""
@@ -397,7 +405,7 @@ class Stepper:
             self._lost = LostStart(self._session.worker, pushes)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
-            self._has_stale_gradient |= gradients.are_pending(self._store.tensors)
+            self._has_stale_gradient |= self._has_begun_gradient
         self.pending.start_over()
         self._arrival.dismiss()
         rejoined = self._rejoining.rejoin(self._lost)

@@ -103,6 +103,29 @@ def test_a_run_repeats_bit_by_bit_whoever_comes_first(tmp_path: Path) -> None:
             assert torch.equal(one, other)
 
 
+def test_values_come_to_an_idle_worker_that_keeps_its_last_gradient(
+    tmp_path: Path,
+) -> None:
+    """Many scripts zero gradients right before `backward()`, not after `step()`."""
+
+    def work(worker_id: str) -> list[torch.Tensor]:
+        with connect(job, worker_id) as ps:
+            model, optimizer, loader = _prepared(ps, _loader(batch_size=20))
+            for _ in range(2):
+                values = [each.detach().clone() for each in model.parameters()]
+                for inputs, _ in loader:
+                    optimizer.zero_grad()
+                    model(inputs).square().sum().backward()
+                    optimizer.step()
+            return values
+
+    with Job(tmp_path, workers_min=2) as job:
+        # Three batches an epoch: one worker is idle at its end.
+        results = run_workers({"w0": work, "w1": work})
+    for one, other in zip(results["w0"], results["w1"], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_worker_with_more_data_waits_for_nobody_who_has_left(tmp_path: Path) -> None:
     def work(worker_id: str) -> int:
         epoch_count = {"w0": 1, "w1": 3}[worker_id]

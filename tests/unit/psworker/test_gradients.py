@@ -85,15 +85,6 @@ def test_unscaling_divides_in_place() -> None:
     assert gradient.tolist() == [2.0, 2.0]
 
 
-def test_gradients_are_pending_only_when_some_element_is_not_zero() -> None:
-    plain = torch.nn.Parameter(torch.zeros(2))
-    zero = with_gradient(torch.zeros(2))
-    some = with_gradient(torch.tensor([0.0, 1.0]))
-
-    assert not gradients.are_pending([plain, zero])
-    assert gradients.are_pending([plain, zero, some])
-
-
 def test_a_loss_scale_stays_on_gradients_of_float16() -> None:
     small = torch.tensor([2.0**-10]).half()
     wide = torch.tensor([8.0])
