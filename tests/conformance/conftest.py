@@ -1,0 +1,29 @@
+"""What the tests of the suite share: the nursery, and the table at the end."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.conformance.report import Row, table
+from tests.fault.children import Nursery
+
+ROWS: Final[list[Row]] = []
+
+
+@pytest.fixture(scope="session")
+def rows() -> list[Row]:
+    return ROWS
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with Nursery("sklearn.datasets", "pandas", "mlxtend.data") as made:
+        yield made
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if ROWS:
+        terminalreporter.section("conformance")
+        for line in table(ROWS):
+            terminalreporter.write_line(line)
