@@ -114,11 +114,11 @@ def _check_clip(clip_grad_norm: float) -> None:
     """Refuses what is no norm.
 
     Raises:
-        Refusal: `HYPERPARAMETER_INVALID`.
+        Refusal: `MALFORMED_MESSAGE`.
     """
     if clip_grad_norm != 0 and not is_clip_norm(clip_grad_norm):
         raise Refusal(
-            ErrorReason.HYPERPARAMETER_INVALID,
+            ErrorReason.MALFORMED_MESSAGE,
             f"clip_grad_norm={clip_grad_norm:g} is no norm to clip to: it must be "
             "finite and more than 0",
         )

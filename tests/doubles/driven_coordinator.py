@@ -12,7 +12,7 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.record import FenceKind, Member, Record
+from psserver.core.record import ClockChoice, FenceKind, Member, Record
 from psserver.core.roster import WorkerEntry
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
@@ -25,6 +25,7 @@ class DrivenCoordinator:
     Attributes:
         core: The core.
         now_ms: The time it is told.
+        clip_grad_norm: Norm that its workers say.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DrivenCoordinator:
             )
         )
         self.now_ms = 0
+        self.clip_grad_norm = 0.0
         self.effects: list[CoordinatorEffect] = []
 
     @classmethod
@@ -54,6 +56,7 @@ class DrivenCoordinator:
         shard_count: int = 2,
         loaders: tuple[str, ...] = (),
         settings: JobSettings | None = None,
+        clip_grad_norm: float = 0.0,
     ) -> "DrivenCoordinator":
         """A job that has started with these workers, and could go on with one.
 
@@ -62,8 +65,10 @@ class DrivenCoordinator:
             shard_count: Shards it has.
             loaders: Loaders of each worker.
             settings: Its settings, if not as usual.
+            clip_grad_norm: Norm that its workers say.
         """
         driven = cls(shard_count=shard_count, settings=settings)
+        driven.clip_grad_norm = clip_grad_norm
         for name in names:
             driven.add_worker(name, *loaders)
         driven.add_shards()
@@ -106,6 +111,7 @@ class DrivenCoordinator:
         applied: int = 0,
         trailer: int = 0,
         touched: int = 0,
+        measured: ClockChoice | None = None,
     ) -> FenceReport:
         """What a shard of a job in BSP reports to the open fence.
 
@@ -115,6 +121,7 @@ class DrivenCoordinator:
             applied: Highest clock that is complete.
             trailer: Highest clock of which there is a trailer, if it is above.
             touched: Highest clock of which something was applied, if it is above.
+            measured: When the job clips, the open clock with its sum of squares.
         """
         fence = self.core.fence
         members = self.core.record.members if self.core.record is not None else ()
@@ -136,6 +143,7 @@ class DrivenCoordinator:
             touched_clock_max=max(touched, applied),
             applied_clock=applied,
             frontier=applied,
+            measured=measured,
         )
 
     def send(self, index: int, report: FenceReport) -> None:
@@ -190,6 +198,7 @@ class DrivenCoordinator:
             entry,
             schema=SCHEMA,
             optimizers=OPTIMIZERS,
+            clip_grad_norm=self.clip_grad_norm,
             loaders=loaders,
             now_ms=self.now_ms,
         )

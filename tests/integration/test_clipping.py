@@ -5,6 +5,7 @@ One process has the gradient of the union of all batches, and clips it by
 """
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.integration.job import Job, connect, deviation, run_workers
+import psworker
+from psserver.core.record import Mode
+from tests.doubles.fault_proxy import FaultProxy
+from tests.integration.held_commits import commits_held
+from tests.integration.job import Crew, Job, connect, deviation, run_workers
+from tests.integration.ones_worker import Worker
 
 SEED: Final = 20261128
 STEP_COUNT: Final = 12
-BATCHES: Final = {2: (11, 5), 3: (3, 9, 4)}
+BATCHES: Final = {1: (16,), 2: (11, 5), 3: (3, 9, 4)}
 """Samples of each worker in every step: 16 together."""
 
 DEVIATION_MAX: Final = 4e-7
@@ -74,7 +80,11 @@ class Training:
         return values_of(model), norms
 
     def on_worker(
-        self, job: Job, worker_id: str
+        self,
+        job: Job,
+        worker_id: str,
+        *,
+        before_step: Callable[[int], None] = lambda step: None,
     ) -> tuple[list[torch.Tensor], list[float]]:
         """Trains on this worker's rows of every batch."""
         rank = int(worker_id[1:])
@@ -90,6 +100,7 @@ class Training:
                 )
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(inputs), targets).backward()
+                before_step(step)
                 optimizer.step(weight=rows[rank])
                 assert ps.last_push is not None
                 assert ps.last_push.grad_norm is not None
@@ -130,3 +141,214 @@ def test_clipped_steps_equal_one_process(
     print(f"seed {SEED}: deviation {measured:.2e}, norms {min(norms)} to {max(norms)}")
     assert measured <= DEVIATION_MAX
     assert math.isfinite(measured)
+
+
+def test_modes_change_and_the_numbers_stay(tmp_path: Path) -> None:
+    """In ASP a push is clipped by itself: with one worker that is the same."""
+    modes = {3: Mode.ASP, 6: Mode.BSP, 9: Mode.SSP}
+
+    with Job(tmp_path, shard_count=2) as job:
+
+        def change_mode(step: int) -> None:
+            if step in modes:
+                bound = int(modes[step] is Mode.SSP)
+                job.run(job.coordinator.set_mode(modes[step], bound, 10.0))
+
+        found, found_norms = SGD.on_worker(job, "w0", before_step=change_mode)
+
+    values, norms = SGD.in_one_process()
+    assert found_norms == pytest.approx(norms, rel=3e-6)
+    assert deviation(found, values) <= DEVIATION_MAX
+
+
+def test_workers_of_asp_clip_their_own_pushes(tmp_path: Path) -> None:
+    with Job(tmp_path, mode=Mode.ASP) as job:
+        first, second = ones_worker(job, "w0"), ones_worker(job, "w1")
+        with first.ps, second.ps:
+            for count, worker in enumerate((first, second, first), 1):
+                push = worker.step()
+                assert push.grad_norm == pytest.approx(ONES_NORM)
+                assert worker.value == pytest.approx(-count * ONES_SCALE)
+
+
+def test_a_loss_scale_is_in_no_norm(tmp_path: Path) -> None:
+    """Gradients of float16 keep it until they are on a shard."""
+    for mode in (Mode.BSP, Mode.ASP):
+        with Job(tmp_path / mode.name, mode=mode) as job, connect(job, "w0") as ps:
+            model = nn.ParameterList([torch.zeros(ONES_COUNT, dtype=torch.float16)])
+            model, optimizer = ps.prepare(
+                model,
+                torch.optim.SGD(model.parameters(), lr=1.0),
+                clip_grad_norm=ONES_CLIP,
+            )
+            model[0].grad = torch.full_like(model[0], 8.0)
+            optimizer.grad_scale = torch.tensor(8.0)
+            optimizer.step()
+            assert ps.last_push is not None
+            assert ps.last_push.grad_norm == pytest.approx(ONES_NORM)
+            assert model[0][0].item() == pytest.approx(-ONES_SCALE, rel=1e-3)
+
+
+def test_each_optimizer_is_clipped_by_its_own_norm(tmp_path: Path) -> None:
+    """As a GAN has two: a step clips what it updates, and nothing else."""
+
+    def build() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3))
+        return model, [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+
+    def gradients(model: nn.Module, step: int, rows: slice) -> None:
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(16, 5, generator=generator)[rows]
+        model.zero_grad()
+        (model(inputs) * 5).square().mean().backward()
+
+    def work(worker_id: str) -> tuple[list[torch.Tensor], list[float]]:
+        model, own = build()
+        rows = slice(0, 11) if worker_id == "w0" else slice(11, 16)
+        norms = []
+        with connect(job, worker_id) as ps:
+            model, *optimizers = ps.prepare(model, *own, clip_grad_norm=0.9)
+            for step in range(6):
+                gradients(model, step, rows)
+                optimizers[step % 2].step(weight=rows.stop - rows.start)
+                assert ps.last_push is not None
+                assert ps.last_push.grad_norm is not None
+                norms.append(ps.last_push.grad_norm)
+        return values_of(model), norms
+
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+
+    model, optimizers = build()
+    norms = []
+    for step in range(6):
+        gradients(model, step, slice(0, 16))
+        held = model[step % 2].parameters()  # type: ignore[index]
+        norms.append(float(nn.utils.clip_grad_norm_(held, 0.9)))
+        optimizers[step % 2].step()
+    for found, found_norms in results.values():
+        assert found_norms == pytest.approx(norms, rel=3e-6)
+        assert deviation(found, values_of(model)) <= DEVIATION_MAX
+
+
+# Workers that are lost
+
+ONES_COUNT: Final = 2_008
+ONES_NORM: Final = math.sqrt(ONES_COUNT)
+ONES_CLIP: Final = 1.5
+ONES_SCALE: Final = ONES_CLIP / (ONES_NORM + 1e-6)
+
+
+def ones_worker(job: Job, worker_id: str, address: str = "") -> Worker:
+    """One whose every gradient is one in each of its 2,008 elements."""
+    return Worker.of(job, worker_id, address=address, clip_grad_norm=ONES_CLIP)
+
+
+def test_a_clock_that_one_shard_has_committed_has_the_same_scale_on_all(
+    tmp_path: Path,
+) -> None:
+    """The one driver told shard 0 to commit, and was lost before it told shard 1."""
+    with (
+        Job(tmp_path, lease_ttl_ms=1_500) as job,
+        FaultProxy(job.address) as proxy,
+    ):
+        other = ones_worker(job, "w1")
+        lost = ones_worker(job, "w0", proxy.address)
+        with (
+            other.ps,
+            commits_held("w1"),
+            commits_held("w0", shard_index=1) as wanted,
+            Crew({"w0": lambda _: lost.step(), "w1": lambda _: other.step()}) as crew,
+        ):
+            assert wanted.wait(10)
+            assert not any(future.done() for future in crew.futures.values())
+            proxy.refuse()
+            record = job.wait_record(lambda record: len(record.members) == 1)
+            assert record.commit is not None
+            assert record.commit.gradient_scale == pytest.approx(ONES_SCALE)
+            proxy.heal()
+            results = crew.results()
+            assert other.value == pytest.approx(-ONES_SCALE)
+            assert results["w1"].grad_norm == pytest.approx(ONES_NORM)
+            assert lost.pushes[-1].outcome == "applied"
+            lost.ps.close()
+
+
+def test_a_clock_that_nobody_is_left_to_commit_is_committed_by_a_record(
+    tmp_path: Path,
+) -> None:
+    """Its one contributor is lost before it commits, and another one has joined."""
+    with (
+        Job(tmp_path, lease_ttl_ms=1_500) as job,
+        FaultProxy(job.address) as proxy,
+    ):
+        lost = ones_worker(job, "w0", proxy.address)
+        with (
+            commits_held("w0") as wanted,
+            Crew(
+                {
+                    "w0": lambda _: lost.step(),
+                    "w1": lambda _: join_after(job, wanted),
+                }
+            ) as crew,
+        ):
+            job.wait_record(lambda record: len(record.members) == 2)
+            proxy.refuse()
+            record = job.wait_record(lambda record: record.commit is not None)
+            assert record.commit is not None
+            assert record.commit.gradient_scale == pytest.approx(ONES_SCALE)
+            proxy.heal()
+            results = crew.results()
+            assert results["w0"].outcome == "applied"
+            joined: Worker = results["w1"]
+            with joined.ps, lost.ps:
+                assert joined.value == pytest.approx(-ONES_SCALE)
+
+
+def join_after(job: Job, begun: threading.Event) -> Worker:
+    assert begun.wait(10)
+    return ones_worker(job, "w1")
+
+
+# Refused, and kept
+
+
+def test_the_clip_survives_a_restart_and_another_one_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job:
+        first = ones_worker(job, "w0")
+        with first.ps:
+            first.step()
+            job.stop_coordinator()
+            job.start_coordinator()
+            with (
+                connect(job, "w1") as ps,
+                pytest.raises(
+                    psworker.OptimizerMismatchError,
+                    match=r"the job has clip_grad_norm=1\.5, this worker has no "
+                    "clip_grad_norm: give all workers",
+                ),
+            ):
+                ps.prepare(first.model, torch.optim.SGD(first.model.parameters(), 1.0))
+            first.step()
+            assert first.value == pytest.approx(-2 * ONES_SCALE)
+    switched = [t for t in caplog.messages if "switched two-phase steps on" in t]
+    assert switched == [
+        "clip_grad_norm=1.5 switched two-phase steps on in BSP: the norm of a gradient "
+        "is known only when every shard has all of it"
+    ]
+
+
+def test_backup_workers_are_refused_with_it(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    with (
+        Job(tmp_path, backup_worker_count=1) as job,
+        connect(job, "w0") as ps,
+        pytest.raises(
+            psworker.UnsupportedError,
+            match="clip_grad_norm does not go with backup workers",
+        ),
+    ):
+        ps.prepare(model, torch.optim.SGD(model.parameters(), 0.1), clip_grad_norm=1)

@@ -133,6 +133,11 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
         "weight inf",
         lambda t: [t.header(), t.trailer(weight=float("inf"))],
     ),
+    "gradient norm negative": (
+        ErrorReason.MALFORMED_MESSAGE,
+        "gradient norm -1.0 is not in 0 to 1e+18",
+        lambda t: [t.header(), t.trailer(gradient_norm=-1.0)],
+    ),
     "weight negative": (
         ErrorReason.MALFORMED_MESSAGE,
         "weight -1",

@@ -1,13 +1,8 @@
 """Two-phase steps: nothing of a clock is applied before every shard has all of it."""
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
-from unittest import mock
+from typing import Final
 
 import pytest
 import torch
@@ -15,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
-from psworker.transport.shard_client import ShardClient
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.broken_calls import (
     Fault,
@@ -23,6 +17,7 @@ from tests.integration.broken_calls import (
     cut_upload,
     lose_reply,
 )
+from tests.integration.held_commits import commits_held
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker, run_all
 
@@ -79,29 +74,6 @@ def test_a_push_whose_call_breaks_is_committed_and_applied_once(
                 run_all(first.step, second.step)
             assert first.value == second.value == -2
             assert first.ps.clock == second.ps.clock == 2
-
-
-@contextlib.contextmanager
-def commits_held(
-    worker_id: str, shard_index: int | None = None
-) -> Iterator[threading.Event]:
-    """Keeps a worker's commits, of one shard or all, from leaving.
-
-    The event says that there is one to keep.
-    """
-    wanted = threading.Event()
-    commit = ShardClient.commit
-
-    async def held(client: ShardClient, *arguments: Any, **options: Any) -> bool:  # noqa: ANN401
-        is_other_shard = shard_index not in (None, client.shard.shard_index)
-        if client._worker.worker_id != worker_id or is_other_shard:
-            return await commit(client, *arguments, **options)
-        wanted.set()
-        await asyncio.Event().wait()
-        return False
-
-    with mock.patch.object(ShardClient, "commit", held):
-        yield wanted
 
 
 def test_one_driver_is_enough(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The second phase of a step, with the calls it makes written down."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -42,9 +43,11 @@ class Calls:
 class Push:
     """A push that two shards are told of, and its commits."""
 
-    def __init__(self) -> None:
+    def __init__(self, clip_grad_norm: float = 0.0) -> None:
         self.calls = Calls()
-        place = PushPlace(worker=ME, sequence=3, shard_count=2)
+        place = PushPlace(
+            worker=ME, sequence=3, shard_count=2, clip_grad_norm=clip_grad_norm
+        )
         self.commits = Commits(self.calls, place)
         self.answered = asyncio.Event()
         self.task = asyncio.ensure_future(self.commits.drive_until(self._push()))
@@ -127,6 +130,36 @@ async def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit(
 
     assert push.calls.ready == [(5, 3)]
     assert push.calls.committed == committed
+    await push.end()
+
+
+async def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
+    push = Push(clip_grad_norm=1.5)
+
+    push.commits.take_staged(1, replace(BOTH, sum_of_squares=8.0))
+    push.commits.take_staged(0, replace(BOTH, sum_of_squares=1.0))
+    await push.settle()
+
+    scale = 1.5 / (3.0 + 1e-6)
+    whole = replace(BOTH, sum_of_squares=9.0, gradient_scale=scale)
+    assert push.calls.committed == [(0, whole), (1, whole)]
+    await push.end()
+
+
+async def test_what_is_measured_anew_replaces_what_was_told() -> None:
+    push = Push(clip_grad_norm=10.0)
+    for shard_index in (0, 1):
+        push.commits.take_staged(shard_index, replace(BOTH, sum_of_squares=8.0))
+    await push.settle()
+    push.calls.committed.clear()
+
+    for shard_index in (0, 1):
+        push.commits.take_staged(shard_index, replace(ALONE, sum_of_squares=2.0))
+    await push.settle()
+
+    whole = replace(ALONE, sum_of_squares=4.0, gradient_scale=1.0)
+    assert push.calls.committed[-2:] == [(0, whole), (1, whole)]
+    assert all(choice == whole for _, choice in push.calls.committed)
     await push.end()
 
 

@@ -63,3 +63,11 @@ def test_the_mode_is_what_the_newest_answer_says() -> None:
 
     assert result.mode == "ssp"
     assert not result.rejoined
+
+
+def test_the_norm_is_what_any_shard_tells() -> None:
+    """One that was asked again after it had forgotten tells none."""
+    result = combine([reply(Outcome.DUPLICATE), reply(Outcome.APPLIED, grad_norm=0.25)])
+
+    assert result.grad_norm == 0.25
+    assert combine([reply(Outcome.SKIPPED)]).grad_norm is None

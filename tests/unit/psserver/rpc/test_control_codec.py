@@ -64,7 +64,7 @@ RECORD = Record(
     staleness_bound=3,
     mode_clock=40,
     workers_floor=2,
-    commit=ClockChoice(41, (A, B)),
+    commit=ClockChoice(41, (A, B), 9.5, 1 / 3),
 )
 
 REPORT = FenceReport(
@@ -90,6 +90,7 @@ REPORT = FenceReport(
     committed=ClockChoice(7, (A,)),
     chosen=ClockChoice(8, (A, B)),
     is_settled=False,
+    measured=ClockChoice(8, (A, B), 2.5),
 )
 
 
