@@ -15,7 +15,8 @@ from psworker.fork_guard import disable_grpc_fork_handlers
 disable_grpc_fork_handlers()
 
 if TYPE_CHECKING:
-    from psworker.connection import Connection, connect
+    from psworker.connection import Connection
+    from psworker.entrance import connect
     from psworker.errors import (
         ClosedError,
         ConfigurationError,
@@ -90,7 +91,7 @@ __all__ = [
 _MODULES = {
     "Connection": "connection",
     "LocalConnection": "local_connection",
-    "connect": "connection",
+    "connect": "entrance",
     "PushResult": "push_result",
     "Snapshot": "snapshot",
     "SnapshotReader": "snapshot",

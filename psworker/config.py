@@ -9,6 +9,7 @@ from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
 from psworker.errors import ConfigurationError
+from psworker.torchrun import find_torchrun
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
@@ -94,8 +95,18 @@ def named_coordinator(
 def find_worker_id(
     worker_id: str | None, environ: Mapping[str, str] | None = None
 ) -> str:
-    """The wanted worker id, from the argument or `PS_WORKER_ID`; empty if none."""
-    return worker_id or (environ or os.environ).get(WORKER_ID_VARIABLE, "")
+    """The wanted worker id, from the argument or `PS_WORKER_ID`; empty if none.
+
+    torchrun gives all processes of a group the same environment, and each its rank: the
+    id is then `r3`, or `ID-r3`.
+    """
+    if worker_id:
+        return worker_id
+    named = (environ or os.environ).get(WORKER_ID_VARIABLE, "")
+    group = find_torchrun(environ)
+    if group is None or group.process_count == 1:
+        return named
+    return f"{named}-r{group.rank}" if named else f"r{group.rank}"
 
 
 def find_history(environ: Mapping[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""`connect()`, and what a user holds after it."""
+"""What a user holds after `connect()`: one worker of a job."""
 
 import atexit
 import logging
@@ -13,14 +13,7 @@ from torch.utils.data import DataLoader
 from pswire import failpoints
 from pswire.placement import place
 from psworker import event_loop, fork_guard
-from psworker.config import (
-    WorkerConfig,
-    arm_failpoints,
-    check_timeouts,
-    find_history,
-    find_worker_id,
-    named_coordinator,
-)
+from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
 from psworker.edited_values import EditedValues
@@ -31,8 +24,7 @@ from psworker.errors import (
     PsError,
 )
 from psworker.event_loop import EventLoop
-from psworker.launched import note_connected
-from psworker.local_connection import LocalConnection, alone_text
+from psworker.group_channel import refuse_late_group
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
@@ -42,77 +34,9 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
 from psworker.tensor_chunks import ValueStore
-from psworker.torchrun import find_torchrun
 from psworker.transport.call_error import CallError
-from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
-
-
-def connect(
-    address: str | None = None,
-    worker_id: str | None = None,
-    *,
-    connect_timeout_s: float = 8.0,
-    step_timeout_s: float = 600.0,
-    start_timeout_s: float = 3600.0,
-) -> WorkerConnection:
-    """Connects this process to a job as a worker.
-
-    Without a coordinator, neither here nor in `PS_COORDINATOR`, the process trains
-    alone, and a warning says so.
-
-    Args:
-        address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`.
-        worker_id: Stable name of this worker; by default `PS_WORKER_ID`, else one of
-            the coordinator's choice. Give ids for runs that repeat bit by bit.
-        connect_timeout_s: Longest wait for the coordinator.
-        step_timeout_s: Longest time for one `step()`, waits for others included.
-        start_timeout_s: Longest wait in `prepare` for the job to start.
-
-    Returns:
-        A `Connection` to the job, or a `LocalConnection` where there is none.
-
-    Raises:
-        ConfigurationError: The address is none, or a time is not above 0.
-        ConnectError: The coordinator was not reached; the text says why.
-    """
-    coordinator = named_coordinator(address)
-    if coordinator is None:
-        check_timeouts(
-            connect_timeout_s=connect_timeout_s,
-            step_timeout_s=step_timeout_s,
-            start_timeout_s=start_timeout_s,
-        )
-        arm_failpoints()
-        group = find_torchrun()
-        if group is None or group.rank == 0:
-            logger.warning(alone_text(group))
-        return LocalConnection(find_worker_id(worker_id))
-    config = WorkerConfig(
-        coordinator=coordinator,
-        worker_id=find_worker_id(worker_id),
-        connect_timeout_s=connect_timeout_s,
-        step_timeout_s=step_timeout_s,
-        start_timeout_s=start_timeout_s,
-        history=find_history(),
-    )
-    arm_failpoints()
-    deadline = time.monotonic() + connect_timeout_s
-    wait_reachable(config.coordinator, connect_timeout_s)
-    loop = event_loop.acquire()
-    fork_guard.guard(config.coordinator)
-    try:
-        left_s = max(0.1, deadline - time.monotonic())
-        session = loop.run(Session.open(config, left_s))
-    except CallError as error:
-        _give_up(config)
-        raise _connect_error(config, error) from None
-    except BaseException:
-        _give_up(config)
-        raise
-    note_connected()
-    return Connection(config, loop, session)
 
 
 class Connection:
@@ -132,6 +56,28 @@ class Connection:
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
+
+    @classmethod
+    def open(cls, config: WorkerConfig) -> Self:
+        """Registers this process as a worker.
+
+        Raises:
+            ConnectError: The coordinator was not reached; the text says why.
+        """
+        deadline = time.monotonic() + config.connect_timeout_s
+        wait_reachable(config.coordinator, config.connect_timeout_s)
+        loop = event_loop.acquire()
+        fork_guard.guard(config.coordinator)
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            session = loop.run(Session.open(config, left_s))
+        except CallError as error:
+            _give_up(config)
+            raise _connect_error(config, error) from None
+        except BaseException:
+            _give_up(config)
+            raise
+        return cls(config, loop, session)
 
     def __enter__(self) -> Self:
         return self
@@ -239,6 +185,7 @@ class Connection:
             raise ConfigurationError(
                 "prepare() was called already: give it everything in one call"
             )
+        refuse_late_group(objects)
         given = sort_objects(objects, clip_grad_norm=clip_grad_norm)
         link = DataLink(
             self._loop,

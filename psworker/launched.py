@@ -1,7 +1,7 @@
 """What a training process tells the `psworker run` that has started it.
 
-Whether it ever connected, by a file that the launcher names; and that the job is lost
-with a shard, by its exit code. A process that nobody launched does neither.
+Whether it ever connected, by a file that the launcher names; and that the job can't
+go on, by its exit code. A process that nobody launched does neither.
 """
 
 import os
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final
 
 from pswire.exit_codes import ExitCode
-from psworker.errors import ShardLostError
+from psworker.errors import JobFailedError
 
 MARK_VARIABLE: Final = "PS_LAUNCH_MARK"
 """Names the file whose being there says that the process has connected."""
@@ -36,7 +36,7 @@ def note_connected(environ: Mapping[str, str] | None = None) -> None:
 
 
 def _end_with_code_of_loss() -> None:
-    """Lets an uncaught loss of a shard end the process as daemons end.
+    """Lets an uncaught failure of the job end the process as daemons end.
 
     Raising `SystemExit` in the hook is how Python takes an exit code from it.
     """
@@ -48,7 +48,7 @@ def _end_with_code_of_loss() -> None:
         traceback: TracebackType | None,
     ) -> None:
         show(kind, error, traceback)
-        if isinstance(error, ShardLostError):
+        if isinstance(error, JobFailedError):
             raise SystemExit(int(ExitCode.PEER_UNAVAILABLE))
 
     sys.excepthook = show_and_end

@@ -21,6 +21,7 @@ from pswire.schema import (
 )
 from pswire.torch_types import element_type_of
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.wrappers import without_wrappers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
         ConfigurationError: A tensor has no values yet, or belongs to two models.
         UnsupportedError: A tensor is of a type or layout that can't be sent.
     """
-    plain = {name: _without_wrappers(model) for name, model in models.items()}
+    plain = {name: without_wrappers(model) for name, model in models.items()}
     bound: list[tuple[SchemaEntry, torch.Tensor]] = []
     for name, model in plain.items():
         _refuse_sparse_gradients(name, model)
@@ -119,22 +120,6 @@ def _index_of(parameter: torch.Tensor, indexes: dict[int, int], where: str) -> i
             "updates, and build the optimizer after the model was moved or replaced"
         )
     return index
-
-
-def _without_wrappers(model: nn.Module) -> nn.Module:
-    """The plain model, since names must fit its `state_dict`.
-
-    `torch.compile` prefixes names with `_orig_mod.`, data parallelism with `module.`.
-    """
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(
-            model, nn.DataParallel | nn.parallel.DistributedDataParallel
-        ):  # pragma: no branch
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def _by_tensor(

@@ -14,7 +14,7 @@ from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.sample_weight import check_weight
-from psworker.stepper import Groups, Stepper
+from psworker.steps import Groups, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class PreparedOptimizer(Optimizer):
     # for all workers at once.
     _step_supports_amp_scaling = True
 
-    def __init__(self, inner: Optimizer, spec: OptimizerSpec, stepper: Stepper) -> None:
+    def __init__(self, inner: Optimizer, spec: OptimizerSpec, steps: Steps) -> None:
         self._is_prepared = False
         super().__init__(inner.param_groups, inner.defaults)
         # The user's own list, and the user's own groups in it.
@@ -47,7 +47,7 @@ class PreparedOptimizer(Optimizer):
         self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
         self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
         self._inner = inner
-        self._stepper = stepper
+        self._steps = steps
         self.name = spec.name
         self.spec = spec
         self._is_prepared = True
@@ -62,6 +62,10 @@ class PreparedOptimizer(Optimizer):
             f"{self.name} can't be copied or pickled: it stands for one on the shards; "
             "take its state_dict()"
         )
+
+    def step_through(self, wrap: Callable[[Steps], Steps]) -> None:
+        """Lets steps go through what `wrap` makes of who has taken them so far."""
+        self._steps = wrap(self._steps)
 
     @property
     def groups(self) -> Groups:
@@ -105,7 +109,7 @@ class PreparedOptimizer(Optimizer):
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
-        self._stepper.step(
+        self._steps.step(
             self.spec,
             self.groups,
             weight=weight,
@@ -115,7 +119,7 @@ class PreparedOptimizer(Optimizer):
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
-        self._stepper.push_nothing(self.spec, self.groups)
+        self._steps.push_nothing(self.spec, self.groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after `prepare`: all workers would have to change at once."""

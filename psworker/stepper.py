@@ -34,12 +34,11 @@ from psworker.push_result import PushResult, combine
 from psworker.session import Session
 from psworker.spent_gradients import SpentGradients
 from psworker.stand_in import StandIn
+from psworker.steps import Groups
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.values import Member, PushHeader, PushTrailer
 
 logger: Final = logging.getLogger("psworker")
-
-Groups = tuple[tuple[float, ...], ...]
 
 
 class Stepper:

@@ -9,9 +9,9 @@ from psworker.push_result import PushResult
 class WorkerConnection(Protocol):
     """A process that trains: as a worker of a job, or alone.
 
-    `psworker.Connection` is one to a job, `psworker.LocalConnection` one without. A
-    script that works with the one works with the other, and need not know which it
-    has.
+    `psworker.Connection` is one to a job, `psworker.LocalConnection` one without, and
+    a group of `torch.distributed` has one to a job in each of its processes. A script
+    that works with one works with the others, and need not know which it has.
     """
 
     def __enter__(self) -> Self: ...

@@ -14,7 +14,7 @@ from psworker.data.order import (
     is_split_by_user,
     order_digest,
 )
-from psworker.data.source import DataSource
+from psworker.data.source import DataSource, SampleCount
 from psworker.errors import EvictedError
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class CountedLoader:
     `optimizer.step()`.
     """
 
-    def __init__(self, loader: DataLoader[Any], source: DataSource) -> None:
+    def __init__(self, loader: DataLoader[Any], source: SampleCount) -> None:
         self._loader = loader
         self._source = source
 

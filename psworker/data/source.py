@@ -49,6 +49,15 @@ class LeaseRequest:
     wait: bool
 
 
+class SampleCount(Protocol):
+    """Where a loader notes what it has handed out."""
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        ...
+
+
 class DataSource(Protocol):
     """A connection, as a loader sees it.
 

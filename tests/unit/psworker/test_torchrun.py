@@ -1,5 +1,6 @@
 import pytest
 
+from psworker.config import find_worker_id
 from psworker.torchrun import TorchrunProcess, find_torchrun
 
 
@@ -15,3 +16,13 @@ def test_the_place_in_a_group_is_read() -> None:
 )
 def test_other_processes_are_in_no_group(variables: dict[str, str]) -> None:
     assert find_torchrun(variables) is None
+
+
+def test_processes_of_a_group_have_ids_of_their_own() -> None:
+    ranks = [{"RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
+    assert [find_worker_id(None, each) for each in ranks] == ["r0", "r1"]
+    named = [{**each, "PS_WORKER_ID": "box"} for each in ranks]
+    assert [find_worker_id(None, each) for each in named] == ["box-r0", "box-r1"]
+    assert find_worker_id("mine", named[1]) == "mine"
+    # Several groups of one each would all be rank 0.
+    assert find_worker_id(None, {"RANK": "0", "WORLD_SIZE": "1"}) == ""

@@ -1,0 +1,89 @@
+"""`connect()`: to a job, to a job as part of a group, or to none."""
+
+import logging
+from typing import Final
+
+from psworker.config import (
+    WorkerConfig,
+    arm_failpoints,
+    check_timeouts,
+    find_history,
+    find_worker_id,
+    named_coordinator,
+)
+from psworker.connection import Connection
+from psworker.group_channel import GroupChannel, is_in_group
+from psworker.group_connection import GroupConnection
+from psworker.launched import note_connected
+from psworker.local_connection import LocalConnection, alone_text
+from psworker.torchrun import find_torchrun
+from psworker.worker_connection import WorkerConnection
+
+logger: Final = logging.getLogger("psworker")
+
+_MARGIN_S: Final = 60.0
+"""Beyond its own limits, the time that a leader may take to tell how it failed."""
+
+
+def connect(
+    address: str | None = None,
+    worker_id: str | None = None,
+    *,
+    connect_timeout_s: float = 8.0,
+    step_timeout_s: float = 600.0,
+    start_timeout_s: float = 3600.0,
+) -> WorkerConnection:
+    """Connects this process to a job as a worker.
+
+    Without a coordinator, neither here nor in `PS_COORDINATOR`, the process trains
+    alone, and a warning says so.
+
+    Args:
+        address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`.
+        worker_id: Stable name of this worker; by default `PS_WORKER_ID`, else one of
+            the coordinator's choice. Give ids for runs that repeat bit by bit.
+        connect_timeout_s: Longest wait for the coordinator.
+        step_timeout_s: Longest time for one `step()`, waits for others included.
+        start_timeout_s: Longest wait in `prepare` for the job to start.
+
+    Returns:
+        A `Connection` to the job, or a `LocalConnection` where there is none. In a
+        group of `torch.distributed` one that speaks for the group; all its processes
+        must call.
+
+    Raises:
+        ConfigurationError: The address is none, or a time is not above 0.
+        ConnectError: The coordinator was not reached; the text says why.
+    """
+    coordinator = named_coordinator(address)
+    if coordinator is None:
+        check_timeouts(
+            connect_timeout_s=connect_timeout_s,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+        )
+        arm_failpoints()
+        group = find_torchrun()
+        if group is None or group.rank == 0:
+            logger.warning(alone_text(group))
+        return LocalConnection(find_worker_id(worker_id))
+    config = WorkerConfig(
+        coordinator=coordinator,
+        worker_id=find_worker_id(worker_id),
+        connect_timeout_s=connect_timeout_s,
+        step_timeout_s=step_timeout_s,
+        start_timeout_s=start_timeout_s,
+        history=find_history(),
+    )
+    arm_failpoints()
+    if is_in_group():
+        channel = GroupChannel(
+            connect_timeout_s + max(step_timeout_s, start_timeout_s) + _MARGIN_S
+        )
+        connection: WorkerConnection = GroupConnection(
+            channel, lambda: Connection.open(config), config.worker_id
+        )
+    else:
+        connection = Connection.open(config)
+    note_connected()
+    return connection

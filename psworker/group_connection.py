@@ -1,0 +1,275 @@
+"""`Connection` of a process that `torch.distributed` has connected with others.
+
+With the model wrapped in `DistributedDataParallel` the group is one worker: rank 0
+leads, the others never register. Without, each process is a worker of its own. Which
+of the two it is shows at `prepare`, so that nobody but the leader registers before.
+"""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from psworker.connection import Connection
+from psworker.data.loader import CountedLoader
+from psworker.data.order import is_split_by_user
+from psworker.errors import ClosedError, ConfigurationError
+from psworker.group_channel import GroupChannel
+from psworker.group_steps import GroupPlace, GroupSteps
+from psworker.optimizer import PreparedOptimizer
+from psworker.prepare import Prepared, point_schedulers, sort_objects
+from psworker.push_result import PushResult
+from psworker.wrappers import data_parallel_in
+
+
+class GroupConnection:
+    """One process of several, with the interface of `Connection`.
+
+    All processes of a group make the same calls. As one worker they have one
+    `worker_id`, `rank` and `clock`; `torch.distributed.get_rank()` tells them apart.
+    """
+
+    def __init__(
+        self,
+        channel: GroupChannel,
+        open_connection: Callable[[], Connection],
+        worker_id: str,
+    ) -> None:
+        """Connects the leader, while the others wait for what comes of it.
+
+        Args:
+            channel: To the other processes.
+            open_connection: Registers this process as a worker.
+            worker_id: The id that it wants, empty for none.
+        """
+        self._channel = channel
+        self._open = open_connection
+        self._worker_id = worker_id
+        self._inner: Connection | None = None
+        self._steps: GroupSteps | None = None
+        self._is_closed = False
+        try:
+            channel.led(self._register)
+        except BaseException:
+            channel.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._inner is not None:
+            self._inner.__exit__(kind, error, traceback)
+        self._end()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"clock {self.clock}"
+        place = f"{self._channel.rank} of {self._channel.process_count}"
+        return f"<psworker.GroupConnection {self.worker_id}, process {place}, {state}>"
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's name; before `prepare` the wanted one, where it has none."""
+        if self._steps is not None:
+            return self._steps.place.worker_id
+        return self._inner.worker_id if self._inner is not None else self._worker_id
+
+    @property
+    def rank(self) -> int:
+        """The worker's index among the workers of the job, as of joining.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if self._steps is not None:
+            return self._steps.place.rank
+        if self._inner is None:
+            raise ConfigurationError("a worker has a rank once prepare() was called")
+        return self._inner.rank
+
+    @property
+    def clock(self) -> int:
+        """Clocks this worker has completed."""
+        if self._steps is not None:
+            return self._steps.place.clock
+        return self._inner.clock if self._inner is not None else 0
+
+    @property
+    def generation(self) -> int:
+        """Newest generation known here."""
+        if self._steps is not None:
+            return self._steps.place.generation
+        return self._inner.generation if self._inner is not None else 0
+
+    @property
+    def mode(self) -> str:
+        """How workers keep together; empty where only the leader knows it yet."""
+        if self._steps is not None:
+            return self._steps.place.mode
+        return self._inner.mode if self._inner is not None else ""
+
+    @property
+    def last_push(self) -> PushResult | None:
+        """What became of the worker's newest push, `None` before the first."""
+        if self._steps is not None:
+            return self._steps.place.last_push
+        return self._inner.last_push if self._inner is not None else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages to shards, which only the leader sends."""
+        return self._inner.bytes_sent if self._inner is not None else 0
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all messages from shards, which only the leader gets."""
+        return self._inner.bytes_received if self._inner is not None else 0
+
+    def prepare(
+        self,
+        *objects: Any,  # noqa: ANN401
+        clip_grad_norm: float | None = None,
+    ) -> Any:  # noqa: ANN401, what was given
+        """Joins the job, as one worker if the models are data-parallel.
+
+        See `Connection.prepare`. In a data-parallel group a loader needs a
+        `DistributedSampler`, and stays the user's own.
+
+        Raises:
+            ConfigurationError: Some models are data-parallel and some are not, or a
+                loader gives every process the same batches.
+        """
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+        wrapped = [
+            (each, data_parallel_in(each))
+            for each in objects
+            if isinstance(each, nn.Module)
+        ]
+        if all(inner is None for _, inner in wrapped):
+            self._inner = self._inner or self._open()
+            return self._inner.prepare(*objects, clip_grad_norm=clip_grad_norm)
+        if self._steps is not None:
+            raise ConfigurationError(
+                "prepare() was called already: give it everything in one call"
+            )
+        self._check_models([inner for _, inner in wrapped])
+        plain = {id(each): inner.module for each, inner in wrapped if inner is not None}
+        given = sort_objects(
+            [plain.get(id(each), each) for each in objects],
+            clip_grad_norm=clip_grad_norm,
+        )
+        loaders = {id(each): _checked_loader(each) for each in given.loaders.values()}
+        self._steps, results = self._join(given, wrapped[0][1])
+        for key, loader in loaders.items():
+            results[key] = CountedLoader(loader, self._steps)
+        prepared = tuple(results.get(id(each), each) for each in objects)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def close(self) -> None:
+        """Leaves the job, in the leader; more calls do nothing."""
+        if self._inner is not None:
+            self._inner.close()
+        self._end()
+
+    def _register(self) -> None:
+        self._inner = self._open()
+
+    def _end(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._steps is not None:
+            self._steps.close()
+        self._channel.close()
+
+    def _check_models(self, models: Sequence[DistributedDataParallel | None]) -> None:
+        count = self._channel.process_count
+        for position, model in enumerate(models):
+            name = f"model{position or ''}"
+            if model is None:
+                raise ConfigurationError(
+                    f"{name} is not wrapped in DistributedDataParallel and another "
+                    "model is: its gradient would be that of rank 0 alone; wrap all "
+                    "models or none"
+                )
+            size = dist.get_world_size(model.process_group)
+            if size != count:
+                raise ConfigurationError(
+                    f"the process group of {name} has {size} of the {count} processes "
+                    "of the default group; make one group of all, and start one "
+                    "torchrun for each worker of the job"
+                )
+
+    def _join(
+        self, given: Prepared, first: DistributedDataParallel | None
+    ) -> tuple[GroupSteps, dict[int, Any]]:
+        """Joins as one worker; prepared optimizers by `id()` of the user's."""
+        assert first is not None, "all models are wrapped"
+        inner = self._inner
+        prepared: tuple[Any, ...] = ()
+        objects = [each for each in given.objects if not isinstance(each, DataLoader)]
+
+        def join() -> GroupPlace:
+            nonlocal prepared
+            assert inner is not None, "the leader is registered"
+            prepared = inner.prepare(
+                *objects, clip_grad_norm=given.clip_grad_norm or None
+            )
+            return _place_of(inner)
+
+        # The leader joins the job on its own terms; the others wait for how it ends.
+        joined = self._channel.led(join)
+        steps = GroupSteps(
+            self._channel,
+            given.bound.tensors,
+            first.process_group,
+            place=joined,
+            look=lambda: joined if inner is None else _place_of(inner),
+        )
+        if inner is not None:
+            results = {
+                id(mine): theirs
+                for mine, theirs in zip(objects, prepared, strict=True)
+                if isinstance(mine, Optimizer)
+            }
+            for optimizer in results.values():
+                optimizer.step_through(steps.lead)
+            return steps, results
+        results = {
+            id(optimizer): PreparedOptimizer(optimizer, given.specs[name], steps)
+            for name, optimizer in given.optimizers.items()
+        }
+        point_schedulers(given.schedulers, results)
+        return steps, results
+
+
+def _checked_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    if not is_split_by_user(loader) or loader.batch_size is None:
+        raise ConfigurationError(
+            "in a group of DistributedDataParallel each process needs its own part of "
+            "the data: build the loader with sampler=DistributedSampler(dataset) and a "
+            "batch_size, or leave it out of prepare() and give step(weight=n)"
+        )
+    return loader
+
+
+def _place_of(connection: Connection) -> GroupPlace:
+    return GroupPlace(
+        worker_id=connection.worker_id,
+        rank=connection.rank,
+        clock=connection.clock,
+        generation=connection.generation,
+        mode=connection.mode,
+        last_push=connection.last_push,
+    )

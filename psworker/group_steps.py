@@ -1,0 +1,137 @@
+"""Steps of a data-parallel group, which is one worker of the job."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pswire.schema import OptimizerSpec
+from psworker.errors import ClosedError
+from psworker.group_channel import GroupChannel
+from psworker.pending import PendingData
+from psworker.push_result import PushResult
+from psworker.steps import Groups, Steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Where the group stands in the job, as its leader has told last.
+
+    Attributes:
+        worker_id: The group's.
+        rank: The group's among the workers.
+        clock: Clocks it has completed.
+        generation: Newest one known.
+        mode: How workers keep together.
+        last_push: What became of its newest push.
+    """
+
+    worker_id: str
+    rank: int
+    clock: int
+    generation: int
+    mode: str
+    last_push: PushResult | None
+
+
+class GroupSteps:
+    """Lets the leader push for all, and gives all what it gets.
+
+    `DistributedDataParallel` has averaged the gradient over the group already, so that
+    the leader's is everybody's. The samples behind it are those of all processes.
+
+    Attributes:
+        place: Where the group stands in the job.
+    """
+
+    def __init__(
+        self,
+        channel: GroupChannel,
+        tensors: Sequence[torch.Tensor],
+        device_group: Any,  # noqa: ANN401, untyped in torch
+        *,
+        place: GroupPlace,
+        look: Callable[[], GroupPlace],
+    ) -> None:
+        """Begins with the leader's values in all processes.
+
+        Args:
+            channel: To the other processes.
+            tensors: What a step changes, the same in all processes.
+            device_group: The group that carries tensors which are not on the CPU.
+            place: Where the group stands after joining.
+            look: Tells, in the leader, where it stands.
+        """
+        self._channel = channel
+        self._tensors = tensors
+        self._device_group = device_group
+        self._look = look
+        self._sample_count = 1
+        self._is_closed = False
+        self._leader: Steps | None = None
+        self._pending = PendingData()
+        self.place = place
+        self._spread()
+
+    @property
+    def pending(self) -> PendingData:
+        """Samples that this process has drawn since the last step."""
+        return self._pending
+
+    def lead(self, inner: Steps) -> Steps:
+        """Takes over an optimizer of the leader, whose own steps are `inner`."""
+        self._leader = inner
+        return self
+
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool = True,
+        scale: torch.Tensor | None = None,
+    ) -> PushResult:
+        """Pushes the group's gradient, with the samples of all its processes.
+
+        Raises:
+            PsError: What the leader's step has raised, in all processes.
+        """
+        self._refuse_closed()
+        drawn = self._pending.take()
+        if drawn.sample_count is not None:
+            self._sample_count = drawn.sample_count
+        total = self._channel.sum(self._sample_count if weight is None else weight)
+
+        def push(leader: Steps) -> PushResult:
+            return leader.step(
+                spec, groups, weight=total, is_finite=is_finite, scale=scale
+            )
+
+        return self._led(push)
+
+    def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
+        """Takes part in the next clock with weight 0."""
+        self._refuse_closed()
+        return self._led(lambda leader: leader.push_nothing(spec, groups))
+
+    def close(self) -> None:
+        """Refuses everything from now on."""
+        self._is_closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+
+    def _led(self, push: Callable[[Steps], PushResult]) -> PushResult:
+        def push_and_look() -> tuple[PushResult, GroupPlace]:
+            assert self._leader is not None, "the leader has prepared its optimizers"
+            return push(self._leader), self._look()
+
+        result, self.place = self._channel.led(push_and_look)
+        self._spread()
+        return result
+
+    def _spread(self) -> None:
+        self._channel.spread(self._tensors, self._device_group)
