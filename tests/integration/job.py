@@ -29,6 +29,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.record import Record, WorkerKey
 from psserver.core.roster import WorkerState
 from psserver.daemon import coordinator as coordinator_daemon
+from psserver.daemon import lifecycle
 from psserver.daemon import shard as shard_daemon
 from psserver.daemon.job_failed import JobFailedError
 from psserver.host.coordinator_host import CoordinatorHost
@@ -131,6 +132,9 @@ def _daemons_under_test() -> Iterator[None]:
         mock.patch.multiple(
             shard_daemon, announce=_announce, stay=_stay, ShardHost=_shard_host
         ),
+        # A daemon with an event loop of its own waits for all that runs on it. Here
+        # they would wait for each other; the job waits once they all have ended.
+        mock.patch.object(lifecycle, "HANDLER_TIMEOUT_S", 0.0),
     ):
         try:
             yield
@@ -373,6 +377,10 @@ class Job:
         ended = await asyncio.gather(*(daemon.stop() for daemon in self._shards))
         if self._coordinator is not None:
             ended.append(await self._coordinator.stop())
+        handlers = asyncio.all_tasks() - {asyncio.current_task()}
+        if handlers:
+            _, left = await asyncio.wait(handlers, timeout=WAIT_TIMEOUT_S / 2)
+            assert not left, f"handlers go on after their daemons: {left}"
         return [each for each in ended if each is not None]
 
 

@@ -97,7 +97,9 @@ def test_it_measures_the_weighted_mean_without_buffers(
 def test_what_is_applied_is_the_scaled_mean(element_type: ElementType) -> None:
     engine = engine_of(element_type)
     sent = part("a", [8.0] * 7, element_type, loss_scale=4.0)
-    assert engine.sum_of_squares(0, contributions=[sent], total_weight=1.0) == pytest.approx(28.0)
+    assert engine.sum_of_squares(
+        0, contributions=[sent], total_weight=1.0
+    ) == pytest.approx(28.0)
 
     engine.apply(
         0,
