@@ -202,9 +202,10 @@ class Connection:
         )
         self._stepper = stepper = self._join(given)
         optimizers = {
-            name: PreparedOptimizer(optimizer, given.specs[name], stepper)
+            name: PreparedOptimizer(optimizer, given.specs[name], stepper, given.bound)
             for name, optimizer in given.optimizers.items()
         }
+        given.states.clear()  # the shards have it
         link.start(stepper, optimizers)
         by_id = {id(given.optimizers[name]): each for name, each in optimizers.items()}
         point_schedulers(given.schedulers, by_id)

@@ -247,7 +247,9 @@ class GroupConnection:
                 optimizer.step_through(steps.lead)
             return steps, results
         results = {
-            id(optimizer): PreparedOptimizer(optimizer, given.specs[name], steps)
+            id(optimizer): PreparedOptimizer(
+                optimizer, given.specs[name], steps, given.bound
+            )
             for name, optimizer in given.optimizers.items()
         }
         point_schedulers(given.schedulers, results)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from pswire.schema import OptimizerSpec
-from psworker.errors import ClosedError
+from psworker.errors import ClosedError, UnsupportedError
 from psworker.group_channel import GroupChannel
+from psworker.optimizer_state import States
 from psworker.pending import PendingData
 from psworker.push_result import PushResult
-from psworker.steps import Groups, Steps
+from psworker.steps import NO_EXTRAS, Groups, PushExtras, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class GroupSteps:
         weight: float | None,
         is_finite: bool = True,
         scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
         """Pushes the group's gradient, with the samples of all its processes.
 
@@ -106,15 +108,36 @@ class GroupSteps:
 
         def push(leader: Steps) -> PushResult:
             return leader.step(
-                spec, groups, weight=total, is_finite=is_finite, scale=scale
+                spec,
+                groups,
+                weight=total,
+                is_finite=is_finite,
+                scale=scale,
+                extras=extras,
             )
 
         return self._led(push)
 
-    def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
         """Takes part in the next clock with weight 0."""
         self._refuse_closed()
-        return self._led(lambda leader: leader.push_nothing(spec, groups))
+        return self._led(lambda leader: leader.push_nothing(spec, groups, extras))
+
+    def optimizer_state(self, optimizer: str) -> States:
+        """The state of an optimizer, in the leader alone: no call to the others.
+
+        Raises:
+            UnsupportedError: This process is not the leader.
+        """
+        self._refuse_closed()
+        if self._leader is None:
+            raise UnsupportedError(
+                "only rank 0 of a process group speaks to the shards, where the "
+                "optimizer's state is: call state_dict() there, as for saving"
+            )
+        return self._leader.optimizer_state(optimizer)
 
     def close(self) -> None:
         """Refuses everything from now on."""

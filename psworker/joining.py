@@ -5,7 +5,7 @@ In the user's thread; whoever is waited for is named in the log.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,17 +15,20 @@ from psworker.errors import StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
 from psworker.jump import left_s
+from psworker.optimizer_state import parts_of
 from psworker.prepare import Prepared
 from psworker.session import Session
 from psworker.stand_in import StandIn
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.call_error import CallError
+from psworker.transport.messages import seed_state_bytes
 from psworker.transport.values import Member, PushReply, SeedOrder
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 
 _SEED_RETRY_S: Final = 0.5
+_USELESS: Final = frozenset({ErrorReason.HYPERPARAMETER_INVALID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Joining:
         Raises:
             SchemaMismatchError: The job trains another model.
             OptimizerMismatchError: The job uses another optimizer.
+            HyperparameterError: This worker seeds, and its optimizer state is of other
+                switches than its groups.
             StartTimeoutError: The job did not start in time.
         """
         specs = list(given.specs.values())
@@ -69,7 +74,7 @@ class Joining:
         )
         self._loop.run(asking)
         deadline = time.monotonic() + timeout_s
-        member, seeded = self._wait_member(deadline)
+        member, seeded = self._wait_member(given, deadline)
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
         if seeded is not None and seeded.fence_number == record.fence_number:
@@ -96,7 +101,9 @@ class Joining:
             raise
         return Joined(member, record.generation, replies, stand_in)
 
-    def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
+    def _wait_member(
+        self, given: Prepared, deadline: float
+    ) -> tuple[Member, SeedOrder | None]:
         """Waits for the start, seeding when told to; the order that was carried out.
 
         Raises:
@@ -111,9 +118,13 @@ class Joining:
             if isinstance(step, Member):
                 return step, seeded
             try:
-                self._seed(step, deadline)
+                self._seed(step, given, deadline)
                 done = seeded = step
             except CallError as error:
+                if error.refusal and error.refusal.reason in _USELESS:
+                    # Optimizer state that no shard can go on from, and no later order
+                    # would make any better.
+                    raise error.to_ps_error() from None
                 if error.is_decided:
                     logger.warning("could not write the first values: %s", error)
                     done = step  # that order is over; a new one will come
@@ -128,19 +139,25 @@ class Joining:
                 log.remind(f"a shard to take the first values ({error})")
                 time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
 
-    def _seed(self, order: SeedOrder, deadline: float) -> None:
-        """Writes this worker's values to all shards.
+    def _seed(self, order: SeedOrder, given: Prepared, deadline: float) -> None:
+        """Writes this worker's values, and optimizer state, to all shards.
 
         Raises:
             CallError: A shard did not take them.
         """
         source = ChunkSource(self._store.tensors)
+
+        def messages_of(shard_index: int) -> Iterator[bytes]:
+            # The state first: a shard that has all values is done.
+            chunks = self._store.placement.chunks_by_shard[shard_index]
+            for optimizer, states in given.states.items():
+                for chunk in chunks:
+                    for part in parts_of(chunk, states):
+                        yield seed_state_bytes(optimizer, chunk.index, part)
+            for chunk in chunks:
+                yield source.encode(chunk, SEED_CHUNK_FIELD)
+
         seeding = self._session.shards.seed(
-            order,
-            lambda shard_index: (
-                source.encode(chunk, SEED_CHUNK_FIELD)
-                for chunk in self._store.placement.chunks_by_shard[shard_index]
-            ),
-            timeout_s=left_s(deadline),
+            order, messages_of, timeout_s=left_s(deadline)
         )
         self._loop.run(seeding)

@@ -81,13 +81,13 @@ def describe_optimizer(
 
     Raises:
         OptimizerUnsupportedError: Shards can't run its class.
-        ConfigurationError: It has state already, or holds an unknown parameter.
+        ConfigurationError: It holds an unknown parameter.
         HyperparameterError: A value of a group is no number.
     """
     kind = type(optimizer)
     try:
         check_supported(kind.__name__, kind.__module__)
-        _refuse_state(optimizer)
+        _refuse_differentiable(optimizer)
         indexes = bound.index_of_tensors()
         groups = tuple(
             ParameterGroup(
@@ -188,18 +188,9 @@ def _refuse_sparse_gradients(model_name: str, model: nn.Module) -> None:
             )
 
 
-def _refuse_state(optimizer: torch.optim.Optimizer) -> None:
+def _refuse_differentiable(optimizer: torch.optim.Optimizer) -> None:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(
             "differentiable=True needs the optimizer inside this process; build it "
             "without"
-        )
-    # Adagrad fills its state as it is built, with a step count of 0.
-    if any(
-        state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()
-    ):
-        raise ConfigurationError(
-            "the optimizer has taken steps already, and its state would be lost: the "
-            "shards begin with an empty one; call prepare() before the first step() "
-            "(loading optimizer state is not in this release)"
         )

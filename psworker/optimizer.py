@@ -13,21 +13,34 @@ from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.model_schema import BoundSchema
+from psworker.optimizer_state import States, fill, states_of
+from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
-from psworker.steps import Groups, Steps
+from psworker.steps import Groups, PushExtras, Steps
 
 if TYPE_CHECKING:
     import torch
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
+_HOOKS: Final = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+"""Hooks that were registered before `prepare` go on, in the same dictionaries."""
 
 
 class PreparedOptimizer(Optimizer):
     """Steps on the shards and leaves the newest admissible parameters in the model.
 
     `step()` pushes the gradients, waits as the job's mode says, and writes what comes
-    back. Optimizer state lives on the shards: `state` is empty here.
+    back. Optimizer state lives on the shards: `state` is empty here, and `state_dict()`
+    fetches it.
 
     Attributes:
         name: Its name in the job.
@@ -39,18 +52,28 @@ class PreparedOptimizer(Optimizer):
     # for all workers at once.
     _step_supports_amp_scaling = True
 
-    def __init__(self, inner: Optimizer, spec: OptimizerSpec, steps: Steps) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        spec: OptimizerSpec,
+        steps: Steps,
+        bound: BoundSchema,
+    ) -> None:
         self._is_prepared = False
         super().__init__(inner.param_groups, inner.defaults)
         # The user's own list, and the user's own groups in it.
         self.param_groups = inner.param_groups
-        self._optimizer_step_pre_hooks = inner._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = inner._optimizer_step_post_hooks
+        for hooks in _HOOKS:
+            setattr(self, hooks, getattr(inner, hooks))
         self._inner = inner
         self._steps = steps
+        self._bound = bound
+        # Loaded here and not yet taken by the shards.
+        self._unsent: States | None = None
         self.name = spec.name
         self.spec = spec
         self._is_prepared = True
+        inner.state.clear()  # what it held went to the shards with the seed
         _disarm(inner)
 
     def __repr__(self) -> str:
@@ -109,17 +132,20 @@ class PreparedOptimizer(Optimizer):
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
-        self._steps.step(
+        result = self._steps.step(
             self.spec,
             self.groups,
             weight=weight,
             is_finite=found_inf is None or not found_inf.item(),
             scale=getattr(self, "grad_scale", None),
+            extras=self._extras,
         )
+        self._note_sent(result)
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
-        self._steps.push_nothing(self.spec, self.groups)
+        result = self._steps.push_nothing(self.spec, self.groups, self._extras)
+        self._note_sent(result)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after `prepare`: all workers would have to change at once."""
@@ -132,24 +158,51 @@ class PreparedOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The parameter groups. The state lives on the shards, and is not in it."""
-        numbers: dict[int, int] = {}
-        groups = []
-        for group in self.param_groups:
-            packed = {key: value for key, value in group.items() if key != "params"}
-            packed["params"] = [
-                numbers.setdefault(id(parameter), len(numbers))
-                for parameter in group["params"]
-            ]
-            groups.append(packed)
-        return {"state": {}, "param_groups": groups}
+        """State and groups, as a plain optimizer of the user's class has them.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
-        """Refused: the state lives on the shards."""
-        raise UnsupportedError(
-            "load_state_dict() is not possible: the optimizer's state lives on the "
-            "shards; loading it is not in this release"
-        )
+        The state is that after this worker's last step; it is fetched from the shards.
+        In SSP and ASP others go on meanwhile, so that it is not of one moment.
+
+        Raises:
+            WaitTimeoutError: A shard did not answer in time.
+        """
+        states = self._unsent
+        if states is None:
+            states = self._steps.optimizer_state(self.name)
+        try:
+            fill(self, self._bound.tensors, states)
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes groups and state; the state goes to the shards with the next step.
+
+        All workers of a script load the same at the same place, as they do all else.
+
+        Raises:
+            ValueError: The groups are of other sizes than this optimizer's.
+        """
+        try:
+            super().load_state_dict(state_dict)
+            self._unsent = states_of(self, self._bound.index_of_tensors())
+        finally:
+            self.state.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes what `load_state_dict` has read, as the user's class does."""
+        self._inner.__setstate__(state)
+        self.state = self._inner.state
+        self.param_groups = self._inner.param_groups
+
+    @property
+    def _extras(self) -> PushExtras:
+        return PushExtras(loads=self._unsent)
+
+    def _note_sent(self, result: PushResult) -> None:
+        """Keeps loaded state until a push that brings it has counted."""
+        if not result.dropped:
+            self._unsent = None
 
 
 # A scheduler wraps the `step` of the optimizer it is built with, to warn when it is

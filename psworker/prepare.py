@@ -14,6 +14,7 @@ from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
+from psworker.optimizer_state import States, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Prepared:
         loaders: Loaders by name.
         schedulers: Learning rate schedulers.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        states: State of optimizers that have any, by name: of a loaded checkpoint.
     """
 
     objects: tuple[Any, ...]
@@ -38,6 +40,7 @@ class Prepared:
     specs: dict[str, OptimizerSpec]
     loaders: dict[str, DataLoader[Any]]
     schedulers: tuple[LRScheduler, ...]
+    states: dict[str, States]
     clip_grad_norm: float = 0.0
 
 
@@ -56,6 +59,8 @@ def sort_objects(
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
     bound = bind_models(models)
+    indexes = bound.index_of_tensors()
+    states = {name: states_of(each, indexes) for name, each in optimizers.items()}
     return Prepared(
         objects=tuple(objects),
         bound=bound,
@@ -68,6 +73,7 @@ def sort_objects(
         loaders=_named("loader", objects, DataLoader),
         schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
         clip_grad_norm=float(clip_grad_norm or 0.0),
+        states={name: state for name, state in states.items() if state},
     )
 
 

@@ -15,6 +15,7 @@ from psworker.commit_calls import ShardCommitCalls
 from psworker.commits import Commits, PushPlace
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
+from psworker.optimizer_state_calls import ShardStateCalls
 from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.push_history import PushHistory
 from psworker.retries import (
@@ -51,6 +52,7 @@ class ShardCalls:
     Attributes:
         traffic: Bytes of all messages.
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
+        states: Calls for optimizer state.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ShardCalls:
         self.traffic = traffic or Traffic()
         self.clip_grad_norm = 0.0
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
+        self.states = ShardStateCalls(self._clients, membership)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         self._history = history or PushHistory()
 

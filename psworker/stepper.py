@@ -7,8 +7,9 @@ settled before the next one begins.
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -29,16 +30,25 @@ from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
 from psworker.jump import find_jump, member_in, pull_jump
+from psworker.optimizer_state import States
 from psworker.pending import PendingData
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
 from psworker.spent_gradients import SpentGradients
 from psworker.stand_in import StandIn
-from psworker.steps import Groups
+from psworker.state_exchange import StateExchange
+from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource, ValueStore
-from psworker.transport.values import Member, PushHeader, PushTrailer
+from psworker.transport.values import (
+    Member,
+    OptimizerSettings,
+    PushHeader,
+    PushTrailer,
+)
 
 logger: Final = logging.getLogger("psworker")
+
+T = TypeVar("T")
 
 
 class Stepper:
@@ -70,6 +80,7 @@ class Stepper:
         self._store = store
         self._rejoining = rejoining
         self._edited = edited
+        self._states = StateExchange(loop, session, store, timeout_s)
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
@@ -121,6 +132,7 @@ class Stepper:
         weight: float | None,
         is_finite: bool = True,
         scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
         """Pushes the gradient of one optimizer and leaves the newest values.
 
@@ -130,6 +142,7 @@ class Stepper:
             weight: Samples behind the gradient, `None` for those drawn since.
             is_finite: Whether a loss scaler found the gradient finite.
             scale: Loss scale that the gradient still carries.
+            extras: What else goes with it.
 
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
@@ -142,6 +155,7 @@ class Stepper:
         self._edited.check()
         try:
             self._catch_up()
+            self._stage(spec, extras.loads)
         except EvictedError:
             self.pending.take()
             return self._lose(None)
@@ -169,6 +183,8 @@ class Stepper:
             ranges=() if is_discarded else drawn.ranges,
             loss_scale=loss_scale,
             gradient_norm=norm / loss_scale if is_finite else 0.0,
+            loads_state=extras.loads is not None,
+            scheduler_steps=extras.scheduler_steps,
         )
         try:
             exchange = self._begin(spec, trailer, ChunkSource(held))
@@ -178,7 +194,12 @@ class Stepper:
         exchange.is_discarded = is_discarded
         return self._finish(exchange, self._taken_back())
 
-    def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
+    def push_nothing(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
         """Pushes weight 0 for the next clock, for a worker that has no data.
 
         With a gradient begun the values are kept back until the next step, since it
@@ -189,10 +210,18 @@ class Stepper:
         if (result := self._resume()) is not None:
             return result
         self._edited.check()
-        trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
+        trailer = PushTrailer(
+            weight=0.0,
+            groups=groups,
+            is_finite=True,
+            ranges=(),
+            loads_state=extras.loads is not None,
+            scheduler_steps=extras.scheduler_steps,
+        )
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
             self._catch_up()
+            self._stage(spec, extras.loads)
             exchange = self._begin(spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
@@ -201,6 +230,19 @@ class Stepper:
         if self._shadow is None:
             self._shadow = self._store.copy()
         return self._finish(exchange, self._shadow)
+
+    def optimizer_state(self, optimizer: str) -> States:
+        """The state of an optimizer after all that this worker has pushed.
+
+        Raises:
+            StepTimeoutError: What was pushed is not complete in time.
+            WaitTimeoutError: The state did not come in time.
+        """
+        return self._read(lambda: self._states.pull(optimizer, self.clock))
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update of an optimizer was made with."""
+        return self._read(lambda: self._states.pull_settings(optimizer, self.clock))
 
     def rejoin(self) -> None:
         """Joins again after an eviction that was noticed between two steps.
@@ -278,6 +320,25 @@ class Stepper:
         if self._unfinished is not None:
             return self._finish(self._unfinished, self._taken_back())
         return None
+
+    def _read(self, read: Callable[[], T]) -> T:
+        """Reads from the shards, as often as it takes to be a member."""
+        while True:
+            self.refuse_closed()
+            if self._lost is not None:
+                self.rejoin()
+            if self._unfinished is not None:
+                self._settled = self._finish(self._unfinished, self._taken_back())
+            try:
+                self._catch_up()
+                return read()
+            except EvictedError:
+                self.rejoin()
+
+    def _stage(self, spec: OptimizerSpec, loads: States | None) -> None:
+        """Sends the state that the next push will load, if it does."""
+        if loads is not None:
+            self._states.stage(spec.name, self.sequence_acknowledged + 1, loads)
 
     def _catch_up(self) -> None:
         """Takes the place back from who stood in for this worker, with the values.

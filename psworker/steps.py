@@ -1,14 +1,32 @@
 """What an optimizer needs of whoever takes its steps."""
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pswire.schema import OptimizerSpec
+from psworker.optimizer_state import States
 from psworker.push_result import PushResult
 
 if TYPE_CHECKING:
     import torch
 
 Groups = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PushExtras:
+    """What goes with a push of an optimizer beside its gradient.
+
+    Attributes:
+        loads: State that shards shall give the optimizer first.
+        scheduler_steps: Steps of its schedulers.
+    """
+
+    loads: States | None = None
+    scheduler_steps: tuple[int, ...] = ()
+
+
+NO_EXTRAS: Final = PushExtras()
 
 
 class Steps(Protocol):
@@ -22,10 +40,17 @@ class Steps(Protocol):
         weight: float | None,
         is_finite: bool = True,
         scale: "torch.Tensor | None" = None,
+        extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
         """Pushes the gradient of one optimizer and leaves the newest values."""
         ...
 
-    def push_nothing(self, spec: OptimizerSpec, groups: Groups) -> PushResult:
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
         """Pushes weight 0 for the next clock."""
+        ...
+
+    def optimizer_state(self, optimizer: str) -> States:
+        """The state of an optimizer after all that this worker has pushed."""
         ...

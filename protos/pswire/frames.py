@@ -35,6 +35,9 @@ REQUEST_CHUNK_FIELD: Final = 3
 SEED_CHUNK_FIELD: Final = 2
 """`chunk` in `SeedRequest`."""
 
+SEED_STATE_FIELD: Final = 3
+"""`state` in `SeedRequest`."""
+
 RESPONSE_CHUNK_FIELD: Final = 1
 """`chunk` in `PushPullResponse`, `PullResponse` and `PullSnapshotResponse`."""
 

@@ -1,6 +1,6 @@
 """Element types and PyTorch's; bytes as tensors and tensors as bytes, without copies.
 
-The only module of pswire that imports torch.
+This and `optimizer_states` are the modules of pswire that import torch.
 """
 
 from collections.abc import Mapping

@@ -21,12 +21,14 @@ class OpenClock:
         applying: Chunks that the owner is applying now.
         applied: Chunks that are done, also those that nobody sent.
         torn: Workers whose chunk contradicted their verdict.
+        is_settled: Whether its optimizer and settings are known to the shard.
     """
 
     clock: int
     applying: set[int] = field(default_factory=set)
     applied: set[int] = field(default_factory=set)
     torn: set[str] = field(default_factory=set)
+    is_settled: bool = False
     _missing: dict[int, set[WorkerKey]] | None = None
 
     @property

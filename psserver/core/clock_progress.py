@@ -133,6 +133,7 @@ class ClockProgress:
             return False
         chosen = {w: entries[w] for w in choice.workers}
         if not all(trailer.finite for trailer in trailers_of(chosen).values()):
+            self._settle(number, chosen)
             self._complete(number, Outcome.SKIPPED)
             return True
         return self._apply(number, chosen)
@@ -153,6 +154,7 @@ class ClockProgress:
             return False
         is_finite = all(trailer.finite for trailer in trailers.values())
         if number in self._forced_skips or not is_finite:
+            self._settle(number, entries)
             self._complete(number, Outcome.SKIPPED)
             return True
         if self._state.rules.has_two_phase_clocks and not self._is_committed(
@@ -173,6 +175,11 @@ class ClockProgress:
         """Applies what is ready of a clock; returns whether it is complete now."""
         if self.open is None:
             self.open = OpenClock(number)
+        if not self.open.is_settled:
+            # Before anything of it is applied, and once: the contributors may change
+            # while it is open.
+            self._settle(number, entries)
+            self.open.is_settled = True
         if not self.open.is_armed:
             self.open.arm(entries, self._state.chunk_indexes)
             trailers = trailers_of(entries)
@@ -185,6 +192,15 @@ class ClockProgress:
             return False
         self._complete(number, Outcome.APPLIED)
         return True
+
+    def _settle(self, number: int, entries: dict[WorkerKey, PushEntry]) -> None:
+        """Takes the settings of a clock from the longest contributor."""
+        trailers = trailers_of(entries)
+        members = self._members_of(number, entries)
+        source = source_of(members, trailers)
+        (member,) = (each for each in members if each.worker == source)
+        push = PushId(source, member.sequence_of(number))
+        self._state.settle(push, trailers[source])
 
     def _members_of(
         self, clock: int, entries: dict[WorkerKey, PushEntry]

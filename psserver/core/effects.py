@@ -69,6 +69,14 @@ class MeasureClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """Replace an optimizer's state by what was staged for a push, before its update."""
+
+    push: PushId
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PushDone:
     """A push is done here, for the history; its answer may have to wait."""
 
@@ -221,6 +229,7 @@ class ChunkTorn:
 ShardEffect = (
     ApplyChunk
     | MeasureClock
+    | LoadState
     | PushDone
     | Finish
     | RefusePush

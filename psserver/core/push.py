@@ -53,6 +53,8 @@ class Trailer:
         averaged_buffers: Buffers of the schema that are averaged in SSP and ASP, by
             their entries; other buffers are replaced.
         gradient_norm: L2 norm of the sender's whole gradient, 0 if it is not finite.
+        loads_state: Whether the state that the worker has staged is loaded first.
+        scheduler_steps: Steps of the worker's schedulers of this optimizer.
     """
 
     optimizer: str
@@ -64,6 +66,8 @@ class Trailer:
     ranges: tuple[DataRange, ...] = ()
     averaged_buffers: frozenset[int] = frozenset()
     gradient_norm: float = 0.0
+    loads_state: bool = False
+    scheduler_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,6 +237,8 @@ class PushProgress:
         ):
             return False
         if not trailer.finite or trailer.weight == 0:
+            if trailer.loads_state:
+                self._settings(push, trailer)
             is_skipped = not trailer.finite
             nonfinite = (push.worker.worker_id,) if is_skipped else ()
             outcome = Outcome.SKIPPED if is_skipped else Outcome.APPLIED
@@ -263,15 +265,16 @@ class PushProgress:
     def _opened(self, push: PushId, trailer: Trailer) -> OpenPush:
         opened = OpenPush(
             remaining=set(trailer.chunk_indexes),
-            hyperparameters=self._hyperparameters(push, trailer),
+            hyperparameters=self._settings(push, trailer).hyperparameters,
         )
         self._open[push] = opened
         return opened
 
-    def _hyperparameters(
-        self, push: PushId, trailer: Trailer
-    ) -> tuple[tuple[float, ...], ...]:
-        """Those of the longest member that has pushed for the optimizer."""
+    def _settings(self, push: PushId, trailer: Trailer) -> Trailer:
+        """The trailer of the longest member that has pushed for the optimizer.
+
+        That member's own push loads the state that it brings.
+        """
         if self._clocks.member_of(push.worker) is not None:
             self._newest[trailer.optimizer, push.worker] = trailer
         pushers = tuple(
@@ -280,13 +283,15 @@ class PushProgress:
             if (trailer.optimizer, member.worker) in self._newest
         )
         if not pushers:
-            return trailer.hyperparameters
+            return trailer
         source = ClockTable.longest(pushers).worker
         used = self._newest[trailer.optimizer, source]
         self._state.effects += self._state.comparison.differences(
             self._clock_of(push), source, {source: used, push.worker: trailer}
         )
-        return used.hyperparameters
+        if source == push.worker:
+            self._state.settle(push, used)
+        return used
 
     def _start_ready(self) -> None:
         """Orders the updates whose turn it is, of all chunks."""

@@ -225,6 +225,10 @@ class ShardCore:
         self._progress.clocks.commits.measure.note(choice, sum_of_squares)
         self._progress.pump()
 
+    def used_settings(self, optimizer: str) -> Trailer | None:
+        """The trailer that the newest update of an optimizer had its settings from."""
+        return self._state.used.get(optimizer)
+
     # Two-phase steps
 
     def commit(self, worker: WorkerKey, choice: ClockChoice) -> bool:

@@ -5,9 +5,15 @@ from dataclasses import replace
 from psserver.core.attendance import Attendance
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import DedupeTable, PushEntry
-from psserver.core.effects import ChunkTorn, Finish, PushDone, ShardEffect
+from psserver.core.effects import (
+    ChunkTorn,
+    Finish,
+    LoadState,
+    PushDone,
+    ShardEffect,
+)
 from psserver.core.hyperparameters import HyperparameterComparison
-from psserver.core.push import Outcome, PushId, Reply
+from psserver.core.push import Outcome, PushId, Reply, Trailer
 from psserver.core.record import ClockChoice, Member, Mode, WorkerKey
 from psserver.core.shard_fence import ShardFence
 from psserver.core.shard_rules import ShardRules
@@ -25,6 +31,7 @@ class ShardState:
         fence: Fences as this shard sees them.
         comparison: Workers whose hyperparameters differ.
         effects: What the owner is to do, in order.
+        used: By optimizer, the trailer whose settings the newest update had.
         committed: With two-phase steps, the newest clock or push that was committed.
         torn_step_count: Steps of evicted workers of which a part was applied.
         torn_chunk_count: Chunks that contradicted their worker's verdict.
@@ -39,6 +46,7 @@ class ShardState:
         self.fence = ShardFence()
         self.comparison = HyperparameterComparison()
         self.effects: list[ShardEffect] = []
+        self.used: dict[str, Trailer] = {}
         self.committed: ClockChoice | None = None
         self.torn_step_count = 0
         self.torn_chunk_count = 0
@@ -104,6 +112,16 @@ class ShardState:
             staleness_bound=record.staleness_bound if record.mode is Mode.SSP else 0,
             nonfinite_worker_ids=nonfinite,
         )
+
+    def settle(self, push: PushId, trailer: Trailer) -> None:
+        """A push's trailer is the one whose settings an update has, or would have.
+
+        State that it brings is loaded even when the update is skipped or empty, as in
+        one process.
+        """
+        self.used[trailer.optimizer] = trailer
+        if trailer.loads_state:
+            self.effects.append(LoadState(push=push, optimizer=trailer.optimizer))
 
     def end(
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from psserver.core.effects import (
     FenceReport,
     Finish,
     HyperparametersDiffer,
+    LoadState,
     MeasureClock,
     PushDone,
     RefusePush,
@@ -40,7 +41,9 @@ from psserver.host.push_session import PushSession
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel, shard_model
 from psserver.host.shard_warnings import warn_hyperparameters, warn_torn
+from psserver.host.staged_states import StagedStates
 from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.optimizer_states import encode_state
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -61,6 +64,7 @@ class ShardHost:
         ahead: Calls that send chunks ahead of their push's trailer.
         idle: Calls of workers that have no data.
         images: Parts of snapshots.
+        states: Optimizer state that pushes will load.
         history: What it does, for an offline check.
         contradicting: Members whose bytes contradicted their finite verdict.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
@@ -84,6 +88,7 @@ class ShardHost:
         self.ahead = ProvisionalCalls()
         self.idle = IdleWorkers()
         self.images = CutImages()
+        self.states = StagedStates()
         self.history = ShardHistory()
         self.contradicting: set[WorkerKey] = set()
         self.silent_since_ms: int | None = None
@@ -311,6 +316,20 @@ class ShardHost:
             chunk.byte_count,
         )
 
+    async def state_messages(self, optimizer: str, chunk_index: int) -> list[bytes]:
+        """Encodes the state that an optimizer has of a chunk, in pieces.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        engine = self.model.engine
+
+        def work() -> list[bytes]:
+            return list(encode_state(engine.export_state(optimizer, chunk_index)))
+
+        size = self.model.placement.chunks[chunk_index].byte_count
+        return await self._arithmetic.result(work, size)
+
     # Inside
 
     def _call(self, act: Callable[[ShardCore], None]) -> None:
@@ -324,6 +343,7 @@ class ShardHost:
         members = {member.worker for member in record.members}
         self.ahead.keep_only(members)
         self.contradicting &= members
+        self.states.keep_only(members, model.core.closed_sequence)
         # In BSP nothing comes late, and no copies are kept.
         model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
 
@@ -333,7 +353,10 @@ class ShardHost:
                 self._updates.begin(model, effect, self._fail_update, self.history)
             case MeasureClock():
                 self._norms.begin(model, effect, self._fail_update)
+            case LoadState():
+                self._load_state(model, effect)
             case PushDone():
+                self.states.drop(effect.push)
                 self.history.done(effect.push, effect.outcome)
             case Finish():
                 if self.sessions.finish(model, effect):
@@ -363,6 +386,11 @@ class ShardHost:
                 warn_hyperparameters(effect)
             case ChunkTorn():
                 self._note_torn(model, effect)
+
+    def _load_state(self, model: ShardModel, effect: LoadState) -> None:
+        staged = self.states.of(effect.push, effect.optimizer)
+        assert staged is not None, "a push that loads nothing is refused"
+        model.engine.load_state(effect.optimizer, staged.chunks)
 
     def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
         record = model.core.clocks.record

@@ -10,9 +10,10 @@ from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.push_session import Outgoing
 from psserver.host.shard_host import ShardHost
-from psserver.rpc import step_calls
+from psserver.rpc import optimizer_state_calls, step_calls
 from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import worker_key
+from psserver.rpc.optimizer_state_calls import StateParts
 from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
     check_frame,
@@ -27,6 +28,7 @@ from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     SEED_CHUNK_FIELD,
+    SEED_STATE_FIELD,
     bits_to_bytes,
     decode_chunk,
     encode_chunk,
@@ -35,6 +37,7 @@ from pswire.frames import (
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
+from pswire.v1 import push_pb2
 
 SERVICE = "pswire.v1.ParameterService"
 
@@ -83,6 +86,16 @@ class ParameterService:
                     unary(self.ready),
                     request_deserializer=reader(messages.ReadyRequest),
                     response_serializer=messages.ReadyResponse.SerializeToString,
+                ),
+                "PullOptimizerState": grpc.unary_stream_rpc_method_handler(
+                    streaming(self.pull_optimizer_state),
+                    request_deserializer=reader(messages.PullOptimizerStateRequest),
+                ),
+                "StageOptimizerState": grpc.stream_unary_rpc_method_handler(
+                    unary(self.stage_optimizer_state),
+                    response_serializer=(
+                        messages.StageOptimizerStateResponse.SerializeToString
+                    ),
                 ),
                 "PullSnapshot": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull_snapshot),
@@ -170,14 +183,17 @@ class ParameterService:
         """Stages first values."""
         host = self._host
         header: messages.SeedHeader | None = None
+        state = StateParts()
         async for message in requests:
             for field, view in split_fields(message):
                 if field == 1:
                     header = messages.SeedHeader.FromString(bytes(view))
                     check_target(host, header)
                     await model_known(host)
+                elif field == SEED_STATE_FIELD and header is not None:
+                    state.take(push_pb2.OptimizerStatePart.FromString(bytes(view)))
                 elif field == SEED_CHUNK_FIELD and header is not None:
-                    await self._stage_seed(header, view)
+                    await self._stage_seed(header, view, state)
         if header is None:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the seed has no header")
         host.pump()
@@ -231,6 +247,19 @@ class ParameterService:
         """Takes word that every shard holds a push; says whose pushes count."""
         return await step_calls.ready(self._host, request)
 
+    async def pull_optimizer_state(
+        self, request: messages.PullOptimizerStateRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Sends an optimizer's state once it has reached a clock."""
+        async for response in optimizer_state_calls.pull(self._host, request):
+            yield response.SerializeToString()
+
+    async def stage_optimizer_state(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> messages.StageOptimizerStateResponse:
+        """Takes state that the caller's next push will load."""
+        return await optimizer_state_calls.stage(self._host, requests)
+
     async def pull_snapshot(
         self, request: messages.PullSnapshotRequest, context: Context
     ) -> AsyncIterator[bytes]:
@@ -264,7 +293,9 @@ class ParameterService:
             return item.message
         return await self._host.values_message(item.chunk_index, item.presence, worker)
 
-    async def _stage_seed(self, header: messages.SeedHeader, view: memoryview) -> None:
+    async def _stage_seed(
+        self, header: messages.SeedHeader, view: memoryview, state: StateParts
+    ) -> None:
         host = self._host
         worker = worker_key(header.worker)
         core = host.model.core
@@ -276,5 +307,7 @@ class ParameterService:
         core.check_seeder(worker, header.fence_number)
         frame = decode_chunk(view)
         check_frame(frame)
+        for optimizer, chunks in state.take_checked(host).items():
+            host.model.engine.write_seed_state(optimizer, chunks)
         host.model.engine.write_seed(frame.index, frame.data)
         core.seed_chunk_staged(frame.index)

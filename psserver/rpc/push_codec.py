@@ -203,6 +203,8 @@ def read_trailer(
         ranges=read_ranges(trailer.ranges),
         averaged_buffers=_averaged_buffers(model, trailer.averaged_buffers),
         gradient_norm=trailer.gradient_norm,
+        loads_state=trailer.loads_state,
+        scheduler_steps=tuple(trailer.scheduler_steps),
     )
 
 

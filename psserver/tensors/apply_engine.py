@@ -8,7 +8,7 @@ here and torch's own threads would only compete with them.
 """
 
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.tensors.master_values import MasterValues
+from psserver.tensors.optimizer_state import check_state
 from psserver.tensors.pulled_values import PulledValues
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.supported_optimizers import (
@@ -34,6 +35,7 @@ from psserver.tensors.supported_optimizers import (
     check_optimizer,
 )
 from pswire.frames import bits_to_bytes, encode_chunk
+from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -94,6 +96,7 @@ class ApplyEngine:
             for chunk in placement.chunks_by_shard[shard_index]
         }
         self._staging: ShardVectors | None = None
+        self._staged_states: dict[str, dict[int, ChunkState]] = {}
         self._install(ShardVectors(placement, shard_index), is_seeded=False)
 
     @property
@@ -158,6 +161,14 @@ class ApplyEngine:
                 f"the present slices of chunk {chunk_index} take {expected} bytes, "
                 f"{byte_count} came",
             )
+
+    def check_optimizer(self, optimizer: str) -> None:
+        """Checks that the job has an optimizer of this name.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        self._spec(optimizer)
 
     def check_hyperparameters(
         self, optimizer: str, hyperparameters: Sequence[Sequence[float]]
@@ -275,6 +286,39 @@ class ApplyEngine:
                 data=self._vectors.read(chunk_index, presence),
             )
 
+    def export_state(
+        self, optimizer: str, chunk_index: int
+    ) -> dict[StateKey, torch.Tensor]:
+        """A copy of the state that an optimizer has of a chunk.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        held = self._optimizer(optimizer, chunk_index)
+        with self._locks[chunk_index]:
+            return held.export()
+
+    def check_state(self, optimizer: str, chunk_index: int, state: ChunkState) -> None:
+        """Checks state of a chunk before it is staged; changes nothing.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` or `OPTIMIZER_MISMATCH`.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        held = self._optimizer(optimizer, chunk_index)
+        check_state(self._spec(optimizer), chunk, held.groups, state)
+
+    def load_state(self, optimizer: str, states: Mapping[int, ChunkState]) -> None:
+        """Replaces an optimizer's state.
+
+        Args:
+            optimizer: Its name.
+            states: By chunk, checked by `check_state`; others are without state.
+        """
+        for chunk_index, held in self._optimizers[optimizer].items():
+            with self._locks[chunk_index]:
+                held.load(states.get(chunk_index, {}))
+
     def note_pulled(self, worker: WorkerKey) -> None:
         """The worker has all values as they are now."""
         for chunk_index, lock in self._locks.items():
@@ -288,6 +332,7 @@ class ApplyEngine:
     def begin_seed(self) -> None:
         """Makes room for first values, dropping any that are staged."""
         self._staging = ShardVectors(self._placement, self._shard_index)
+        self._staged_states = {}
 
     def write_seed(self, chunk_index: int, data: memoryview) -> None:
         """Stages first values of a chunk.
@@ -297,14 +342,25 @@ class ApplyEngine:
         """
         self._staged().write(chunk_index, data)
 
+    def write_seed_state(
+        self, optimizer: str, states: Mapping[int, ChunkState]
+    ) -> None:
+        """Stages first state of an optimizer, checked by `check_state`."""
+        self._staged()
+        self._staged_states[self._spec(optimizer).name] = dict(states)
+
     def commit_seed(self) -> None:
-        """Makes the staged values current, with optimizers that have no state."""
+        """Makes the staged values and state of optimizers current."""
         self._install(self._staged(), is_seeded=True)
+        states, self._staged_states = self._staged_states, {}
+        for optimizer, chunks in states.items():
+            self.load_state(optimizer, chunks)
         self._staging = None
 
     def discard_seed(self) -> None:
-        """Drops staged values, if any."""
+        """Drops staged values and state, if any."""
         self._staging = None
+        self._staged_states = {}
 
     def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
         """Updates so far of each of an entry's slices on this shard."""

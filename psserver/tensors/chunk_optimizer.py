@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from psserver.tensors.optimizer_state import part_of, spans_of, split
 from psserver.tensors.supported_optimizers import make_optimizer
+from pswire.optimizer_states import ChunkState, StateKey
 from pswire.optimizers import SUPPORTED, unflatten_group
 from pswire.placement import Chunk
 from pswire.schema import OptimizerSpec
@@ -48,7 +50,8 @@ class ChunkOptimizer:
     """State and update of one (optimizer, chunk).
 
     Attributes:
-        membership: Which slices of the chunk the optimizer has.
+        groups: Group of each slice of the chunk, None for those it does not have.
+        membership: Which slices the optimizer has.
         element_count: Elements of these slices.
     """
 
@@ -71,10 +74,10 @@ class ChunkOptimizer:
         self._spec = spec
         self._chunk = chunk
         self._values = values
-        self._groups = tuple(
+        self.groups = tuple(
             group_of_entry.get(piece.entry_index) for piece in chunk.slices
         )
-        self.membership = tuple(group is not None for group in self._groups)
+        self.membership = tuple(group is not None for group in self.groups)
         self._torch = make_optimizer(spec.class_name, element_type_of(values.dtype))
         for each in SUPPORTED[spec.class_name].hyperparameters:
             if each.from_defaults:
@@ -112,6 +115,40 @@ class ChunkOptimizer:
                 state = self._torch.state.get(run.parameter, {})
                 return int(state.get("step", run.step_count))
         return 0
+
+    def export(self) -> dict[StateKey, torch.Tensor]:
+        """A copy of the state of all slices that have any."""
+        return {
+            StateKey(run.first, run.stop, name): value.clone()
+            for run in self._runs
+            for name, value in self._torch.state.get(run.parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def load(self, state: ChunkState) -> None:
+        """Goes on from this state; slices that it does not name are without any.
+
+        Args:
+            state: Checked by `check_state`; kept. Of slices that the optimizer does
+                not have it is not read.
+        """
+        spans = spans_of(state)
+        starts = [0, *accumulate(piece.element_count for piece in self._chunk.slices)]
+        self._torch.state.clear()
+        self._planned_for = None
+        runs: list[_Run] = []
+        for run in self._first_runs():
+            for first, stop, own in split(run.first, run.stop, spans, starts):
+                parameter = self._values[starts[first] : starts[stop]]
+                step_count = int(own.get("step", torch.tensor(0.0)))
+                runs.append(_Run(first, stop, starts[first], parameter, step_count))
+                if own:
+                    self._torch.state[parameter] = {
+                        # A count is float32 in every kernel of torch.
+                        name: value.to(parameter.dtype if value.ndim else torch.float32)
+                        for name, value in own.items()
+                    }
+        self._runs = runs
 
     def apply(
         self,
@@ -164,7 +201,7 @@ class ChunkOptimizer:
         """Splits runs that are no longer treated alike and groups them for torch."""
         treatment = [
             hyperparameters[group] if present and group is not None else None
-            for present, group in zip(presence, self._groups, strict=True)
+            for present, group in zip(presence, self.groups, strict=True)
         ]
         self._runs = [
             piece for run in self._runs for piece in self._split(run, treatment)
@@ -210,15 +247,11 @@ class ChunkOptimizer:
             if state:
                 offset = start - run.start
                 self._torch.state[parameter] = {
-                    key: _part(value, offset, count) for key, value in state.items()
+                    key: part_of(value, offset, count)
+                    if isinstance(value, torch.Tensor)
+                    else value
+                    for key, value in state.items()
                 }
             pieces.append(_Run(first, stop, start, parameter, run.step_count))
             start += count
         return pieces
-
-
-def _part(value: object, start: int, count: int) -> object:
-    """State of a part of a run: a view of elementwise state, a copy of a count."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value[start : start + count] if value.ndim else value.clone()

@@ -196,7 +196,27 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         chunk_bitmap=chunk_bitmap,
         ranges=[range_to_message(each) for each in trailer.ranges],
         gradient_norm=trailer.gradient_norm,
+        loads_state=trailer.loads_state,
+        scheduler_steps=trailer.scheduler_steps,
     ).SerializeToString()
+
+
+def settings_used_of(
+    message: parameter_service_pb2.OptimizerSettings,
+) -> values.OptimizerSettings:
+    """What the newest update of an optimizer was made with."""
+    return values.OptimizerSettings(
+        tuple(tuple(group.values) for group in message.groups),
+        tuple(message.scheduler_steps),
+    )
+
+
+def seed_state_bytes(optimizer: str, chunk_index: int, tensors: bytes) -> bytes:
+    """A message of a seed that holds only a part of optimizer state."""
+    part = push_pb2.OptimizerStatePart(
+        optimizer=optimizer, chunk_index=chunk_index, tensors=tensors
+    )
+    return parameter_service_pb2.SeedRequest(state=part).SerializeToString()
 
 
 def reply_of(message: push_pb2.PushReply) -> values.PushReply:

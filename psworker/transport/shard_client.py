@@ -6,7 +6,7 @@ small only. Whoever reads the values gets views of what gRPC received.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -258,6 +258,103 @@ class ShardClient:
                 timeout=timeout_s,
             )
             return values.Contribution(response.clock, response.optimizer)
+
+    async def pull_optimizer_state(
+        self,
+        optimizer: str,
+        generation: int,
+        clock: int,
+        *,
+        only_settings: bool,
+        on_waiting: Callable[[values.Waiting], None],
+        timeout_s: float,
+    ) -> tuple[list[tuple[int, bytes]], values.OptimizerSettings]:
+        """Reads the state of an optimizer at a clock.
+
+        Args:
+            optimizer: Its name.
+            generation: Newest generation known here.
+            clock: Clock that the state must have reached.
+            only_settings: Whether the settings will do.
+            on_waiting: Takes whom the call waits for.
+            timeout_s: Deadline of the call.
+
+        Returns:
+            Chunk and safetensors file of each part, and the newest settings.
+        """
+        request = pb.PullOptimizerStateRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=self._job_id,
+            worker=messages.identity_to_message(self._worker),
+            shard_incarnation=self.shard.incarnation,
+            generation=generation,
+            clock=clock,
+            optimizer=optimizer,
+            only_settings=only_settings,
+        )
+        parts: list[tuple[int, bytes]] = []
+        call = self._stub.PullOptimizerState(request, timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                async for response in call:
+                    self._traffic.received_bytes += response.ByteSize()
+                    if response.HasField("part"):
+                        part = response.part
+                        parts.append((part.chunk_index, part.tensors))
+                    elif response.HasField("waiting"):
+                        on_waiting(messages.waiting_of(response.waiting))
+                    elif response.HasField("settings"):
+                        return parts, messages.settings_used_of(response.settings)
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
+                )
+
+    async def stage_optimizer_state(
+        self,
+        optimizer: str,
+        generation: int,
+        sequence: int,
+        parts: Iterable[tuple[int, bytes]],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Stages state of an optimizer for a push.
+
+        Args:
+            optimizer: Its name.
+            generation: Newest generation known here.
+            sequence: The push.
+            parts: Chunk and safetensors file of each.
+            timeout_s: Deadline of the call.
+        """
+        header = pb.StageOptimizerStateHeader(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=self._job_id,
+            worker=messages.identity_to_message(self._worker),
+            shard_incarnation=self.shard.incarnation,
+            generation=generation,
+            sequence=sequence,
+            optimizer=optimizer,
+        )
+
+        def requests() -> Iterator[pb.StageOptimizerStateRequest]:
+            yield pb.StageOptimizerStateRequest(header=header)
+            for chunk_index, tensors in parts:
+                part = push_pb2.OptimizerStatePart(
+                    chunk_index=chunk_index, optimizer=optimizer, tensors=tensors
+                )
+                yield pb.StageOptimizerStateRequest(part=part)
+
+        call = self._stub.StageOptimizerState(timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                # A refusal ends the call under the writer; awaiting it says why.
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    for request in requests():
+                        self._traffic.sent_bytes += request.ByteSize()
+                        await call.write(request)
+                    await call.done_writing()
+                await call
 
     async def _write(
         self,

@@ -229,6 +229,21 @@ class PushTrailer:
     ranges: tuple[DataRange, ...]
     loss_scale: float = 1.0
     gradient_norm: float = 0.0
+    loads_state: bool = False
+    scheduler_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """What the newest update of an optimizer was made with.
+
+    Attributes:
+        groups: Hyperparameters of each group; none before the first update.
+        scheduler_steps: Steps of the schedulers of whose hyperparameters counted.
+    """
+
+    groups: tuple[tuple[float, ...], ...] = ()
+    scheduler_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,59 +24,72 @@ _sym_db = _symbol_database.Default()
 
 from pswire.v1 import membership_pb2 as pswire_dot_v1_dot_membership__pb2
 from pswire.v1 import push_pb2 as pswire_dot_v1_dot_push__pb2
+from pswire.v1 import schema_pb2 as pswire_dot_v1_dot_schema__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xae\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xa0\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"^\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xbf\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"\xbb\x01\n\rCommitRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12&\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"#\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"\xb3\x01\n\x0cReadyRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"7\n\rReadyResponse\x12&\n\x06\x63hoice\x18\x01 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\x85\x05\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12=\n\x06\x43ommit\x12\x18.pswire.v1.CommitRequest\x1a\x19.pswire.v1.CommitResponse\x12:\n\x05Ready\x12\x17.pswire.v1.ReadyRequest\x1a\x18.pswire.v1.ReadyResponse\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\x1a\x16pswire/v1/schema.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xae\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xa0\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"\x8c\x01\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xbf\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"\xbb\x01\n\rCommitRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12&\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"#\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"\xb3\x01\n\x0cReadyRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"7\n\rReadyResponse\x12&\n\x06\x63hoice\x18\x01 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"\xd8\x01\n\x19PullOptimizerStateRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\x12\x15\n\ronly_settings\x18\x08 \x01(\x08\"\x9e\x01\n\x1aPullOptimizerStateResponse\x12+\n\x04part\x18\x01 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\x12#\n\x07waiting\x18\x02 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.pswire.v1.OptimizerSettings\"]\n\x11OptimizerSettings\x12/\n\x06groups\x18\x01 \x03(\x0b\x32\x1f.pswire.v1.GroupHyperparameters\x12\x17\n\x0fscheduler_steps\x18\x02 \x03(\x03\"\x7f\n\x1aStageOptimizerStateRequest\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32$.pswire.v1.StageOptimizerStateHeader\x12+\n\x04part\x18\x02 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\xc4\x01\n\x19StageOptimizerStateHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\"8\n\x1bStageOptimizerStateResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\xd2\x06\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12=\n\x06\x43ommit\x12\x18.pswire.v1.CommitRequest\x1a\x19.pswire.v1.CommitResponse\x12:\n\x05Ready\x12\x17.pswire.v1.ReadyRequest\x1a\x18.pswire.v1.ReadyResponse\x12\x63\n\x12PullOptimizerState\x12$.pswire.v1.PullOptimizerStateRequest\x1a%.pswire.v1.PullOptimizerStateResponse0\x01\x12\x66\n\x13StageOptimizerState\x12%.pswire.v1.StageOptimizerStateRequest\x1a&.pswire.v1.StageOptimizerStateResponse(\x01\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pswire.v1.parameter_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHUNKSTATE']._serialized_start=2506
-  _globals['_CHUNKSTATE']._serialized_end=2620
-  _globals['_PUSHPULLREQUEST']._serialized_start=99
-  _globals['_PUSHPULLREQUEST']._serialized_end=237
-  _globals['_PUSHPULLRESPONSE']._serialized_start=240
-  _globals['_PUSHPULLRESPONSE']._serialized_end=414
-  _globals['_PUSHREQUEST']._serialized_start=417
-  _globals['_PUSHREQUEST']._serialized_end=551
-  _globals['_PUSHRESPONSE']._serialized_start=553
-  _globals['_PUSHRESPONSE']._serialized_end=604
-  _globals['_PULLREQUEST']._serialized_start=607
-  _globals['_PULLREQUEST']._serialized_end=767
-  _globals['_PULLRESPONSE']._serialized_start=770
-  _globals['_PULLRESPONSE']._serialized_end=900
-  _globals['_SEEDREQUEST']._serialized_start=902
-  _globals['_SEEDREQUEST']._serialized_end=996
-  _globals['_SEEDHEADER']._serialized_start=999
-  _globals['_SEEDHEADER']._serialized_end=1145
-  _globals['_SEEDRESPONSE']._serialized_start=1147
-  _globals['_SEEDRESPONSE']._serialized_end=1188
-  _globals['_GETSESSIONREQUEST']._serialized_start=1191
-  _globals['_GETSESSIONREQUEST']._serialized_end=1322
-  _globals['_SESSIONCHUNK']._serialized_start=1324
-  _globals['_SESSIONCHUNK']._serialized_end=1391
-  _globals['_SESSIONPUSH']._serialized_start=1393
-  _globals['_SESSIONPUSH']._serialized_end=1486
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1488
-  _globals['_GETSESSIONRESPONSE']._serialized_end=1602
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=1605
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=1796
-  _globals['_COMMITREQUEST']._serialized_start=1799
-  _globals['_COMMITREQUEST']._serialized_end=1986
-  _globals['_COMMITRESPONSE']._serialized_start=1988
-  _globals['_COMMITRESPONSE']._serialized_end=2023
-  _globals['_READYREQUEST']._serialized_start=2026
-  _globals['_READYREQUEST']._serialized_end=2205
-  _globals['_READYRESPONSE']._serialized_start=2207
-  _globals['_READYRESPONSE']._serialized_end=2262
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=2264
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=2325
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=2327
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=2438
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=2440
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=2504
-  _globals['_PARAMETERSERVICE']._serialized_start=2623
-  _globals['_PARAMETERSERVICE']._serialized_end=3268
+  _globals['_CHUNKSTATE']._serialized_start=3438
+  _globals['_CHUNKSTATE']._serialized_end=3552
+  _globals['_PUSHPULLREQUEST']._serialized_start=123
+  _globals['_PUSHPULLREQUEST']._serialized_end=261
+  _globals['_PUSHPULLRESPONSE']._serialized_start=264
+  _globals['_PUSHPULLRESPONSE']._serialized_end=438
+  _globals['_PUSHREQUEST']._serialized_start=441
+  _globals['_PUSHREQUEST']._serialized_end=575
+  _globals['_PUSHRESPONSE']._serialized_start=577
+  _globals['_PUSHRESPONSE']._serialized_end=628
+  _globals['_PULLREQUEST']._serialized_start=631
+  _globals['_PULLREQUEST']._serialized_end=791
+  _globals['_PULLRESPONSE']._serialized_start=794
+  _globals['_PULLRESPONSE']._serialized_end=924
+  _globals['_SEEDREQUEST']._serialized_start=927
+  _globals['_SEEDREQUEST']._serialized_end=1067
+  _globals['_SEEDHEADER']._serialized_start=1070
+  _globals['_SEEDHEADER']._serialized_end=1216
+  _globals['_SEEDRESPONSE']._serialized_start=1218
+  _globals['_SEEDRESPONSE']._serialized_end=1259
+  _globals['_GETSESSIONREQUEST']._serialized_start=1262
+  _globals['_GETSESSIONREQUEST']._serialized_end=1393
+  _globals['_SESSIONCHUNK']._serialized_start=1395
+  _globals['_SESSIONCHUNK']._serialized_end=1462
+  _globals['_SESSIONPUSH']._serialized_start=1464
+  _globals['_SESSIONPUSH']._serialized_end=1557
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1559
+  _globals['_GETSESSIONRESPONSE']._serialized_end=1673
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=1676
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=1867
+  _globals['_COMMITREQUEST']._serialized_start=1870
+  _globals['_COMMITREQUEST']._serialized_end=2057
+  _globals['_COMMITRESPONSE']._serialized_start=2059
+  _globals['_COMMITRESPONSE']._serialized_end=2094
+  _globals['_READYREQUEST']._serialized_start=2097
+  _globals['_READYREQUEST']._serialized_end=2276
+  _globals['_READYRESPONSE']._serialized_start=2278
+  _globals['_READYRESPONSE']._serialized_end=2333
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=2335
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=2396
+  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_start=2399
+  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_end=2615
+  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_start=2618
+  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_end=2776
+  _globals['_OPTIMIZERSETTINGS']._serialized_start=2778
+  _globals['_OPTIMIZERSETTINGS']._serialized_end=2871
+  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_start=2873
+  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_end=3000
+  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_start=3003
+  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_end=3199
+  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_start=3201
+  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_end=3257
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=3259
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=3370
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=3372
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=3436
+  _globals['_PARAMETERSERVICE']._serialized_start=3555
+  _globals['_PARAMETERSERVICE']._serialized_end=4405
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import pswire.v1.membership_pb2
 import pswire.v1.push_pb2
+import pswire.v1.schema_pb2
 import sys
 import typing
 
@@ -256,12 +257,15 @@ global___PullResponse = PullResponse
 
 @typing.final
 class SeedRequest(google.protobuf.message.Message):
-    """A message of a seed: header first, then every chunk of the shard."""
+    """A message of a seed: header first, then optimizer state if there is any, then
+    every chunk of the shard.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> global___SeedHeader:
         """Identity. In the first message."""
@@ -270,14 +274,19 @@ class SeedRequest(google.protobuf.message.Message):
     def chunk(self) -> pswire.v1.push_pb2.ParameterChunk:
         """A piece of the values."""
 
+    @property
+    def state(self) -> pswire.v1.push_pb2.OptimizerStatePart:
+        """A piece of optimizer state, for a seeder that goes on from a checkpoint."""
+
     def __init__(
         self,
         *,
         header: global___SeedHeader | None = ...,
         chunk: pswire.v1.push_pb2.ParameterChunk | None = ...,
+        state: pswire.v1.push_pb2.OptimizerStatePart | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "state", b"state"]) -> None: ...
 
 global___SeedRequest = SeedRequest
 
@@ -642,6 +651,208 @@ class AwaitContributionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["clock", b"clock", "optimizer", b"optimizer"]) -> None: ...
 
 global___AwaitContributionResponse = AwaitContributionResponse
+
+@typing.final
+class PullOptimizerStateRequest(google.protobuf.message.Message):
+    """Asks for the state of an optimizer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    ONLY_SETTINGS_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    job_id: builtins.str
+    """Job."""
+    shard_incarnation: builtins.int
+    """Start of the shard the sender means to talk to."""
+    generation: builtins.int
+    """Newest generation the sender knows."""
+    clock: builtins.int
+    """Clock the state must have reached. In BSP without backup workers nobody
+    goes beyond it before this member does.
+    """
+    optimizer: builtins.str
+    """Name of the optimizer."""
+    only_settings: builtins.bool
+    """Whether only the settings are wanted."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The member."""
+
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        job_id: builtins.str = ...,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        shard_incarnation: builtins.int = ...,
+        generation: builtins.int = ...,
+        clock: builtins.int = ...,
+        optimizer: builtins.str = ...,
+        only_settings: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "only_settings", b"only_settings", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+
+global___PullOptimizerStateRequest = PullOptimizerStateRequest
+
+@typing.final
+class PullOptimizerStateResponse(google.protobuf.message.Message):
+    """A message of the state of an optimizer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    @property
+    def part(self) -> pswire.v1.push_pb2.OptimizerStatePart:
+        """A piece of the state."""
+
+    @property
+    def waiting(self) -> pswire.v1.push_pb2.Waiting:
+        """Whom the call waits for."""
+
+    @property
+    def settings(self) -> global___OptimizerSettings:
+        """What the newest update was made with. In the last message."""
+
+    def __init__(
+        self,
+        *,
+        part: pswire.v1.push_pb2.OptimizerStatePart | None = ...,
+        waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        settings: global___OptimizerSettings | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["part", b"part", "settings", b"settings", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "settings", b"settings", "waiting", b"waiting"]) -> None: ...
+
+global___PullOptimizerStateResponse = PullOptimizerStateResponse
+
+@typing.final
+class OptimizerSettings(google.protobuf.message.Message):
+    """What the newest update of an optimizer was made with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
+        """Hyperparameters of each group. None before the first update."""
+
+    @property
+    def scheduler_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As in the trailer they came with."""
+
+    def __init__(
+        self,
+        *,
+        groups: collections.abc.Iterable[pswire.v1.schema_pb2.GroupHyperparameters] | None = ...,
+        scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "scheduler_steps", b"scheduler_steps"]) -> None: ...
+
+global___OptimizerSettings = OptimizerSettings
+
+@typing.final
+class StageOptimizerStateRequest(google.protobuf.message.Message):
+    """A message of state to be staged: header first, then the parts. Slices that no
+    part names are without state.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    @property
+    def header(self) -> global___StageOptimizerStateHeader:
+        """Identity. In the first message."""
+
+    @property
+    def part(self) -> pswire.v1.push_pb2.OptimizerStatePart:
+        """A piece of the state."""
+
+    def __init__(
+        self,
+        *,
+        header: global___StageOptimizerStateHeader | None = ...,
+        part: pswire.v1.push_pb2.OptimizerStatePart | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header", "part", b"part"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["header", b"header", "part", b"part"]) -> None: ...
+
+global___StageOptimizerStateRequest = StageOptimizerStateRequest
+
+@typing.final
+class StageOptimizerStateHeader(google.protobuf.message.Message):
+    """Identity of state to be staged."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    job_id: builtins.str
+    """Job."""
+    shard_incarnation: builtins.int
+    """Start of the shard the sender means to talk to."""
+    generation: builtins.int
+    """Newest generation the sender knows."""
+    sequence: builtins.int
+    """The push that will load it: the worker's next."""
+    optimizer: builtins.str
+    """Name of the optimizer."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        job_id: builtins.str = ...,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        shard_incarnation: builtins.int = ...,
+        generation: builtins.int = ...,
+        sequence: builtins.int = ...,
+        optimizer: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job_id", b"job_id", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "sequence", b"sequence", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+
+global___StageOptimizerStateHeader = StageOptimizerStateHeader
+
+@typing.final
+class StageOptimizerStateResponse(google.protobuf.message.Message):
+    """Answer to state that was staged."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    shard_incarnation: builtins.int
+    """Start of the shard that answers."""
+    def __init__(
+        self,
+        *,
+        shard_incarnation: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shard_incarnation", b"shard_incarnation"]) -> None: ...
+
+global___StageOptimizerStateResponse = StageOptimizerStateResponse
 
 @typing.final
 class PullSnapshotRequest(google.protobuf.message.Message):

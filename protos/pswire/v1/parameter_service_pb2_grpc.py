@@ -81,6 +81,16 @@ class ParameterServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.FromString,
                 _registered_method=True)
+        self.PullOptimizerState = channel.unary_stream(
+                '/pswire.v1.ParameterService/PullOptimizerState',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateResponse.FromString,
+                _registered_method=True)
+        self.StageOptimizerState = channel.stream_unary(
+                '/pswire.v1.ParameterService/StageOptimizerState',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateResponse.FromString,
+                _registered_method=True)
         self.PullSnapshot = channel.unary_stream(
                 '/pswire.v1.ParameterService/PullSnapshot',
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotRequest.SerializeToString,
@@ -159,6 +169,21 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullOptimizerState(self, request, context):
+        """Reads the state of an optimizer as of a clock, for a member. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageOptimizerState(self, request_iterator, context):
+        """Stages state of an optimizer, to be loaded by the caller's next push. A new
+        call replaces what an earlier one staged. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PullSnapshot(self, request, context):
         """Reads this shard's part of a snapshot. Idempotent.
         """
@@ -208,6 +233,16 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.Ready,
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.SerializeToString,
+            ),
+            'PullOptimizerState': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullOptimizerState,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateResponse.SerializeToString,
+            ),
+            'StageOptimizerState': grpc.stream_unary_rpc_method_handler(
+                    servicer.StageOptimizerState,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateResponse.SerializeToString,
             ),
             'PullSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.PullSnapshot,
@@ -438,6 +473,60 @@ class ParameterService(object):
             '/pswire.v1.ParameterService/Ready',
             pswire_dot_v1_dot_parameter__service__pb2.ReadyRequest.SerializeToString,
             pswire_dot_v1_dot_parameter__service__pb2.ReadyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullOptimizerState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pswire.v1.ParameterService/PullOptimizerState',
+            pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.PullOptimizerStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageOptimizerState(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/pswire.v1.ParameterService/StageOptimizerState',
+            pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.StageOptimizerStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

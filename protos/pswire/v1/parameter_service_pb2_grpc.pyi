@@ -86,6 +86,20 @@ class ParameterServiceStub:
     caller's push; returns when those that count are chosen. Idempotent.
     """
 
+    PullOptimizerState: grpc.UnaryStreamMultiCallable[
+        pswire.v1.parameter_service_pb2.PullOptimizerStateRequest,
+        pswire.v1.parameter_service_pb2.PullOptimizerStateResponse,
+    ]
+    """Reads the state of an optimizer as of a clock, for a member. Idempotent."""
+
+    StageOptimizerState: grpc.StreamUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.StageOptimizerStateRequest,
+        pswire.v1.parameter_service_pb2.StageOptimizerStateResponse,
+    ]
+    """Stages state of an optimizer, to be loaded by the caller's next push. A new
+    call replaces what an earlier one staged. Idempotent.
+    """
+
     PullSnapshot: grpc.UnaryStreamMultiCallable[
         pswire.v1.parameter_service_pb2.PullSnapshotRequest,
         pswire.v1.parameter_service_pb2.PullSnapshotResponse,
@@ -158,6 +172,20 @@ class ParameterServiceAsyncStub:
     ]
     """With backup workers, on shard 0: says that every shard holds all of the
     caller's push; returns when those that count are chosen. Idempotent.
+    """
+
+    PullOptimizerState: grpc.aio.UnaryStreamMultiCallable[
+        pswire.v1.parameter_service_pb2.PullOptimizerStateRequest,
+        pswire.v1.parameter_service_pb2.PullOptimizerStateResponse,
+    ]
+    """Reads the state of an optimizer as of a clock, for a member. Idempotent."""
+
+    StageOptimizerState: grpc.aio.StreamUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.StageOptimizerStateRequest,
+        pswire.v1.parameter_service_pb2.StageOptimizerStateResponse,
+    ]
+    """Stages state of an optimizer, to be loaded by the caller's next push. A new
+    call replaces what an earlier one staged. Idempotent.
     """
 
     PullSnapshot: grpc.aio.UnaryStreamMultiCallable[
@@ -248,6 +276,24 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.parameter_service_pb2.ReadyResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.ReadyResponse]]:
         """With backup workers, on shard 0: says that every shard holds all of the
         caller's push; returns when those that count are chosen. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def PullOptimizerState(
+        self,
+        request: pswire.v1.parameter_service_pb2.PullOptimizerStateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[pswire.v1.parameter_service_pb2.PullOptimizerStateResponse], collections.abc.AsyncIterator[pswire.v1.parameter_service_pb2.PullOptimizerStateResponse]]:
+        """Reads the state of an optimizer as of a clock, for a member. Idempotent."""
+
+    @abc.abstractmethod
+    def StageOptimizerState(
+        self,
+        request_iterator: _MaybeAsyncIterator[pswire.v1.parameter_service_pb2.StageOptimizerStateRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.parameter_service_pb2.StageOptimizerStateResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.StageOptimizerStateResponse]]:
+        """Stages state of an optimizer, to be loaded by the caller's next push. A new
+        call replaces what an earlier one staged. Idempotent.
         """
 
     @abc.abstractmethod

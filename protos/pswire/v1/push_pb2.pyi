@@ -282,6 +282,8 @@ class PushTrailer(google.protobuf.message.Message):
     RANGES_FIELD_NUMBER: builtins.int
     AVERAGED_BUFFERS_FIELD_NUMBER: builtins.int
     GRADIENT_NORM_FIELD_NUMBER: builtins.int
+    LOADS_STATE_FIELD_NUMBER: builtins.int
+    SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -306,6 +308,10 @@ class PushTrailer(google.protobuf.message.Message):
     """L2 norm of the sender's whole gradient, without its loss scale. By it a
     job that clips scales a push in SSP and ASP. 0 if it is not finite.
     """
+    loads_state: builtins.bool
+    """Whether the state that the sender has staged is loaded before the update.
+    Counts as hyperparameters do: where this push is their source.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
         """Current hyperparameters of each group of the optimizer."""
@@ -313,6 +319,12 @@ class PushTrailer(google.protobuf.message.Message):
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DataRange]:
         """Data consumed since the push before."""
+
+    @property
+    def scheduler_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Steps of the sender's schedulers of this optimizer, in the order of
+        `prepare`, so that a later worker's can be set to the same.
+        """
 
     def __init__(
         self,
@@ -325,10 +337,41 @@ class PushTrailer(google.protobuf.message.Message):
         ranges: collections.abc.Iterable[global___DataRange] | None = ...,
         averaged_buffers: builtins.bytes = ...,
         gradient_norm: builtins.float = ...,
+        loads_state: builtins.bool = ...,
+        scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loss_scale", b"loss_scale", "ranges", b"ranges", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
+
+@typing.final
+class OptimizerStatePart(google.protobuf.message.Message):
+    """A piece of the state that an optimizer has for one chunk."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHUNK_INDEX_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    chunk_index: builtins.int
+    """Index of the chunk in the placement."""
+    optimizer: builtins.str
+    """Name of the optimizer."""
+    tensors: builtins.bytes
+    """A safetensors file. A tensor named `FIRST:STOP:NAME` is torch's state NAME
+    of the chunk's slices FIRST to STOP, without the last: their elements one
+    after the other, or one number without dimensions that holds for each.
+    """
+    def __init__(
+        self,
+        *,
+        chunk_index: builtins.int = ...,
+        optimizer: builtins.str = ...,
+        tensors: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_index", b"chunk_index", "optimizer", b"optimizer", "tensors", b"tensors"]) -> None: ...
+
+global___OptimizerStatePart = OptimizerStatePart
 
 @typing.final
 class PushReply(google.protobuf.message.Message):

@@ -144,16 +144,6 @@ def test_a_parameter_of_no_model_is_named() -> None:
         describe_optimizer("optimizer", optimizer, bind_models({"model": model}))
 
 
-def test_an_optimizer_that_has_stepped_is_refused() -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-
-    with pytest.raises(ConfigurationError, match="taken steps already"):
-        describe_optimizer("optimizer", optimizer, bind_models({"model": model}))
-
-
 def test_the_state_that_adagrad_is_built_with_is_no_step() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adagrad(model.parameters())

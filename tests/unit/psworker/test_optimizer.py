@@ -12,9 +12,23 @@ from psworker.errors import ConfigurationError, HyperparameterError, Unsupported
 from psworker.model_schema import bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import point_schedulers
+from psworker.push_result import PushResult
 
 if TYPE_CHECKING:
+    from psworker.optimizer_state import States
     from psworker.stepper import Stepper
+
+
+def outcome(name: str) -> PushResult:
+    return PushResult(
+        outcome=name,
+        clock=1,
+        version=1,
+        frontier=1,
+        staleness=0,
+        mode="bsp",
+        duplicate=False,
+    )
 
 
 @dataclass
@@ -22,17 +36,23 @@ class RecordingStepper:
     """Stands in for the steps of a member: notes what it was asked."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
+    result: PushResult = field(default_factory=lambda: outcome("applied"))
 
-    def step(self, spec: object, groups: object, **how: object) -> None:
+    def step(self, spec: object, groups: object, **how: object) -> PushResult:
         self.steps.append({"groups": groups, **how})
+        return self.result
+
+    def optimizer_state(self, optimizer: str) -> "States":
+        return {}
 
 
 def prepared(
     inner: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[PreparedOptimizer, RecordingStepper]:
     stepper = RecordingStepper()
-    spec = describe_optimizer("optimizer", inner, bind_models({"model": model}))
-    return PreparedOptimizer(inner, spec, cast("Stepper", stepper)), stepper
+    bound = bind_models({"model": model})
+    spec = describe_optimizer("optimizer", inner, bound)
+    return PreparedOptimizer(inner, spec, cast("Stepper", stepper), bound), stepper
 
 
 @pytest.fixture
@@ -160,14 +180,54 @@ def test_a_hyperparameter_that_is_no_number_is_named(model: nn.Module) -> None:
         optimizer.step()
 
 
-def test_its_state_dict_holds_groups_and_can_not_be_loaded(model: nn.Module) -> None:
-    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
-    expected = copy.deepcopy(inner.state_dict())
-    optimizer, _ = prepared(inner, model)
+def test_loaded_state_goes_with_each_step_until_one_has_counted(
+    model: nn.Module,
+) -> None:
+    other = torch.optim.AdamW(model.parameters(), lr=0.3)
+    model(torch.ones(1, 2)).sum().backward()
+    other.step()
+    optimizer, stepper = prepared(torch.optim.AdamW(model.parameters()), model)
 
-    assert optimizer.state_dict() == expected
-    with pytest.raises(UnsupportedError, match="lives on the shards"):
-        optimizer.load_state_dict(expected)
+    optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
+    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert not optimizer.state
+    assert optimizer.state_dict()["state"].keys() == {0, 1}
+    stepper.result = outcome("dropped")
+    optimizer.step()
+    stepper.result = outcome("applied")
+    optimizer.step()
+    optimizer.step()
+
+    loads = [step["extras"].loads for step in stepper.steps]
+    assert [each is not None for each in loads] == [True, True, False]
+    assert loads[0].keys() == {0, 1}
+    assert loads[0][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_state_dict_of_other_groups_changes_nothing(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.AdamW(model.parameters(), lr=0.1), model)
+    other = torch.optim.AdamW([nn.Parameter(torch.ones(1))])
+
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        optimizer.load_state_dict(other.state_dict())
+
+    optimizer.step()
+    assert stepper.steps[0]["extras"].loads is None
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_hooks_of_state_dicts_fire_also_those_from_before(model: nn.Module) -> None:
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    fired: list[object] = []
+    inner.register_state_dict_pre_hook(lambda o: fired.append(o))
+    optimizer, _ = prepared(inner, model)
+    optimizer.register_state_dict_post_hook(lambda o, d: {**d, "more": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda o, d: fired.append(d["more"]))
+    optimizer.register_load_state_dict_post_hook(lambda o: fired.append("loaded"))
+
+    optimizer.load_state_dict(optimizer.state_dict())
+
+    assert fired == [optimizer, 1, "loaded"]
 
 
 def test_a_gradient_scaler_leaves_the_verdict_to_the_shards(model: nn.Module) -> None:

@@ -1,0 +1,219 @@
+"""State of optimizers to workers and from them."""
+
+from collections.abc import AsyncIterator
+
+import torch
+from google.protobuf.message import DecodeError
+
+from psserver.core.push import PushId
+from psserver.core.record import WorkerKey
+from psserver.host.monotonic import now_ms
+from psserver.host.shard_host import ShardHost
+from psserver.host.staged_states import StagedState
+from psserver.rpc.identity_codec import worker_key
+from psserver.rpc.push_codec import (
+    check_target,
+    checked_clock,
+    push_id,
+    waiting_message,
+)
+from psserver.rpc.readiness import catch_up
+from pswire.limits import WAITING_INTERVAL_MS
+from pswire.optimizer_states import StateKey, decode_state
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import parameter_service_pb2 as messages
+from pswire.v1 import push_pb2, schema_pb2
+
+PART_COUNT_MAX = 16
+"""Most parts of one chunk: no optimizer has so much state. Each is a message."""
+
+
+class StateParts:
+    """State that comes in parts, until it can be checked as a whole."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[int, dict[StateKey, torch.Tensor]]] = {}
+        self._part_counts: dict[tuple[str, int], int] = {}
+
+    def take(self, part: push_pb2.OptimizerStatePart) -> None:
+        """Reads a part.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+        """
+        place = (part.optimizer, part.chunk_index)
+        self._part_counts[place] = self._part_counts.get(place, 0) + 1
+        if self._part_counts[place] > PART_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the optimizer state of chunk {part.chunk_index} comes in more than "
+                f"{PART_COUNT_MAX} parts",
+            )
+        chunks = self._states.setdefault(part.optimizer, {})
+        chunks.setdefault(part.chunk_index, {}).update(decode_state(part.tensors))
+
+    def take_checked(
+        self, host: ShardHost
+    ) -> dict[str, dict[int, dict[StateKey, torch.Tensor]]]:
+        """What has come, by optimizer and chunk, once.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`, `HYPERPARAMETER_INVALID` or
+                `OPTIMIZER_MISMATCH`.
+        """
+        states, self._states = self._states, {}
+        for optimizer, chunks in states.items():
+            for chunk_index, state in chunks.items():
+                host.model.engine.check_state(optimizer, chunk_index, state)
+        return states
+
+
+async def pull(
+    host: ShardHost, request: messages.PullOptimizerStateRequest
+) -> AsyncIterator[messages.PullOptimizerStateResponse]:
+    """Sends an optimizer's state once it has reached a clock.
+
+    Raises:
+        Refusal: The caller is no member, or the job has no such optimizer.
+    """
+    check_target(host, request)
+    worker = worker_key(request.worker)
+    clock = checked_clock(request.clock)
+    await catch_up(host, request.generation)
+    core = host.model.core
+    host.model.engine.check_optimizer(request.optimizer)
+    started_ms = now_ms()
+
+    def is_over() -> bool:
+        """Whether there is nothing to wait for, be it that it will never come."""
+        is_member = core.clocks.member_of(worker) is not None
+        return not is_member or bool(host.end_reason) or core.admits_pull(worker, clock)
+
+    while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
+        waiting = waiting_message(host, now_ms() - started_ms)
+        yield messages.PullOptimizerStateResponse(waiting=waiting)
+    host.check_open()
+    _check_member(host, worker)
+    if not request.only_settings:
+        for chunk in host.model.chunks:
+            for part in await host.state_messages(request.optimizer, chunk.index):
+                yield messages.PullOptimizerStateResponse(
+                    part=push_pb2.OptimizerStatePart(
+                        chunk_index=chunk.index,
+                        optimizer=request.optimizer,
+                        tensors=part,
+                    )
+                )
+    yield messages.PullOptimizerStateResponse(
+        settings=_settings(host, request.optimizer)
+    )
+
+
+async def stage(
+    host: ShardHost, requests: AsyncIterator[bytes]
+) -> messages.StageOptimizerStateResponse:
+    """Takes state that the caller's next push will load.
+
+    Raises:
+        Refusal: Of the header with nothing read; of a part with nothing staged.
+    """
+    header: messages.StageOptimizerStateHeader | None = None
+    parts = StateParts()
+    async for data in requests:
+        message = _read(data)
+        if message.HasField("header"):
+            header = message.header
+            check_target(host, header)
+            await catch_up(host, header.generation)
+            host.model.engine.check_optimizer(header.optimizer)
+            _check_next(host, push_id(header.worker, header.sequence))
+        if message.HasField("part"):
+            _check_part(header, message.part)
+            parts.take(message.part)
+    if header is None:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
+    push = push_id(header.worker, header.sequence)
+    states = parts.take_checked(host)
+    _check_next(host, push)
+    if push.sequence > host.model.core.closed_sequence(push.worker):
+        own = states.get(header.optimizer, {})
+        host.states.put(push.worker, StagedState(push.sequence, header.optimizer, own))
+    return messages.StageOptimizerStateResponse(shard_incarnation=host.incarnation)
+
+
+def check_staged(host: ShardHost, push: PushId, optimizer: str) -> None:
+    """Refuses a trailer that would load what is not here.
+
+    A push that is done loads nothing any more: with backup workers its clock may have
+    closed without it.
+
+    Raises:
+        Refusal: `RECOVERING`.
+    """
+    if push.sequence <= host.model.core.closed_sequence(push.worker):
+        return
+    if host.states.of(push, optimizer) is None:
+        raise Refusal(
+            ErrorReason.RECOVERING,
+            f"push {push.sequence} of {push.worker} loads state of "
+            f"{optimizer[:64]!r}, and none is staged for it",
+        )
+
+
+def _read(data: bytes) -> messages.StageOptimizerStateRequest:
+    try:
+        return messages.StageOptimizerStateRequest.FromString(data)
+    except DecodeError:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE, "optimizer state can't be parsed"
+        ) from None
+
+
+def _check_part(
+    header: messages.StageOptimizerStateHeader | None,
+    part: push_pb2.OptimizerStatePart,
+) -> None:
+    if header is None or part.optimizer != header.optimizer:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a part of the state of {part.optimizer[:64]!r} comes before a header "
+            "that names it",
+        )
+
+
+def _check_next(host: ShardHost, push: PushId) -> None:
+    """Refuses state for a push beyond the sender's next.
+
+    One that is done needs none: with backup workers its clock may have closed.
+    """
+    _check_member(host, push.worker)
+    done = host.model.core.closed_sequence(push.worker)
+    if push.sequence > done + 1:
+        raise Refusal(
+            ErrorReason.SEQUENCE_GAP,
+            f"state is staged for push {push.sequence} of {push.worker}, the next is "
+            f"{done + 1}",
+            sequence=push.sequence,
+            sequence_done_max=done,
+        )
+
+
+def _check_member(host: ShardHost, worker: WorkerKey) -> None:
+    if host.model.core.clocks.member_of(worker) is None:
+        raise Refusal(
+            ErrorReason.WORKER_INCARNATION_STALE,
+            f"{worker} is no member: only members read and load optimizer state",
+        )
+
+
+def _settings(host: ShardHost, optimizer: str) -> messages.OptimizerSettings:
+    used = host.model.core.used_settings(optimizer)
+    if used is None:
+        return messages.OptimizerSettings()
+    return messages.OptimizerSettings(
+        groups=[
+            schema_pb2.GroupHyperparameters(values=values)
+            for values in used.hyperparameters
+        ],
+        scheduler_steps=used.scheduler_steps,
+    )

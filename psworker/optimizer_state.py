@@ -1,0 +1,153 @@
+"""Optimizer state as torch keeps it, for each parameter, and as shards do, by chunk.
+
+In the user's thread. State of an entry is a mapping of names: elementwise state has
+the shape of the parameter, a count or other number has none.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch.optim import Optimizer
+
+from pswire.optimizer_states import SCALARS, StateKey, decode_state, encode_state
+from pswire.placement import Chunk, Placement, Slice
+
+EntryState = dict[str, torch.Tensor]
+"""State of one tensor of the schema, on the CPU; elementwise state is 1-D."""
+
+States = dict[int, EntryState]
+"""State by position in the schema. Tensors without state are not in it."""
+
+
+def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
+    """The state that an optimizer of torch holds, where it has taken steps.
+
+    Args:
+        optimizer: Any of the supported classes.
+        indexes: Position in the schema by `id()` of the parameter.
+    """
+    found: States = {}
+    for parameter, state in optimizer.state.items():
+        # Adagrad fills its state as it is built, with a step count of 0.
+        if not state or float(state.get("step", 1)) == 0:
+            continue
+        index = indexes.get(id(parameter))
+        if index is not None:
+            found[index] = {
+                name: _as_sent(name, value)
+                for name, value in state.items()
+                if value is not None
+            }
+    return found
+
+
+def fill(optimizer: Optimizer, tensors: Sequence[torch.Tensor], states: States) -> None:
+    """Gives an optimizer of torch state, on the devices and in the shapes it wants.
+
+    Args:
+        optimizer: Whose `state` is replaced.
+        tensors: Parameters by position in the schema.
+        states: Of each.
+    """
+    optimizer.state.clear()
+    for index, state in states.items():
+        parameter = tensors[index]
+        optimizer.state[parameter] = {
+            name: value
+            if name in SCALARS
+            else value.view(parameter.shape).to(parameter.device)
+            for name, value in state.items()
+        }
+
+
+def gather(parts: Iterable[tuple[int, bytes]], placement: Placement) -> States:
+    """Puts together what shards have sent.
+
+    Args:
+        parts: Chunk and safetensors file of each part.
+        placement: How tensors are cut.
+
+    Raises:
+        Refusal: A part can't be read.
+    """
+    found: States = {}
+    sizes = _sizes_of(placement)
+    for chunk_index, data in parts:
+        slices = placement.chunks[chunk_index].slices
+        for key, value in decode_state(data).items():
+            pieces = slices[key.first : key.stop]
+            if key.name in SCALARS:
+                for piece in pieces:
+                    _note_number(found, piece.entry_index, key.name, value)
+                continue
+            counts = [piece.element_count for piece in pieces]
+            for piece, own in zip(pieces, value.split(counts), strict=True):
+                state = found.setdefault(piece.entry_index, {})
+                whole = state.get(key.name)
+                if whole is None:
+                    size = sizes[piece.entry_index]
+                    whole = state[key.name] = torch.zeros(size, dtype=own.dtype)
+                whole[piece.start : piece.stop] = own
+    return found
+
+
+def parts_of(chunk: Chunk, states: States) -> Iterator[bytes]:
+    """Safetensors files with the state of a chunk; none when it has none."""
+    found: dict[StateKey, torch.Tensor] = {}
+    numbered = list(enumerate(chunk.slices))
+    for alike, group in groupby(numbered, lambda each: _likeness(states, each[1])):
+        if alike is None:
+            continue
+        members = list(group)
+        first, stop = members[0][0], members[-1][0] + 1
+        example = states[members[0][1].entry_index]
+        for name, value in example.items():
+            if name in SCALARS:
+                found[StateKey(first, stop, name)] = value.clone()
+                continue
+            pieces = [
+                states[piece.entry_index][name][piece.start : piece.stop]
+                for _, piece in members
+            ]
+            found[StateKey(first, stop, name)] = torch.cat(pieces)
+    return encode_state(found)
+
+
+def _likeness(states: States, piece: Slice) -> tuple[object, ...] | None:
+    """What slices have in common that may share their state; None without any."""
+    state = states.get(piece.entry_index)
+    if state is None:
+        return None
+    return tuple(
+        (name, value.item() if name in SCALARS else value.dtype)
+        for name, value in sorted(state.items())
+    )
+
+
+def _as_sent(name: str, value: object) -> torch.Tensor:
+    if name in SCALARS:
+        return torch.as_tensor(value, dtype=torch.float32).detach().cpu().clone()
+    assert isinstance(value, torch.Tensor), "all other state is elementwise"
+    return value.detach().reshape(-1).cpu()
+
+
+def _note_number(
+    states: States, entry_index: int, name: str, value: torch.Tensor
+) -> None:
+    """Keeps a number; where chunks of a tensor differ, while others push, the largest.
+
+    A product that shrinks with every step is then that of the chunk that is behind.
+    """
+    state = states.setdefault(entry_index, {})
+    known = state.get(name)
+    if known is None or bool(value > known):
+        state[name] = value.clone()
+
+
+def _sizes_of(placement: Placement) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for chunk in placement.chunks:
+        for piece in chunk.slices:
+            sizes[piece.entry_index] = max(sizes.get(piece.entry_index, 0), piece.stop)
+    return sizes

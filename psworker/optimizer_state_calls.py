@@ -1,0 +1,116 @@
+"""Calls for optimizer state, to all shards at once. On the event loop."""
+
+from collections.abc import Callable, Iterable
+
+from psworker.membership import Membership
+from psworker.retries import all_or_none, now, told_to_users, until_decided
+from psworker.shard_clients import ShardClients
+from psworker.transport.values import OptimizerSettings, Waiting
+
+StatePart = tuple[int, bytes]
+"""Index of a chunk, and a safetensors file with some of its state."""
+
+
+class ShardStateCalls:
+    """Reads and stages the state of one optimizer."""
+
+    def __init__(self, clients: ShardClients, membership: Membership) -> None:
+        """Calls nobody yet.
+
+        Args:
+            clients: Clients of all shards.
+            membership: What the coordinator has told.
+        """
+        self._clients = clients
+        self._membership = membership
+
+    async def pull(
+        self,
+        optimizer: str,
+        clock: int,
+        *,
+        only_settings: bool,
+        on_waiting: Callable[[Waiting], None],
+        timeout_s: float,
+    ) -> tuple[list[StatePart], OptimizerSettings]:
+        """Reads an optimizer's state as of a clock, and its newest settings.
+
+        Raises:
+            EvictedError: This worker is no member any more.
+            PsError: A shard did not answer in time, or refused.
+        """
+        deadline = now() + timeout_s
+        generation = self._generation
+
+        async def pull_one(
+            shard_index: int,
+        ) -> tuple[list[StatePart], OptimizerSettings]:
+            async def attempt(
+                timeout_s: float,
+            ) -> tuple[list[StatePart], OptimizerSettings]:
+                client = await self._clients.of(shard_index)
+                return await client.pull_optimizer_state(
+                    optimizer,
+                    generation,
+                    clock,
+                    only_settings=only_settings,
+                    on_waiting=on_waiting,
+                    timeout_s=timeout_s,
+                )
+
+            return await until_decided(attempt, deadline)
+
+        with told_to_users():
+            answers = await self._membership.unless_failed(
+                all_or_none(map(pull_one, range(len(self._membership.shards))))
+            )
+        parts = [part for own, _ in answers for part in own]
+        # Every shard sees every push, also one that holds nothing of the optimizer.
+        return parts, answers[0][1]
+
+    async def stage(
+        self,
+        optimizer: str,
+        sequence: int,
+        parts_of: Callable[[int], Iterable[StatePart]],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Stages state on all shards, for this worker's next push.
+
+        Args:
+            optimizer: Its name.
+            sequence: The push.
+            parts_of: Parts of a shard's chunks.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            EvictedError: This worker is no member any more.
+            HyperparameterError: The state is none that the optimizer can go on from.
+            PsError: A shard did not answer in time, or refused.
+        """
+        deadline = now() + timeout_s
+        generation = self._generation
+
+        async def stage_one(shard_index: int) -> None:
+            async def attempt(timeout_s: float) -> None:
+                client = await self._clients.of(shard_index)
+                await client.stage_optimizer_state(
+                    optimizer,
+                    generation,
+                    sequence,
+                    parts_of(shard_index),
+                    timeout_s=timeout_s,
+                )
+
+            await until_decided(attempt, deadline)
+
+        with told_to_users():
+            await self._membership.unless_failed(
+                all_or_none(map(stage_one, range(len(self._membership.shards))))
+            )
+
+    @property
+    def _generation(self) -> int:
+        record = self._membership.record
+        return record.generation if record is not None else 0

@@ -1,0 +1,281 @@
+"""State of optimizers comes from the shards and goes to them as torch writes it."""
+
+import copy
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from psserver.core.record import Mode, StepAtomicity
+from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.one_process import (
+    TOLERANCE,
+    Prepare,
+    as_given,
+    loss_of,
+    on_job,
+    small_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEP_COUNT: Final = 3
+
+VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("SGD", {"lr": 0.02}),
+    ("SGD", {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    ("AdamW", {"lr": 0.01}),
+    ("Adagrad", {"lr": 0.05, "lr_decay": 0.01, "initial_accumulator_value": 0.1}),
+    ("RMSprop", {"lr": 0.002, "eps": 1e-4}),
+    ("RMSprop", {"lr": 0.001, "eps": 1e-4, "centered": True, "momentum": 0.9}),
+    ("Adamax", {"lr": 0.01}),
+    ("NAdam", {"lr": 0.01}),
+    ("RAdam", {"lr": 0.01}),
+    ("Adadelta", {"lr": 0.5}),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts tensors of a few elements into chunks, on both sides alike."""
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 24)
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 64)
+
+
+class Run:
+    """A script that saves what it ends with and may begin with what was saved.
+
+    Attributes:
+        model_state: The model's values at the end.
+        optimizer_state: The optimizer's state at the end.
+    """
+
+    def __init__(
+        self,
+        class_name: str,
+        settings: dict[str, Any],
+        *,
+        first_step: int = 0,
+        begin_with: "Run | None" = None,
+        load_late: bool = False,
+    ) -> None:
+        self._class: Callable[..., torch.optim.Optimizer] = getattr(
+            torch.optim, class_name
+        )
+        self._settings = settings
+        self._first_step = first_step
+        self._begin_with = begin_with
+        self._load_late = load_late
+        self.model_state: dict[str, torch.Tensor] = {}
+        self.optimizer_state: dict[str, Any] = {}
+
+    def __call__(self, prepare: Prepare) -> list[torch.Tensor]:
+        model: Any = small_model()
+        optimizer = self._class(
+            [
+                {"params": model[0].parameters()},
+                {"params": model[2].parameters(), "weight_decay": 0.01},
+            ],
+            **self._settings,
+        )
+        if self._begin_with is not None:
+            model.load_state_dict(self._begin_with.model_state)
+        saved = copy.deepcopy(self._begin_with and self._begin_with.optimizer_state)
+        if saved and not self._load_late:
+            optimizer.load_state_dict(saved)
+        model, optimizer = prepare(model, optimizer)
+        if saved and self._load_late:
+            optimizer.load_state_dict(saved)
+        for step in range(self._first_step, self._first_step + STEP_COUNT):
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            if step == 1:  # the last bias has no gradient: its history is another
+                model[2].bias.requires_grad_(False)
+                loss = loss_of(model, step)
+                model[2].bias.requires_grad_(True)
+            loss.backward()
+            optimizer.step()
+        self.optimizer_state = copy.deepcopy(optimizer.state_dict())
+        self.model_state = copy.deepcopy(model.state_dict())
+        return [*model.parameters(), *flat(self.optimizer_state)]
+
+
+def flat(state_dict: dict[str, Any]) -> list[torch.Tensor]:
+    """All state in one order, with a shape that tells one number from an element."""
+    return [
+        torch.as_tensor(state_dict["state"][number][name], dtype=torch.float64)
+        for number in sorted(state_dict["state"])
+        for name in sorted(state_dict["state"][number])
+        if state_dict["state"][number][name] is not None
+    ]
+
+
+def names(state_dict: dict[str, Any]) -> dict[int, set[str]]:
+    return {
+        number: {name for name, value in state.items() if value is not None}
+        for number, state in state_dict["state"].items()
+        if state
+    }
+
+
+@pytest.mark.parametrize(("class_name", "settings"), VARIANTS)
+def test_state_is_that_of_one_process_and_goes_on_in_one(
+    class_name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = Run(class_name, settings)
+    expected = [each.detach().clone() for each in plain(as_given)]
+    served = Run(class_name, settings)
+    found = on_job(served, tmp_path / "first")
+
+    assert names(served.optimizer_state) == names(plain.optimizer_state)
+    shapes = [each.shape for each in flat(served.optimizer_state)]
+    assert shapes == [each.shape for each in flat(plain.optimizer_state)]
+    assert deviation(found, expected) <= TOLERANCE
+    settings_of = [
+        {key: value for key, value in group.items() if key != "foreach"}
+        for group in served.optimizer_state["param_groups"]
+    ]
+    assert settings_of == [
+        {key: value for key, value in group.items() if key != "foreach"}
+        for group in plain.optimizer_state["param_groups"]
+    ]
+
+    # From what the job has saved: one process, a job that loads before prepare, and
+    # one that loads after it.
+    goes_on: dict[str, Any] = {"first_step": STEP_COUNT, "begin_with": served}
+    expected = [
+        each.detach().clone() for each in Run(class_name, settings, **goes_on)(as_given)
+    ]
+    early = on_job(Run(class_name, settings, **goes_on), tmp_path / "early")
+    assert deviation(early, expected) <= TOLERANCE
+    late = Run(class_name, settings, **goes_on, load_late=True)
+    assert deviation(on_job(late, tmp_path / "late"), expected) <= TOLERANCE
+
+
+def adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+    return torch.optim.Adam(model.parameters(), lr=0.05, **settings)
+
+
+def train(model: Any, optimizer: Any, rank: int | None, steps: range) -> None:  # noqa: ANN401
+    rows = {None: slice(0, 8), 0: slice(0, 3), 1: slice(3, 8)}[rank]
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step, rows).backward()
+        how = {} if rank is None else {"weight": rows.stop - rows.start}
+        optimizer.step(**how)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "backup", "commit", "ssp"])
+def test_workers_read_and_load_at_the_same_place(mode: str, tmp_path: Path) -> None:
+    """Back to the state of two steps ago, as one process goes back."""
+
+    def script(model: Any, optimizer: Any, rank: int | None) -> dict[str, Any]:  # noqa: ANN401
+        train(model, optimizer, rank, range(2))
+        saved = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, rank, range(2, 4))
+        optimizer.load_state_dict(saved)
+        again = optimizer.state_dict()
+        torch.testing.assert_close(flat(again), flat(saved), rtol=0, atol=0)
+        train(model, optimizer, rank, range(4, 6))
+        return dict(optimizer.state_dict())
+
+    def work(worker_id: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        model = small_model()
+        with connect(job, worker_id) as ps:
+            model, optimizer = ps.prepare(model, adam(model))
+            state = script(model, optimizer, int(worker_id[1:]))
+        return [each.detach().clone() for each in model.parameters()], state
+
+    cases: dict[str, dict[str, Any]] = {
+        "bsp": {},
+        "backup": {"backup_worker_count": 1, "step_atomicity": StepAtomicity.CLOCK},
+        "commit": {"step_atomicity": StepAtomicity.CLOCK},
+        "ssp": {"mode": Mode.SSP, "staleness_bound": 1},
+    }
+    with Job(tmp_path, workers_min=2, **cases[mode]) as job:
+        results = run_workers({"w0": work, "w1": work})
+    plain = small_model()
+    optimizer = adam(plain)
+    expected = script(plain, optimizer, None)
+
+    steps = {float(each["step"]) for each in results["w0"][1]["state"].values()}
+    if mode in ("bsp", "commit"):
+        exact = [*(each.detach() for each in plain.parameters()), *flat(expected)]
+        for values, state in results.values():
+            assert deviation([*values, *flat(state)], exact) <= TOLERANCE
+        assert steps == {4.0}
+    elif mode == "ssp":
+        # Each push is an update; the longest worker's has gone back, once.
+        assert steps <= {float(count) for count in range(4, 9)}
+
+
+def test_state_of_other_switches_is_refused_before_anything_changes(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path / "late") as job, connect(job, "w0") as ps:
+        model: Any = small_model()
+        other = adam(model, amsgrad=True)
+        train(model, other, None, range(1))
+        saved = other.state_dict()
+        saved["param_groups"][0]["amsgrad"] = False
+        model, optimizer = ps.prepare(model, adam(model, amsgrad=True))
+        train(model, optimizer, None, range(1))
+        for state in saved["state"].values():
+            del state["max_exp_avg_sq"]
+        saved["param_groups"][0]["amsgrad"] = True
+        optimizer.load_state_dict(saved)
+        with pytest.raises(psworker.HyperparameterError, match="goes on from") as bad:
+            train(model, optimizer, None, range(1, 2))
+        assert "another class, or of other switches" in str(bad.value)
+        assert ps.clock == 1
+
+        optimizer.load_state_dict(adam(model, amsgrad=True).state_dict())
+        train(model, optimizer, None, range(2, 3))
+        assert ps.clock == 2
+        assert job.step_counts(0) == {1}  # an empty state was loaded
+
+
+def test_state_that_no_shard_can_use_ends_prepare(tmp_path: Path) -> None:
+    model = small_model()
+    optimizer = adam(model)
+    train(model, optimizer, None, range(1))
+    optimizer.param_groups[0]["amsgrad"] = True
+    with (
+        Job(tmp_path) as job,
+        connect(job, "w0") as ps,
+        pytest.raises(psworker.HyperparameterError, match="max_exp_avg_sq"),
+    ):
+        ps.prepare(model, optimizer)
+
+
+def test_a_late_joiner_reads_the_state_too(tmp_path: Path) -> None:
+    joined = threading.Event()
+
+    with Job(tmp_path) as job, connect(job, "w0") as first:
+        model = small_model()
+        model, optimizer = first.prepare(model, adam(model))
+        train(model, optimizer, None, range(3))
+
+        def late(worker_id: str) -> dict[str, Any]:
+            other = small_model()
+            with connect(job, worker_id) as ps:
+                other, other_optimizer = ps.prepare(other, adam(other))
+                joined.set()
+                state = dict(other_optimizer.state_dict())
+                train(other, other_optimizer, 1, range(3, 4))
+                return state
+
+        def go_on(worker_id: str) -> dict[str, Any]:
+            assert joined.wait(20)
+            state = dict(optimizer.state_dict())
+            train(model, optimizer, 0, range(3, 4))
+            return state
+
+        states = run_workers({"w0": go_on, "w1": late})
+    torch.testing.assert_close(flat(states["w0"]), flat(states["w1"]), rtol=0, atol=0)

@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from pswire.optimizer_states import StateKey, decode_state, encode_state
+from pswire.reasons import ErrorReason, Refusal
+
+
+def test_state_comes_back_with_one_file_for_each_name_and_one_for_numbers() -> None:
+    state = {
+        StateKey(0, 2, "step"): torch.tensor(3.0),
+        StateKey(0, 2, "exp_avg"): torch.arange(5.0),
+        StateKey(4, 5, "exp_avg"): torch.ones(1, dtype=torch.bfloat16),
+        StateKey(4, 5, "mu_product"): torch.tensor(0.5),
+    }
+
+    files = list(encode_state(state))
+
+    found: dict[StateKey, torch.Tensor] = {}
+    for each in files:
+        found.update(decode_state(each))
+    assert len(files) == 2
+    assert found.keys() == state.keys()
+    for key, value in state.items():
+        assert found[key].dtype == value.dtype
+        assert torch.equal(found[key], value)
+
+
+def test_no_state_is_no_file() -> None:
+    assert list(encode_state({})) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"\0" * 8, b"\xff" * 99])
+def test_other_bytes_are_refused_in_words(data: bytes) -> None:
+    with pytest.raises(Refusal, match="can't be read") as caught:
+        decode_state(data)
+    assert caught.value.reason == ErrorReason.MALFORMED_MESSAGE
