@@ -171,7 +171,7 @@ class Stepper:
         elif weight is None:
             weight = float(self._sample_count)
         is_counted = is_finite and weight > 0
-        norm = gradients.norm_of(held) if is_counted else 0.0
+        norm = gradients.norm_of(held) / loss_scale if is_counted else 0.0
         is_finite = is_discarded or (is_finite and gradients.is_finite(norm))
         # Neither a skipped clock nor a weight of 0 needs any bytes.
         if not is_finite or weight == 0:
@@ -182,7 +182,7 @@ class Stepper:
             is_finite=is_finite,
             ranges=() if is_discarded else drawn.ranges,
             loss_scale=loss_scale,
-            gradient_norm=norm / loss_scale if is_finite else 0.0,
+            gradient_norm=norm if is_finite else 0.0,
             loads_state=extras.loads is not None,
             scheduler_steps=extras.scheduler_steps,
         )

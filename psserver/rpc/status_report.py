@@ -41,6 +41,7 @@ def status_message(
         mode_clock=record.mode_clock if record is not None else 0,
         workers_floor=core.workers_floor,
         evicted_count=core.evicted_count,
+        clip_grad_norm=core.model.clip_grad_norm,
     )
 
 

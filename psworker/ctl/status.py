@@ -112,6 +112,7 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         "evicted_count": status.evicted_count,
         "waiting_for": status.waiting_for or None,
         "failure": status.failure or None,
+        "clip_grad_norm": status.clip_grad_norm or None,
         "snapshot_version": _known(status.snapshot_version),
         "tensor_count": status.tensor_count,
         "parameter_bytes": status.parameter_bytes,
@@ -217,6 +218,8 @@ def _facts(status: JobStatus) -> list[str]:
     ]
     if not status.failure:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
+    if status.clip_grad_norm:
+        facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
     staleness = _staleness_text(status.shards)
     if staleness:
         facts.append(f"staleness   {staleness}")

@@ -96,6 +96,7 @@ class JobStatus:
         tensor_count: Tensors of the job, 0 before the first worker.
         parameter_bytes: Bytes of parameters over all shards.
         failure: Why the job failed, else empty.
+        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
     """
 
     rules: JobRules
@@ -113,6 +114,7 @@ class JobStatus:
     tensor_count: int
     parameter_bytes: int
     failure: str
+    clip_grad_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         tensor_count=message.tensor_count,
         parameter_bytes=message.parameter_bytes,
         failure=message.failure,
+        clip_grad_norm=message.clip_grad_norm,
     )
 
 

@@ -26,7 +26,7 @@ SUITES: Final = {
     "unit tests": ["tests/unit/psserver/core"],
 }
 
-SCHEDULE_COUNT: Final = "1320"
+SCHEDULE_COUNT: Final = "1560"
 
 TIMEOUT_S: Final = 600
 

@@ -166,4 +166,24 @@ BUGS = (
             ),
         ),
     ),
+    PlantedBug(
+        "a clipped clock that each shard commits by itself",
+        (
+            Edit(
+                f"{CORE}/clock_commits.py",
+                "if contributors and not members and not is_clipped:",
+                "if contributors and not members:",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "clipped by the norm of those who do not contribute any more",
+        (
+            Edit(
+                f"{CORE}/clock_measure.py",
+                "known[:2] == choice[:2] else None",
+                "known[0] == choice[0] else None",
+            ),
+        ),
+    ),
 )

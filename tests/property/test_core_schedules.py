@@ -37,7 +37,6 @@ SCENARIOS = {
     ),
     "modes": Scenario(modes=ALL),
     "modes lossy": Scenario(modes=ALL, loses_workers=True, restarts_coordinator=True),
-    "clipped": Scenario(clip_grad_norm=0.5),
     "clipped lossy": Scenario(
         clip_grad_norm=0.5,
         loses_workers=True,

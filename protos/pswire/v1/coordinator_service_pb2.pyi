@@ -1444,6 +1444,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     MODE_CLOCK_FIELD_NUMBER: builtins.int
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     EVICTED_COUNT_FIELD_NUMBER: builtins.int
+    CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -1468,6 +1469,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Members below which no lost one is taken out."""
     evicted_count: builtins.int
     """Workers that were taken out since the coordinator was started."""
+    clip_grad_norm: builtins.float
+    """Global norm that gradients are clipped to; 0 for no clipping."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
@@ -1498,8 +1501,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         mode_clock: builtins.int = ...,
         workers_floor: builtins.int = ...,
         evicted_count: builtins.int = ...,
+        clip_grad_norm: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

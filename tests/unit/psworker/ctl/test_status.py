@@ -245,6 +245,7 @@ def test_an_answer_becomes_a_status() -> None:
         phase=pb.JOB_PHASE_RUNNING,
         mode=membership_pb2.MODE_ASP,
         shards=[pb.ShardStatus(staleness_counts=[5, 1], queued_push_count=2)],
+        clip_grad_norm=0.5,
     )
     status = status_of(message)
     assert (status.phase, status.mode) == ("running", Mode.ASP)
@@ -254,6 +255,15 @@ def test_an_answer_becomes_a_status() -> None:
     )
     assert status.shards[0].staleness_counts == (5, 1)
     assert status.shards[0].waiting is None
+    assert status.clip_grad_norm == 0.5
+
+
+def test_a_job_that_clips_says_so() -> None:
+    clipping = replace(STATUS, clip_grad_norm=0.5)
+    assert "gradients   clipped to a norm of 0.5" in status_text(clipping)
+    assert status_json(COORDINATOR, clipping)["clip_grad_norm"] == 0.5
+    assert "gradients" not in status_text(STATUS)
+    assert status_json(COORDINATOR, STATUS)["clip_grad_norm"] is None
 
 
 def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
