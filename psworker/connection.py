@@ -117,6 +117,18 @@ class Connection:
         return self._stepper.member.rank
 
     @property
+    def worker_count(self) -> int:
+        """Workers of the job now, with this one; as few as the ranks there are.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        record = self._session.membership.record
+        if self._stepper is None or record is None:
+            raise ConfigurationError("the workers are known once prepare() was called")
+        return len(record.members)
+
+    @property
     def clock(self) -> int:
         """Clocks this worker has completed, with the one it joined at.
 
@@ -226,7 +238,7 @@ class Connection:
             self._abandon()
 
     def _leave(self) -> None:
-        report = self._pending.take_report()
+        report = self._pending.take_last_report()
         try:
             sequence = self._stepper.settled_sequence() if self._stepper else 0
             self._loop.run(self._session.leave(sequence, report))

@@ -68,6 +68,17 @@ class DataLink:
             return 0
         return len(record.members)
 
+    @property
+    def worker_count(self) -> int:
+        """Workers of the job now, at least 1."""
+        record = self._session.membership.record
+        return max(1, len(record.members)) if record is not None else 1
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._stepper is not None and self._stepper.has_gradient
+
     def rejoin(self) -> None:
         """Joins again after an eviction."""
         assert self._stepper is not None, "loaders are handed out after joining"
@@ -96,7 +107,7 @@ class DataLink:
         """Leases ranges."""
 
         async def attempt(timeout_s: float) -> Lease:
-            ranges, is_closed = await self._session.control.lease_data(
+            ranges, is_closed, account = await self._session.control.lease_data(
                 self._session.worker,
                 request.loader,
                 request.epoch,
@@ -106,7 +117,7 @@ class DataLink:
                 wait=request.wait,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )
-            return Lease(ranges, is_closed)
+            return Lease(ranges, is_closed, account)
 
         # One that waits for other workers is spoken of by who asks.
         return self._submit(attempt, is_answered_at_once=not request.wait)

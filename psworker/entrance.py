@@ -3,6 +3,7 @@
 import logging
 from typing import Final
 
+from psworker import fork_guard
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
@@ -12,6 +13,7 @@ from psworker.config import (
     named_coordinator,
 )
 from psworker.connection import Connection
+from psworker.errors import ConfigurationError
 from psworker.group_channel import GroupChannel, is_in_group
 from psworker.group_connection import GroupConnection
 from psworker.launched import note_connected
@@ -75,6 +77,13 @@ def connect(
         start_timeout_s=start_timeout_s,
         history=find_history(),
     )
+    if fork_guard.is_importing_main():
+        raise ConfigurationError(
+            "connect() was called by a process that was spawned to load data and is "
+            "importing this script for it: it would join the job as one more worker; "
+            'put what the script does under `if __name__ == "__main__":`, or give the '
+            'DataLoader multiprocessing_context="fork"'
+        )
     arm_failpoints()
     if is_in_group():
         channel = GroupChannel(

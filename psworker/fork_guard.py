@@ -12,6 +12,7 @@ down, which would end the parent's connection.
 """
 
 import logging
+import multiprocessing
 import os
 import socket
 import sys
@@ -60,6 +61,14 @@ def guard(address: "Address") -> None:
     if not _is_registered and sys.platform != "win32":
         os.register_at_fork(after_in_child=_close_inherited)
         _is_registered = True
+
+
+def is_importing_main() -> bool:
+    """Whether a child that was spawned is just importing its parent's script.
+
+    `multiprocessing` knows it, and refuses to start a process then, by this flag.
+    """
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 def unguard(address: "Address") -> None:

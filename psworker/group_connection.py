@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.connection import Connection
-from psworker.data.loader import CountedLoader
-from psworker.data.order import is_split_by_user
+from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
@@ -96,6 +95,19 @@ class GroupConnection:
         if self._inner is None:
             raise ConfigurationError("a worker has a rank once prepare() was called")
         return self._inner.rank
+
+    @property
+    def worker_count(self) -> int:
+        """Workers of the job, of which the group is one.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if self._steps is not None:
+            return self._steps.place.worker_count
+        if self._inner is None:
+            raise ConfigurationError("the workers are known once prepare() was called")
+        return self._inner.worker_count
 
     @property
     def clock(self) -> int:
@@ -270,6 +282,7 @@ def _place_of(connection: Connection) -> GroupPlace:
     return GroupPlace(
         worker_id=connection.worker_id,
         rank=connection.rank,
+        worker_count=connection.worker_count,
         clock=connection.clock,
         generation=connection.generation,
         mode=connection.mode,

@@ -22,6 +22,7 @@ class GroupPlace:
     Attributes:
         worker_id: The group's.
         rank: The group's among the workers.
+        worker_count: Workers of the job.
         clock: Clocks it has completed.
         generation: Newest one known.
         mode: How workers keep together.
@@ -30,6 +31,7 @@ class GroupPlace:
 
     worker_id: str
     rank: int
+    worker_count: int
     clock: int
     generation: int
     mode: str
@@ -79,6 +81,16 @@ class GroupSteps:
     def pending(self) -> PendingData:
         """Samples that this process has drawn since the last step."""
         return self._pending
+
+    @property
+    def worker_count(self) -> int:
+        """Processes of the group, whose samplers split its data."""
+        return self._channel.process_count
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient that a step may have to take yet."""
+        return any(each.grad is not None for each in self._tensors)
 
     def lead(self, inner: Steps) -> Steps:
         """Takes over an optimizer of the leader, whose own steps are `inner`."""

@@ -24,7 +24,7 @@ class LocalConnection:
     """A worker that is alone, with the interface of `Connection`.
 
     `prepare` returns the objects that it was given. Its optimizers take
-    `step(weight=n)` and its loaders `set_epoch(n)`, as those of a job do.
+    `step(weight=n)` and its loaders `set_epoch(n)` and `report`, as those of a job do.
     """
 
     def __init__(self, worker_id: str = "") -> None:
@@ -62,6 +62,15 @@ class LocalConnection:
         if not self._is_prepared:
             raise ConfigurationError("a worker has a rank once prepare() was called")
         return 0
+
+    @property
+    def worker_count(self) -> int:
+        """1, as soon as there is a rank.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        return self.rank + 1
 
     @property
     def clock(self) -> int:
@@ -125,7 +134,7 @@ class LocalConnection:
             if isinstance(each, Optimizer):
                 attach(each, self._steps)
             elif isinstance(each, DataLoader):
-                _give_set_epoch(each)
+                _give_names_of_leased(each)
         self._is_prepared = True
         return objects[0] if len(objects) == 1 else objects
 
@@ -134,8 +143,12 @@ class LocalConnection:
         self._steps.is_closed = True
 
 
-def _give_set_epoch(loader: DataLoader[Any]) -> None:
-    """Lets `loader.set_epoch(n)` reach the sampler, if that has such a method."""
+def _give_names_of_leased(loader: DataLoader[Any]) -> None:
+    """Lets the loader have what a script may use of one that a job leases.
+
+    `set_epoch(n)` reaches the sampler, if that has such a method. There is nobody who
+    counts samples, so that `report` stays `None`.
+    """
 
     def set_epoch(epoch: int) -> None:
         if hasattr(loader.sampler, "set_epoch"):
@@ -143,6 +156,8 @@ def _give_set_epoch(loader: DataLoader[Any]) -> None:
 
     if not hasattr(loader, "set_epoch"):
         loader.set_epoch = set_epoch
+    if not hasattr(loader, "report"):
+        loader.report = None
 
 
 def alone_text(group: TorchrunProcess | None) -> str:

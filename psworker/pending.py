@@ -2,12 +2,13 @@
 
 A loader draws, the next push takes everything drawn since the push before, and what
 became of the push turns the ranges into consumed or dropped ones, which the next lease
-request or the leave reports. Thread-safe: the user's thread draws, while reports may
-fail on the event loop's.
+request or the leave reports. What was drawn and is behind no push is skipped.
+Thread-safe: the user's thread draws, while reports may fail on the event loop's.
 """
 
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,11 +49,13 @@ class DataReport:
         consumed: Ranges whose pushes are part of the parameters.
         dropped: Ranges whose pushes were thrown away.
         incarnation: How often the worker had rejoined when this was noted.
+        skipped: Ranges that were drawn and are behind no push.
     """
 
     consumed: tuple[DataRange, ...] = ()
     dropped: tuple[DataRange, ...] = ()
     incarnation: int = 0
+    skipped: tuple[DataRange, ...] = ()
 
 
 class PendingData:
@@ -60,24 +63,46 @@ class PendingData:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sample_count: int | None = None
+        self._sample_counts: Counter[str] = Counter()
         self._drawn: list[DataRange] = []
         self._consumed: list[DataRange] = []
         self._dropped: list[DataRange] = []
+        self._skipped: list[DataRange] = []
         self._incarnation = 0
 
-    def draw(self, sample_count: int, data_range: DataRange | None = None) -> None:
-        """Notes a batch at the moment it's handed to the user."""
+    def draw(
+        self, sample_count: int, data_range: DataRange | None = None, loader: str = ""
+    ) -> None:
+        """Notes a batch at the moment it's handed to the user.
+
+        Args:
+            sample_count: Samples of the batch.
+            data_range: The leased range it is of, if any.
+            loader: Name of the loader, where there is no range to tell it.
+        """
         with self._lock:
-            self._sample_count = (self._sample_count or 0) + sample_count
             if data_range is not None:
+                loader = data_range.loader
                 self._drawn.append(data_range)
+            self._sample_counts[loader] += sample_count
+
+    def skip(self, loader: str) -> None:
+        """What was drawn from a loader since the last push is behind no gradient.
+
+        The next push neither names nor weighs it.
+        """
+        with self._lock:
+            self._sample_counts.pop(loader, None)
+            self._skipped += [each for each in self._drawn if each.loader == loader]
+            self._drawn = [each for each in self._drawn if each.loader != loader]
 
     def take(self) -> DrawnData:
         """What the next push carries. The caller says later what became of it."""
         with self._lock:
-            drawn = DrawnData(self._sample_count, tuple(self._drawn))
-            self._sample_count = None
+            # A count of 0 was counted, too: an empty batch weighs nothing.
+            counted = self._sample_counts
+            drawn = DrawnData(counted.total() if counted else None, tuple(self._drawn))
+            self._sample_counts = Counter()
             self._drawn = []
             return drawn
 
@@ -95,11 +120,25 @@ class PendingData:
         """What no report has carried yet."""
         with self._lock:
             report = DataReport(
-                tuple(self._consumed), tuple(self._dropped), self._incarnation
+                tuple(self._consumed),
+                tuple(self._dropped),
+                self._incarnation,
+                tuple(self._skipped),
             )
             self._consumed = []
             self._dropped = []
+            self._skipped = []
             return report
+
+    def take_last_report(self, loader: str | None = None) -> DataReport:
+        """As `take_report`, of who is done with an epoch of a loader, or with all.
+
+        What was drawn and not pushed counts as skipped, unless it is pushed yet.
+        """
+        report = self.take_report()
+        with self._lock:
+            drawn = [e for e in self._drawn if loader in (None, e.loader)]
+            return replace(report, skipped=(*report.skipped, *drawn))
 
     def return_report(self, report: DataReport) -> None:
         """A report failed: the next one tells what it should have."""
@@ -107,6 +146,7 @@ class PendingData:
             if report.incarnation == self._incarnation:
                 self._consumed[:0] = report.consumed
                 self._dropped[:0] = report.dropped
+                self._skipped[:0] = report.skipped
 
     def start_over(self) -> None:
         """The worker has rejoined: what its start before held is not its own any more.
@@ -115,19 +155,20 @@ class PendingData:
         """
         with self._lock:
             self._incarnation += 1
-            self._sample_count = None
+            self._sample_counts = Counter()
             self._drawn = []
             self._consumed = []
             self._dropped = []
+            self._skipped = []
 
     @property
     def has_drawn(self) -> bool:
         """Whether anything was drawn since the last push."""
         with self._lock:
-            return self._sample_count is not None
+            return bool(self._sample_counts)
 
     @property
     def has_news(self) -> bool:
         """Whether there is something to report."""
         with self._lock:
-            return bool(self._consumed or self._dropped)
+            return bool(self._consumed or self._dropped or self._skipped)

@@ -112,6 +112,11 @@ class Stepper:
         record = self._session.membership.record
         return max(self._generation, record.generation if record else 0)
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._has_begun_gradient
+
     def next_place(self) -> tuple[int, int, int]:
         """Generation, clock and sequence of the next push, of a worker that is here.
 

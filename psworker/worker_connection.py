@@ -38,6 +38,15 @@ class WorkerConnection(Protocol):
         ...
 
     @property
+    def worker_count(self) -> int:
+        """Workers that train now, with this one.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        ...
+
+    @property
     def clock(self) -> int:
         """Clocks this worker has completed, with the one it joined at."""
         ...

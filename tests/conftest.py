@@ -10,6 +10,10 @@ import pytest
 # of a tiny model then takes 20 ms instead of 0.5.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# As in a script, which imports psworker before grpc: a test that imports grpc first
+# would have its handlers in forked children, such as a DataLoader's, and they crash.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

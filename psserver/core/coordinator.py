@@ -11,11 +11,12 @@ from psserver.core.coordinator_effects import (
     SchemaFixed,
 )
 from psserver.core.effects import FenceReport
+from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.fence import ActiveFence
 from psserver.core.job_model import JobModel
 from psserver.core.job_progress import JobProgress
 from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.ledger import Enrolments, EpochLedger
+from psserver.core.ledger import Enrolments
 from psserver.core.loss import floor_of, waiting_text
 from psserver.core.mode_change import mode_target, target_of
 from psserver.core.push import DataRange
@@ -330,6 +331,7 @@ class CoordinatorCore:
         sequence: int,
         consumed: tuple[DataRange, ...],
         dropped: tuple[DataRange, ...] = (),
+        skipped: tuple[DataRange, ...] = (),
         now_ms: int,
     ) -> None:
         """A worker ends its membership after push `sequence`.
@@ -339,10 +341,12 @@ class CoordinatorCore:
             sequence: Its last push that was acknowledged.
             consumed: Data it used since its last report.
             dropped: Data whose pushes were thrown away since its last report.
+            skipped: Data that it drew and never pushed.
             now_ms: Monotonic time.
         """
         self.ledger.consume(entry.worker, consumed)
         self.ledger.drop(entry.worker, dropped)
+        self.ledger.skip(entry.worker, skipped)
         if entry.state in PRESENT:
             entry.state = WorkerState.LEAVING
             entry.last_sequence = sequence

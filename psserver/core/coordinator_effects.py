@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from psserver.core.ledger import Enrolments, EpochLedger
+from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.ledger import Enrolments
 from psserver.core.record import FenceKind, Record, WorkerKey
 
 

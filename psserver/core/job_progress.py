@@ -19,6 +19,7 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.cut import Cut, WorkerSequence, cut_after, open_pushes
 from psserver.core.departed_data import settle_data
+from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.fence import (
     ActiveFence,
     ModeTarget,
@@ -28,7 +29,7 @@ from psserver.core.fence import (
 from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.core.job_model import JobModel
 from psserver.core.job_settings import JobSettings
-from psserver.core.ledger import DataLedger, EpochLedger
+from psserver.core.ledger import DataLedger
 from psserver.core.loss import heir_of, wanted_change
 from psserver.core.mode_change import is_settled, mode_record, target_of
 from psserver.core.record import FenceKind, Mode, Record, StepAtomicity

@@ -321,6 +321,7 @@ class CoordinatorHost:
             sequence=sequence,
             consumed=report.consumed,
             dropped=report.dropped,
+            skipped=report.skipped,
             now_ms=now_ms(),
         )
         self.data.keep(report)

@@ -1,13 +1,17 @@
 """The data ledger at work: what changes is kept, and who has no data waits."""
 
+import logging
 from dataclasses import dataclass
 
 from psserver.core.coordinator import CoordinatorCore
-from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.epoch_account import EpochAccount
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
 from psserver.storage.job_store import JobStore
+
+log = logging.getLogger("psserver.coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,15 +21,18 @@ class DataReport:
     Attributes:
         consumed: Ranges whose pushes were acknowledged.
         dropped: Ranges whose pushes were thrown away.
+        skipped: Ranges that were drawn and not pushed.
     """
 
     consumed: tuple[DataRange, ...] = ()
     dropped: tuple[DataRange, ...] = ()
+    skipped: tuple[DataRange, ...] = ()
 
     @property
     def epochs(self) -> set[tuple[str, int]]:
         """Loaders and epochs that it is about."""
-        return {(p.loader, p.epoch) for p in (*self.consumed, *self.dropped)}
+        pieces = (*self.consumed, *self.dropped, *self.skipped)
+        return {(piece.loader, piece.epoch) for piece in pieces}
 
 
 class DataLeases:
@@ -45,6 +52,8 @@ class DataLeases:
         self._core = core
         self._changes = changes
         self._store = store
+        # Epochs whose end was not told yet.
+        self._open = [each for each in core.ledger.epochs() if not each.is_closed]
 
     def open_epoch(
         self,
@@ -56,10 +65,20 @@ class DataLeases:
     ) -> int:
         """Opens an epoch for a worker and returns its seed."""
         ledgers = self._core.ledger
-        given_back = ledgers.epochs_of(entry.worker)
+        given_back = [
+            each for each in ledgers.epochs() if each.is_dealt_to(entry.worker)
+        ]
+        known = set(map(id, ledgers.epochs()))
         seed = ledgers.open_epoch(
-            entry.worker, loader, epoch, shape, report.consumed, report.dropped
+            entry.worker,
+            loader,
+            epoch,
+            shape,
+            report.consumed,
+            report.dropped,
+            report.skipped,
         )
+        self._open += [each for each in ledgers.epochs() if id(each) not in known]
         self._keep(
             {
                 (loader, epoch),
@@ -74,6 +93,7 @@ class DataLeases:
         """Takes a worker's report of its data."""
         self._core.ledger.consume(entry.worker, report.consumed)
         self._core.ledger.drop(entry.worker, report.dropped)
+        self._core.ledger.skip(entry.worker, report.skipped)
         self.keep(report)
         self._changes.notify()
 
@@ -111,6 +131,7 @@ class DataLeases:
         else:
             served()
         self._store.save_epoch(ledger)
+        self._tell_ends()
         self._changes.notify()
         return leased
 
@@ -118,3 +139,31 @@ class DataLeases:
         for ledger in self._core.ledger.epochs():
             if (ledger.loader, ledger.epoch) in keys:
                 self._store.save_epoch(ledger)
+        self._tell_ends()
+
+    def _tell_ends(self) -> None:
+        """Says of each epoch that is over what became of its data, once."""
+        ended = [each for each in self._open if each.is_closed]
+        if ended:
+            self._open = [each for each in self._open if not each.is_closed]
+        for ledger in ended:
+            account = ledger.account
+            level = logging.INFO if account.is_plain else logging.WARNING
+            log.log(level, "%s", _account_text(account))
+
+
+def _account_text(account: EpochAccount) -> str:
+    counts = {
+        "seen once": account.seen_once_count,
+        "seen more than once": account.seen_again_count,
+        "torn": account.torn_count,
+        "dropped": account.dropped_count,
+        "skipped": account.skipped_count,
+        "never seen": account.never_count,
+        "left out with drop_last": account.left_out_count,
+    }
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return (
+        f"epoch {account.epoch} of {account.loader[:64]!r} is over: of "
+        f"{account.position_count} samples {', '.join(parts) or 'none was to be dealt'}"
+    )

@@ -1,8 +1,9 @@
 """What workers call at the coordinator about their data."""
 
-from psserver.core.ledger import EpochShape
+from psserver.core.epoch_ledger import EpochShape
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.data_leases import DataReport
+from psserver.rpc.account_codec import account_message
 from psserver.rpc.callers import Callers
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import read_ranges
@@ -81,6 +82,7 @@ class DataControl:
                 for piece in leased
             ],
             closed=ledger.is_closed,
+            account=account_message(ledger.account) if ledger.is_closed else None,
         )
 
 
@@ -108,5 +110,7 @@ def read_data_report(
         Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
     """
     return DataReport(
-        consumed=read_ranges(request.consumed), dropped=read_ranges(request.dropped)
+        consumed=read_ranges(request.consumed),
+        dropped=read_ranges(request.dropped),
+        skipped=read_ranges(request.skipped),
     )

@@ -4,6 +4,7 @@ from psserver.core.coordinator import CoordinatorCore
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardSlot
 from psserver.host.job_waits import JobWaits
+from psserver.rpc.account_codec import account_message
 from psserver.rpc.record_codec import (
     address_message,
     identity_message,
@@ -11,6 +12,9 @@ from psserver.rpc.record_codec import (
 )
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
+
+EPOCH_COUNT_MAX = 16
+"""Newest epochs that a status tells of."""
 
 
 def status_message(
@@ -42,6 +46,10 @@ def status_message(
         workers_floor=core.workers_floor,
         evicted_count=core.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
+        epochs=[
+            account_message(ledger.account)
+            for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
+        ],
     )
 
 

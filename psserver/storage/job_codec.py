@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from psserver.core.ledger import Enrolments, EpochLedger, EpochShape
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.ledger import Enrolments
 from psserver.core.push import DataRange
 from psserver.core.record import (
     ClockChoice,
@@ -190,10 +191,14 @@ def dump_epoch(ledger: EpochLedger) -> str:
             "cursor": ledger.cursor,
             "returned": list(ledger.returned),
             "queues": [[w, list(q)] for w, q in ledger.queues.items()],
-            "held": [[w, sorted(h)] for w, h in ledger.held.items()],
+            "held": _dumped(ledger.held),
             "consumed_count": ledger.consumed_count,
             "torn_count": ledger.torn_count,
             "dropped_count": ledger.dropped_count,
+            "skipped": _dumped(ledger.skipped),
+            "departed_skipped_count": ledger.departed_skipped_count,
+            "revoked": _dumped(ledger.revoked),
+            "repeated_count": ledger.repeated_count,
         }
     )
 
@@ -214,11 +219,24 @@ def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
             WorkerKey(*w): deque(DataRange(*piece) for piece in pieces)
             for w, pieces in data["queues"]
         },
-        held={
-            WorkerKey(*w): {DataRange(*piece) for piece in pieces}
-            for w, pieces in data["held"]
-        },
+        held=_loaded(data["held"]),
         consumed_count=data["consumed_count"],
         torn_count=data["torn_count"],
         dropped_count=data["dropped_count"],
+        # A file of release 0.1.0 has none of these.
+        skipped=_loaded(data.get("skipped", [])),
+        departed_skipped_count=data.get("departed_skipped_count", 0),
+        revoked=_loaded(data.get("revoked", [])),
+        repeated_count=data.get("repeated_count", 0),
     )
+
+
+def _dumped(kept: Mapping[WorkerKey, set[DataRange]]) -> list[Any]:
+    return [[worker, sorted(pieces)] for worker, pieces in kept.items()]
+
+
+def _loaded(rows: list[Any]) -> dict[WorkerKey, set[DataRange]]:
+    return {
+        WorkerKey(*worker): {DataRange(*piece) for piece in pieces}
+        for worker, pieces in rows
+    }

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from psserver.core.ledger import Enrolments, EpochLedger
+from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.ledger import Enrolments
 from psserver.core.record import Record, WorkerKey
 from psserver.storage.job_codec import (
     StoredJob,
@@ -105,7 +106,9 @@ class JobStore:
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
         """The data ledger that an earlier process left."""
-        rows = self._db.execute("SELECT loader, epoch, value FROM epochs").fetchall()
+        rows = self._db.execute(
+            "SELECT loader, epoch, value FROM epochs ORDER BY rowid"
+        ).fetchall()
         return tuple(load_epoch(*row) for row in rows)
 
     def save_job(self, *, job_id: str, job_seed: int, shard_count: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pswire.addresses import Address
 from pswire.reasons import Refusal
 from psworker.ctl.tables import aligned, byte_text, fitted, printable
+from psworker.epoch_report import EpochReport
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.transport.call_error import CallError
@@ -118,6 +119,7 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         "parameter_bytes": status.parameter_bytes,
         "workers": [_worker_json(worker, status) for worker in status.workers],
         "shards": [_shard_json(shard, status.mode) for shard in status.shards],
+        "epochs": [_epoch_json(epoch) for epoch in status.epochs],
     }
 
 
@@ -183,6 +185,22 @@ def _shard_json(shard: ShardState, mode: Mode) -> dict[str, object]:
     }
 
 
+def _epoch_json(epoch: EpochReport) -> dict[str, object]:
+    return {
+        "loader": epoch.loader,
+        "epoch": epoch.epoch,
+        "over": epoch.is_over,
+        "position_count": epoch.count,
+        "seen_once_count": epoch.seen_once,
+        "seen_again_count": epoch.seen_again,
+        "torn_count": epoch.torn,
+        "dropped_count": epoch.dropped,
+        "skipped_count": epoch.skipped,
+        "never_count": epoch.never,
+        "left_out_count": epoch.left_out,
+    }
+
+
 def status_text(status: JobStatus) -> str:
     """The status for people."""
     return "\n".join(
@@ -220,12 +238,33 @@ def _facts(status: JobStatus) -> list[str]:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     if status.clip_grad_norm:
         facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
+    if status.epochs:
+        facts.append(f"data        {_epoch_text(status.epochs[0])}")
     staleness = _staleness_text(status.shards)
     if staleness:
         facts.append(f"staleness   {staleness}")
     if status.failure:
         facts.append(f"failure     {printable(status.failure)}")
     return facts
+
+
+def _epoch_text(epoch: EpochReport) -> str:
+    """How far the newest epoch is, and what was not seen exactly once."""
+    other = {
+        "seen more than once": epoch.seen_again,
+        "torn": epoch.torn,
+        "dropped": epoch.dropped,
+        "skipped": epoch.skipped,
+    }
+    parts = [f"{count} {name}" for name, count in other.items() if count]
+    state = ", over" if epoch.is_over else ""
+    return ", ".join(
+        [
+            f"epoch {epoch.epoch} of {printable(epoch.loader)}{state}: "
+            f"{epoch.seen_once} of {epoch.count} seen once",
+            *parts,
+        ]
+    )
 
 
 def _staleness_text(shards: tuple[ShardState, ...]) -> str:

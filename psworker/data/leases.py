@@ -9,13 +9,16 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from pswire.limits import WAITING_INTERVAL_MS
 from psworker.data.order import EpochShape
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.pending import DataRange, DataReport
+
+if TYPE_CHECKING:
+    from psworker.epoch_report import EpochReport
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +43,11 @@ class _Request:
 
 
 class EpochLeases:
-    """The ranges of an epoch that this worker may use."""
+    """The ranges of an epoch that this worker may use.
+
+    Attributes:
+        report: Once the epoch is over, what became of it.
+    """
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class EpochLeases:
         self._unreported: set[DataRange] = set()
         self._is_dry = False
         self._is_closed = False
+        self.report: EpochReport | None = None
 
     def take(self) -> DataRange | None:
         """The next range, or `None` while others hold all that is left.
@@ -126,12 +134,13 @@ class EpochLeases:
     def _ask(self, *, wait: bool) -> "_Request":
         pending = self._source.pending
         own = pending.take_report()
-        settled = {*own.consumed, *own.dropped}
+        settled = {*own.consumed, *own.dropped, *own.skipped}
         # Who waits at the end of an epoch with batches drawn and not pushed (skipped,
         # or the rest of an accumulation) would wait for itself: the epoch can't close
-        # before they are reported. They still go with the next push, if there is one.
+        # before they are reported. They still go with the next push, if there is one,
+        # and count as seen then.
         drawn = sorted(self._unreported - settled) if wait else []
-        report = DataReport((*own.consumed, *drawn), own.dropped)
+        report = replace(own, skipped=(*own.skipped, *drawn))
         request = LeaseRequest(
             loader=self._loader,
             epoch=self._epoch,
@@ -191,6 +200,7 @@ class EpochLeases:
         self._dealt_stop = max([self._dealt_stop, *(one.stop for one in fresh)])
         self._is_dry = not fresh
         self._is_closed = self._is_closed or lease.closed
+        self.report = lease.report or self.report
 
     def _idle_until_answered(self, waiting: "_Request") -> None:
         """Waits for the answer, or for news that come before it."""

@@ -1,21 +1,22 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch.utils.data import DataLoader
 
+from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
+from psworker.data.fetching import end_processes, fetching, refuse_own_iteration
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
 from psworker.data.missed_epochs import MissedEpochs
-from psworker.data.order import (
-    OrderSource,
-    Positions,
-    is_split_by_user,
-    order_digest,
-)
-from psworker.data.source import DataSource, SampleCount
-from psworker.errors import EvictedError
+from psworker.data.order import EpochOrder, OrderSource
+from psworker.data.source import DataSource
+from psworker.epoch_report import EpochReport
+from psworker.errors import ConfigurationError, EvictedError
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
@@ -32,6 +33,7 @@ class LeasedLoader:
 
     Prepare the loaders you train on. Iterate a loader for evaluation as it is:
     every batch drawn here counts towards the weight of the next `optimizer.step()`.
+    A batch that is drawn last before a `break`, and not trained on, does not.
     """
 
     def __init__(
@@ -42,18 +44,40 @@ class LeasedLoader:
         Raises:
             LoaderRefused: It can't be leased; the text says why and what to do.
         """
+        refuse_own_iteration(loader)
         self._loader = loader
         self._source = source
         self._name = name
         self._missed = MissedEpochs(name)
         self._orders = OrderSource(loader)
         self._epoch = 0
+        self._report: EpochReport | None = None
         self._feed = _IndexFeed()
         self._fetcher: DataLoader[Any] | None = None
+        self._seeds = torch.Generator()
+        self._newest: weakref.ref[_EpochIterator] | None = None
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, over all workers: the most that can come here."""
+        """Batches of an epoch that this worker may expect now: its equal part.
+
+        In BSP with full rounds that is what it gets. Otherwise fast workers get more
+        than this, and slow ones less. `batch_count` is that of all workers.
+        """
+        return -(-self.batch_count // self._source.worker_count)
+
+    @property
+    def batch_count(self) -> int:
+        """Batches of a whole epoch, over all workers."""
         return self._orders.shape.batch_count
+
+    @property
+    def report(self) -> EpochReport | None:
+        """What became of the samples of the newest epoch that was iterated to its end.
+
+        As of that end, over all workers; `None` before the first. An epoch ends for
+        all workers at once.
+        """
+        return self._report
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
         if name == "_loader":  # Not yet set while being unpickled or copied.
@@ -70,14 +94,23 @@ class LeasedLoader:
         """Warns if the script is done and got no batch of what it iterated."""
         self._missed.end()
 
-    def __iter__(self) -> Generator[Any, None, None]:
+    def __iter__(self) -> "_EpochIterator":
         epoch = self._epoch
         self._epoch += 1
-        return self._batches(epoch)
+        older = self._newest() if self._newest is not None else None
+        if older is not None:
+            older.give_up()
+        made = _EpochIterator(self._name, epoch, self._batches(epoch))
+        self._newest = weakref.ref(made)
+        return made
 
     def _batches(self, epoch: int) -> Generator[Any, None, None]:
         batch_count = 0
         rejoin_count = -1
+        is_done = False
+        # As a plain loader does once an epoch, however often a pipeline is filled.
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._seeds.manual_seed(int(seed))
         try:
             # Once, and once more for each time that this worker has joined again.
             while rejoin_count != self._source.rejoin_count:
@@ -90,9 +123,12 @@ class LeasedLoader:
                 except EvictedError:
                     if rejoin_count == self._source.rejoin_count:
                         self._source.rejoin()
-            if not batch_count and self._orders.shape.batch_count:
+            is_done = True
+            if not batch_count and self.batch_count:
                 self._missed.add(epoch)
         finally:
+            if not is_done and not self._source.has_gradient:
+                self._source.pending.skip(self._name)
             if not self._loader.persistent_workers:
                 self._fetcher = None
 
@@ -104,7 +140,7 @@ class LeasedLoader:
             loader=self._name,
             epoch=epoch,
             shape=self._orders.shape,
-            order_digest=order_digest(order),
+            order_digest=order.digest,
             batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
         )
         self._feed.begin(order, leases)
@@ -112,9 +148,11 @@ class LeasedLoader:
             yield from self._fetched(leases)
         finally:
             leases.close()
+            if leases.report is not None:
+                self._report = replace(leases.report, unit=order.unit)
 
     def _open(self, epoch: int) -> int:
-        report = self._source.pending.take_report()
+        report = self._source.pending.take_last_report(self._name)
         try:
             return self._source.open_epoch(
                 self._name, epoch, self._orders.shape, report
@@ -134,16 +172,22 @@ class LeasedLoader:
             # With nothing fetched or being fetched, waiting keeps nothing from anyone.
             if not self._feed.fetching and not leases.wait():
                 return
-            if iterator is None:
-                iterator = iter(self._fetch_loader())
             try:
+                if iterator is None:
+                    iterator = iter(self._fetch_loader())
                 batch = next(iterator)
             except StopIteration:
                 # It ran dry and there is more now: fill its pipeline anew.
                 iterator = None
                 continue
-            data_range = self._feed.fetching.popleft()
-            self._source.pending.draw(data_range.stop - data_range.start, data_range)
+            except BaseException:
+                # Of a pipeline that has failed nothing more can be asked, not even by
+                # the next epoch: torch would wait for a worker process that is gone.
+                self._fetcher = None
+                end_processes(iterator)
+                raise
+            data_range, sample_count = self._feed.fetching.popleft()
+            self._source.pending.draw(sample_count, data_range)
             yield batch
 
     @property
@@ -152,22 +196,52 @@ class LeasedLoader:
 
     def _fetch_loader(self) -> DataLoader[Any]:
         if self._fetcher is None:
-            user = self._loader
-            self._fetcher = DataLoader(
-                user.dataset,
-                batch_sampler=self._feed,
-                num_workers=user.num_workers,
-                collate_fn=user.collate_fn,
-                pin_memory=user.pin_memory,
-                timeout=user.timeout,
-                worker_init_fn=user.worker_init_fn,
-                multiprocessing_context=user.multiprocessing_context,
-                generator=user.generator,
-                prefetch_factor=user.prefetch_factor,
-                # Its pipeline may run dry and start again within one epoch.
-                persistent_workers=user.num_workers > 0,
-            )
+            self._fetcher = fetching(self._loader, self._feed, seeds=self._seeds)
         return self._fetcher
+
+
+class _EpochIterator:
+    """One iteration over an epoch; only the newest one of a loader goes on."""
+
+    def __init__(
+        self, loader: str, epoch: int, batches: Generator[Any, None, None]
+    ) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._batches = batches
+        self._end = ""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401, a batch
+        if self._end:
+            raise ConfigurationError(
+                f"this iteration of epoch {self._epoch} of {self._loader!r} is over: "
+                f"{self._end}"
+            )
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._end = (
+                f"it was ended by {type(error).__name__}; begin a new one, which opens "
+                "the next epoch"
+            )
+            raise
+
+    def give_up(self) -> None:
+        """A newer iteration of the same loader begins: its data goes to the others."""
+        self._batches.close()
+        self._end = (
+            "a newer one has begun, and a loader is iterated once at a time; prepare a "
+            "second loader to draw from both"
+        )
+
+    def close(self) -> None:
+        """Ends it: what was not drawn goes to the others."""
+        self._batches.close()
 
 
 class _IndexFeed:
@@ -175,67 +249,35 @@ class _IndexFeed:
 
     An iterator whose end isn't final: a fetching loader asks again for each batch it
     hands out, so the pipeline goes on when there are leases again.
+
+    Attributes:
+        fetching: Ranges that were handed to the fetching loader, each with its number
+            of samples, oldest first.
     """
 
     def __init__(self) -> None:
-        self.fetching: deque[DataRange] = deque()
-        self._order: Positions | None = None
+        self.fetching: deque[tuple[DataRange, int]] = deque()
+        self._order: EpochOrder | None = None
         self._leases: EpochLeases | None = None
 
-    def begin(self, order: Positions, leases: EpochLeases) -> None:
+    def begin(self, order: EpochOrder, leases: EpochLeases) -> None:
         """Starts an epoch; what was still being fetched is given up."""
         self.fetching.clear()
         self._order = order
         self._leases = leases
 
-    def __iter__(self) -> "_IndexFeed":
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> list[int]:
+    def __next__(self) -> list[int] | int:
         assert self._leases is not None
         assert self._order is not None
         data_range = self._leases.take()
         if data_range is None:
             raise StopIteration
-        self.fetching.append(data_range)
-        indices: list[int] = self._order[data_range.start : data_range.stop].tolist()
-        return indices
-
-
-class CountedLoader:
-    """A loader that the user has split between workers, with its samples counted.
-
-    Its batches are its own; only their sizes are noted, as the weight of the next
-    `optimizer.step()`.
-    """
-
-    def __init__(self, loader: DataLoader[Any], source: SampleCount) -> None:
-        self._loader = loader
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
-        if name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Passes the epoch on to the sampler."""
-        sampler: Any = self._loader.sampler
-        sampler.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        sampler: Any = self._loader.sampler
-        batch_size = self._loader.batch_size
-        assert batch_size is not None
-        left = len(sampler)
-        for batch in self._loader:
-            sample_count = min(batch_size, left)
-            left -= sample_count
-            self._source.pending.draw(sample_count)
-            yield batch
+        indices = self._order.at(data_range.start, data_range.stop)
+        self.fetching.append((data_range, len(indices)))
+        return indices if self._order.is_batched else indices[0]
 
 
 def prepare_loader(
@@ -246,6 +288,6 @@ def prepare_loader(
     Raises:
         LoaderRefused: It can't be leased; the text says why and what to do.
     """
-    if is_split_by_user(loader) and loader.batch_size is not None:
-        return CountedLoader(loader, source)
+    if is_split_by_user(loader) or is_stream(loader):
+        return CountedLoader(loader, source, name=name)
     return LeasedLoader(loader, source, name=name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from psworker.data.order import EpochShape
+from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange, DataReport, PendingData
 
 if TYPE_CHECKING:
@@ -22,10 +23,12 @@ class Lease:
         ranges: Ranges that this worker holds, one a batch, in the order to use them.
             They may repeat ones it was told before.
         closed: Whether every range of the epoch is accounted for.
+        report: When it is closed, what became of the epoch.
     """
 
     ranges: tuple[DataRange, ...]
     closed: bool
+    report: EpochReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +60,23 @@ class SampleCount(Protocol):
         """What was drawn and not yet pushed or reported."""
         ...
 
+    @property
+    def worker_count(self) -> int:
+        """Workers that share the data now, at least 1."""
+        ...
 
-class DataSource(Protocol):
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        ...
+
+
+class DataSource(SampleCount, Protocol):
     """A connection, as a loader sees it.
 
     A call, or its future, raises `EvictedError` when the job has gone on without this
     worker. `rejoin` then brings it back; what it held before is not its own any more.
     """
-
-    @property
-    def pending(self) -> PendingData:
-        """What was drawn and not yet pushed or reported."""
-        ...
 
     @property
     def rejoin_count(self) -> int:

@@ -9,6 +9,7 @@ from pswire.schema import ModelSchema, OptimizerSpec
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange, DataReport
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
@@ -127,6 +128,7 @@ class ControlClient:
                 sequence=sequence,
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
+                skipped=map(messages.range_to_message, report.skipped),
             ),
             timeout_s,
         )
@@ -156,6 +158,7 @@ class ControlClient:
                 drop_last=drop_last,
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
+                skipped=map(messages.range_to_message, report.skipped),
             ),
             timeout_s,
         )
@@ -172,8 +175,8 @@ class ControlClient:
         batch_count_max: int,
         wait: bool,
         timeout_s: float,
-    ) -> tuple[tuple[DataRange, ...], bool]:
-        """Leases ranges; those, and whether the epoch is closed."""
+    ) -> tuple[tuple[DataRange, ...], bool, EpochReport | None]:
+        """Leases ranges; those, whether the epoch is closed, and what became of it."""
         response = await self._call(
             self._stub.LeaseData,
             pb.LeaseDataRequest(
@@ -184,12 +187,17 @@ class ControlClient:
                 order_digest=order_digest,
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
+                skipped=map(messages.range_to_message, report.skipped),
                 batch_count_max=batch_count_max,
                 wait=wait,
             ),
             timeout_s,
         )
-        return tuple(map(messages.range_of, response.ranges)), response.closed
+        return (
+            tuple(map(messages.range_of, response.ranges)),
+            response.closed,
+            messages.epoch_report_of(response.account) if response.closed else None,
+        )
 
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float

@@ -12,6 +12,7 @@ from pswire.v1 import (
     push_pb2,
     schema_pb2,
 )
+from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange
 from psworker.transport import values
 
@@ -161,6 +162,23 @@ def range_to_message(data_range: DataRange) -> push_pb2.DataRange:
         epoch=data_range.epoch,
         start=data_range.start,
         stop=data_range.stop,
+    )
+
+
+def epoch_report_of(message: coordinator_service_pb2.EpochAccount) -> EpochReport:
+    """Reads what became of an epoch."""
+    return EpochReport(
+        loader=message.loader,
+        epoch=message.epoch,
+        count=message.position_count,
+        seen_once=message.seen_once_count,
+        seen_again=message.seen_again_count,
+        torn=message.torn_count,
+        dropped=message.dropped_count,
+        skipped=message.skipped_count,
+        never=message.never_count,
+        left_out=message.left_out_count,
+        is_over=message.closed,
     )
 
 

@@ -9,6 +9,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from psworker.epoch_report import EpochReport
 from psworker.transport import messages
 from psworker.transport.call_error import translated
 from psworker.transport.values import Mode, Waiting
@@ -97,6 +98,7 @@ class JobStatus:
         parameter_bytes: Bytes of parameters over all shards.
         failure: Why the job failed, else empty.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        epochs: Data of the epochs that were opened last, the newest first.
     """
 
     rules: JobRules
@@ -115,6 +117,7 @@ class JobStatus:
     parameter_bytes: int
     failure: str
     clip_grad_norm: float = 0.0
+    epochs: tuple[EpochReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         parameter_bytes=message.parameter_bytes,
         failure=message.failure,
         clip_grad_norm=message.clip_grad_norm,
+        epochs=tuple(map(messages.epoch_report_of, message.epochs)),
     )
 
 

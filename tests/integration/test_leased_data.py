@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import psworker
-from psserver.core.ledger import EpochLedger
+from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.roster import WorkerState
 from psserver.storage.job_store import JobStore
 from tests.integration.job import Crew, Job, connect, run_workers
@@ -242,20 +242,6 @@ def test_another_order_of_data_is_refused_with_the_cure(tmp_path: Path) -> None:
         works: dict[str, Callable[[str], Any]] = {"w0": first, "w1": second}
         text = run_workers(works)["w1"]
     assert "same data set and a sampler" in text
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-def test_a_stream_is_refused_before_the_worker_joins(tmp_path: Path) -> None:
-    with (
-        Job(tmp_path) as job,
-        connect(job, "w0") as ps,
-        pytest.raises(psworker.ConfigurationError, match="IterableDataset"),
-    ):
-        _prepared(ps, DataLoader(Stream(), batch_size=2))
 
 
 def test_a_run_on_a_finished_job_is_told_that_its_epochs_are_trained(

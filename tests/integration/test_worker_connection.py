@@ -280,3 +280,20 @@ def test_alone_an_optimizer_keeps_its_class_and_its_closure(
         first = optimizer.step(closure)
         assert optimizer.step(closure) < first
         assert copy.deepcopy(optimizer).state_dict()["state"]
+
+
+def test_a_loader_has_a_report_and_a_connection_counts_workers(
+    ps: WorkerConnection, kind: str
+) -> None:
+    with pytest.raises(psworker.ConfigurationError, match=r"once prepare\(\) was"):
+        _ = ps.worker_count
+    model = new_model()
+    plain = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    model, optimizer, loader = ps.prepare(model, new_optimizer(model), plain)
+    assert ps.worker_count == 1
+    assert loader.report is None
+    for (inputs,) in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert len(loader) == 2
+    assert (loader.report is not None) == (kind == "job")

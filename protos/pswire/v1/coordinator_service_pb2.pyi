@@ -974,6 +974,7 @@ class LeaveRequest(google.protobuf.message.Message):
     CONSUMED_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Its last acknowledged push. 0 if it never pushed."""
     job_id: builtins.str
@@ -990,6 +991,10 @@ class LeaveRequest(google.protobuf.message.Message):
     def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
         """Data whose pushes were dropped since its last report."""
 
+    @property
+    def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data it drew and never pushed."""
+
     def __init__(
         self,
         *,
@@ -998,9 +1003,10 @@ class LeaveRequest(google.protobuf.message.Message):
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         job_id: builtins.str = ...,
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
 
 global___LeaveRequest = LeaveRequest
 
@@ -1031,6 +1037,7 @@ class OpenEpochRequest(google.protobuf.message.Message):
     CONSUMED_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -1057,6 +1064,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
     def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
         """Data whose pushes were dropped since the last report."""
 
+    @property
+    def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data drawn and not pushed. It counts as skipped unless it is pushed later."""
+
     def __init__(
         self,
         *,
@@ -1069,9 +1080,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
         consumed: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         job_id: builtins.str = ...,
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
 
 global___OpenEpochRequest = OpenEpochRequest
 
@@ -1108,6 +1120,7 @@ class LeaseDataRequest(google.protobuf.message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -1132,6 +1145,10 @@ class LeaseDataRequest(google.protobuf.message.Message):
     def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
         """Data whose pushes were dropped since the last report."""
 
+    @property
+    def skipped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.DataRange]:
+        """Data drawn and not pushed. It counts as skipped unless it is pushed later."""
+
     def __init__(
         self,
         *,
@@ -1144,9 +1161,10 @@ class LeaseDataRequest(google.protobuf.message.Message):
         wait: builtins.bool = ...,
         job_id: builtins.str = ...,
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "order_digest", b"order_digest", "wait", b"wait", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_count_max", b"batch_count_max", "consumed", b"consumed", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "order_digest", b"order_digest", "skipped", b"skipped", "wait", b"wait", "worker", b"worker"]) -> None: ...
 
 global___LeaseDataRequest = LeaseDataRequest
 
@@ -1158,6 +1176,7 @@ class LeaseDataResponse(google.protobuf.message.Message):
 
     RANGES_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
+    ACCOUNT_FIELD_NUMBER: builtins.int
     closed: builtins.bool
     """Whether every range of the epoch is accounted for."""
     @property
@@ -1166,15 +1185,82 @@ class LeaseDataResponse(google.protobuf.message.Message):
         nothing now, but the epoch goes on.
         """
 
+    @property
+    def account(self) -> global___EpochAccount:
+        """With `closed`, what became of the epoch."""
+
     def __init__(
         self,
         *,
         ranges: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         closed: builtins.bool = ...,
+        account: global___EpochAccount | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "ranges", b"ranges"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "closed", b"closed", "ranges", b"ranges"]) -> None: ...
 
 global___LeaseDataResponse = LeaseDataResponse
+
+@typing.final
+class EpochAccount(google.protobuf.message.Message):
+    """What became of the positions of an epoch: each is in one of the counts.
+
+    Of batches, not samples, where the loader's batches differ in size.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOADER_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    POSITION_COUNT_FIELD_NUMBER: builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: builtins.int
+    SEEN_ONCE_COUNT_FIELD_NUMBER: builtins.int
+    SEEN_AGAIN_COUNT_FIELD_NUMBER: builtins.int
+    TORN_COUNT_FIELD_NUMBER: builtins.int
+    DROPPED_COUNT_FIELD_NUMBER: builtins.int
+    SKIPPED_COUNT_FIELD_NUMBER: builtins.int
+    NEVER_COUNT_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
+    loader: builtins.str
+    """Name of the loader."""
+    epoch: builtins.int
+    """Epoch, from 0."""
+    position_count: builtins.int
+    """Positions of the epoch."""
+    left_out_count: builtins.int
+    """Of a last, smaller batch that the loader drops."""
+    seen_once_count: builtins.int
+    """Behind a push that is part of the parameters."""
+    seen_again_count: builtins.int
+    """Behind two of them."""
+    torn_count: builtins.int
+    """Of pushes that only some shards applied."""
+    dropped_count: builtins.int
+    """Of pushes that were thrown away."""
+    skipped_count: builtins.int
+    """Drawn from a loader and never pushed."""
+    never_count: builtins.int
+    """The rest: not dealt, or dealt and not drawn."""
+    closed: builtins.bool
+    """Whether the epoch is over."""
+    def __init__(
+        self,
+        *,
+        loader: builtins.str = ...,
+        epoch: builtins.int = ...,
+        position_count: builtins.int = ...,
+        left_out_count: builtins.int = ...,
+        seen_once_count: builtins.int = ...,
+        seen_again_count: builtins.int = ...,
+        torn_count: builtins.int = ...,
+        dropped_count: builtins.int = ...,
+        skipped_count: builtins.int = ...,
+        never_count: builtins.int = ...,
+        closed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "dropped_count", b"dropped_count", "epoch", b"epoch", "left_out_count", b"left_out_count", "loader", b"loader", "never_count", b"never_count", "position_count", b"position_count", "seen_again_count", b"seen_again_count", "seen_once_count", b"seen_once_count", "skipped_count", b"skipped_count", "torn_count", b"torn_count"]) -> None: ...
+
+global___EpochAccount = EpochAccount
 
 @typing.final
 class RequestSnapshotRequest(google.protobuf.message.Message):
@@ -1445,6 +1531,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     EVICTED_COUNT_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
     generation: builtins.int
@@ -1483,6 +1570,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ShardStatus]:
         """All shards."""
 
+    @property
+    def epochs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EpochAccount]:
+        """Data of the epochs that were opened last, the newest first."""
+
     def __init__(
         self,
         *,
@@ -1502,8 +1593,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         workers_floor: builtins.int = ...,
         evicted_count: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
+        epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

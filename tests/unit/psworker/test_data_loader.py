@@ -3,154 +3,19 @@
 import contextlib
 import logging
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from psserver.core import ledger as core
 from psserver.core.push import DataRange as CoreRange
-from psserver.core.record import WorkerKey
 from psworker.data import (
     CountedLoader,
-    EpochShape,
-    Lease,
     LeasedLoader,
-    LeaseRequest,
     prepare_loader,
 )
-from psworker.errors import EvictedError
-from psworker.pending import DataRange, DataReport, DrawnData, PendingData
-
-
-class LedgerJob:
-    """The coordinator's side: one ledger, and requests that wait for it."""
-
-    def __init__(self, worker_count: int, *, in_rounds: bool = False) -> None:
-        self.ledger = core.DataLedger(job_seed=3)
-        self.keys = [WorkerKey(f"w{index}", 1) for index in range(worker_count)]
-        self.in_rounds = in_rounds
-        self.lock = threading.RLock()
-        self.waiting: list[tuple[WorkerKey, LeaseRequest, Future[Lease]]] = []
-
-    def lease(self, key: WorkerKey, request: LeaseRequest) -> "Future[Lease]":
-        with self.lock:
-            book = self.ledger.register_order(
-                key, request.loader, request.epoch, request.order_digest
-            )
-            self.ledger.consume(
-                key,
-                tuple(CoreRange(*_fields(each)) for each in request.report.consumed),
-            )
-            participants = tuple(self.keys) if self.in_rounds else ()
-            ranges = book.lease(key, participants, request.batch_count_max)
-            future: Future[Lease] = Future()
-            if request.wait and not ranges and not book.is_closed:
-                self.waiting.append((key, request, future))
-            else:
-                future.set_result(
-                    Lease(tuple(DataRange(*each) for each in ranges), book.is_closed)
-                )
-            self.retry()
-            return future
-
-    def retry(self) -> None:
-        with self.lock:
-            for key, request, future in list(self.waiting):
-                book = self.ledger.register_order(
-                    key, request.loader, request.epoch, request.order_digest
-                )
-                ranges = book.lease(key, (), request.batch_count_max)
-                if ranges or book.is_closed:
-                    self.waiting.remove((key, request, future))
-                    if future.set_running_or_notify_cancel():
-                        future.set_result(
-                            Lease(
-                                tuple(DataRange(*each) for each in ranges),
-                                book.is_closed,
-                            )
-                        )
-
-
-def _fields(data_range: DataRange) -> tuple[str, int, int, int]:
-    return data_range.loader, data_range.epoch, data_range.start, data_range.stop
-
-
-class LedgerSource:
-    """One worker's connection. Clocks wait for it when a test says so."""
-
-    def __init__(self, job: LedgerJob, index: int) -> None:
-        self.job = job
-        self.key = job.keys[index]
-        self.pending = PendingData()
-        self.requests: list[LeaseRequest] = []
-        self.contribution: Future[None] = Future()
-        self.empty_push_count = 0
-        self.pushed_nothing = threading.Event()
-        self.is_broken = False
-        self.is_lost = False
-        self.rejoin_count = 0
-        self.sharer_count = 0
-
-    def evict(self) -> None:
-        """The others get what the worker holds, and it does not know yet."""
-        self.is_lost = True
-        self.job.ledger.retire(self.key)
-        self.job.retry()
-
-    def rejoin(self) -> None:
-        self.is_lost = False
-        self.rejoin_count += 1
-        self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
-        self.pending.start_over()
-
-    def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
-    ) -> "Future[int]":
-        future: Future[int] = Future()
-        self.job.ledger.consume(
-            self.key, tuple(CoreRange(*_fields(each)) for each in report.consumed)
-        )
-        core_shape = core.EpochShape(
-            position_count=shape.position_count,
-            batch_size=shape.batch_size,
-            drop_last=shape.drop_last,
-        )
-        future.set_result(
-            self.job.ledger.open_epoch(self.key, loader, epoch, core_shape)
-        )
-        self.job.retry()
-        return future
-
-    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
-        self.requests.append(request)
-        if self.is_broken:
-            broken: Future[Lease] = Future()
-            broken.set_exception(ConnectionError("cut"))
-            return broken
-        if self.is_lost:
-            lost: Future[Lease] = Future()
-            lost.set_exception(EvictedError("evicted"))
-            return lost
-        return self.job.lease(self.key, request)
-
-    def await_contribution(self) -> "Future[None]":
-        if self.contribution.cancelled():
-            self.contribution = Future()
-        return self.contribution
-
-    def push_nothing(self) -> None:
-        self.empty_push_count += 1
-        self.contribution = Future()
-        self.pushed_nothing.set()
-
-    def step(self) -> DrawnData:
-        """A push that is acknowledged at once."""
-        drawn = self.pending.take()
-        self.pending.acknowledge(drawn.ranges)
-        return drawn
+from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
 
 def _loader(count: int = 20, **options: object) -> DataLoader[Any]:

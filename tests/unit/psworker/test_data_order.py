@@ -1,6 +1,6 @@
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,8 +9,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
@@ -18,6 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from psworker.data import LeasedLoader
 from psworker.data.order import LoaderRefused, OrderSource, order_digest
 
 
@@ -27,7 +26,7 @@ def _dataset(count: int = 20) -> TensorDataset:
 
 def test_a_sequential_loader_keeps_the_order_of_the_dataset() -> None:
     source = OrderSource(DataLoader(_dataset(), batch_size=8))
-    assert source.draw(7, 0).tolist() == list(range(20))
+    assert source.draw(7, 0).indices.tolist() == list(range(20))
     assert source.shape.batch_count == 3
 
 
@@ -37,9 +36,9 @@ def test_a_shuffled_order_follows_from_the_seed_alone() -> None:
     first = source.draw(7, 0)
     torch.manual_seed(2)
     again = OrderSource(DataLoader(_dataset(), batch_size=8, shuffle=True)).draw(7, 0)
-    assert first.tolist() == again.tolist()
-    assert sorted(first.tolist()) == list(range(20))
-    assert first.tolist() != source.draw(8, 0).tolist()
+    assert first.indices.tolist() == again.indices.tolist()
+    assert sorted(first.indices.tolist()) == list(range(20))
+    assert first.indices.tolist() != source.draw(8, 0).indices.tolist()
 
 
 @pytest.mark.parametrize(
@@ -55,8 +54,8 @@ def test_samplers_with_a_generator_draw_from_the_seed(
     sampler: WeightedRandomSampler,
 ) -> None:
     source = OrderSource(DataLoader(_dataset(), batch_size=4, sampler=sampler))
-    assert source.draw(7, 0).tolist() == source.draw(7, 1).tolist()
-    assert source.draw(7, 0).tolist() != source.draw(8, 0).tolist()
+    assert source.draw(7, 0).indices.tolist() == source.draw(7, 1).indices.tolist()
+    assert source.draw(7, 0).indices.tolist() != source.draw(8, 0).indices.tolist()
     assert sampler.generator is None
 
 
@@ -85,7 +84,7 @@ def test_a_sampler_without_a_generator_draws_the_same_and_leaves_no_trace() -> N
     torch.manual_seed(5)
     order = source.draw(7, 0)
     assert float(torch.rand(())) == expected
-    assert order.tolist() == source.draw(7, 0).tolist()
+    assert order.indices.tolist() == source.draw(7, 0).indices.tolist()
 
 
 def test_the_epoch_reaches_a_sampler_that_asks_for_it() -> None:
@@ -102,12 +101,19 @@ def test_the_epoch_reaches_a_sampler_that_asks_for_it() -> None:
             return iter([(self.epoch + step) % 4 for step in range(4)])
 
     source = OrderSource(DataLoader(_dataset(), batch_size=2, sampler=Rotating()))
-    assert source.draw(7, 1).tolist() == [1, 2, 3, 0]
+    assert source.draw(7, 1).indices.tolist() == [1, 2, 3, 0]
 
 
 class PairSampler(Sampler[list[int]]):
+    length: int | None = None
+
     def __init__(self, batches: list[list[int]]) -> None:
         self.batches = batches
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("no length")
+        return self.length
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
@@ -117,7 +123,7 @@ def test_a_batch_sampler_of_one_size_can_be_leased() -> None:
     source = OrderSource(
         DataLoader(_dataset(), batch_sampler=PairSampler([[3, 1], [4, 1], [5]]))
     )
-    assert source.draw(7, 0).tolist() == [3, 1, 4, 1, 5]
+    assert source.draw(7, 0).indices.tolist() == [3, 1, 4, 1, 5]
     assert (source.shape.batch_size, source.shape.batch_count) == (2, 3)
 
 
@@ -125,12 +131,7 @@ def test_torchs_own_batch_sampler_is_taken_apart() -> None:
     sampler = BatchSampler(RandomSampler(_dataset()), 6, drop_last=True)
     source = OrderSource(DataLoader(_dataset(), batch_sampler=sampler))
     assert (source.shape.batch_size, source.shape.batch_count) == (6, 3)
-    assert sorted(source.draw(7, 0).tolist()) == list(range(20))
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+    assert sorted(source.draw(7, 0).indices.tolist()) == list(range(20))
 
 
 class Named(Dataset[int]):
@@ -141,29 +142,104 @@ class Named(Dataset[int]):
         return 2
 
 
+class Subclassed(DataLoader[Any]):
+    def __iter__(self) -> Any:  # noqa: ANN401
+        return super().__iter__()
+
+
+class Endless(Sampler[int]):
+    """Has no length, or lies about it."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError("no length")
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield 0
+
+
+class EndlessBatches(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield [0]
+
+
 @pytest.mark.parametrize(
     ("loader", "cause"),
     [
-        (DataLoader(Stream()), "IterableDataset"),
-        (DataLoader(_dataset(), batch_size=None), "batch_size=None"),
         (
-            DataLoader(_dataset(), batch_sampler=PairSampler([[1], [2, 3]])),
-            "differ in size",
+            DataLoader(Named(), batch_size=2, sampler=iter(["a", "b"])),
+            "list_iterator has no __len__.*define it",
         ),
+        (DataLoader(Named(), batch_size=2, sampler=Endless()), "Endless has no __len_"),
         (
-            DataLoader(
-                _dataset(), batch_size=2, sampler=DistributedSampler(_dataset(), 2, 0)
-            ),
-            "shuffle=True",
+            DataLoader(Named(), batch_sampler=EndlessBatches()),
+            "EndlessBatches draws more than 2 batches.*define its __len__",
         ),
-        (DataLoader(Named(), batch_size=2, sampler=iter(["a", "b"])), "no __len__"),
+        (Subclassed(Named(), batch_size=2), "an __iter__ of its own.*collate_fn"),
     ],
 )
 def test_a_loader_that_cant_be_leased_is_refused_with_the_cause(
     loader: DataLoader[Any], cause: str
 ) -> None:
     with pytest.raises(LoaderRefused, match=cause):
-        OrderSource(loader)
+        LeasedLoader(loader, cast("Any", None))
+
+
+def test_a_sampler_that_never_ends_is_refused_when_it_is_drawn() -> None:
+    source = OrderSource(DataLoader(Named(), batch_size=2, sampler=Endless(5)))
+    with pytest.raises(LoaderRefused, match="drew more than 5 samples"):
+        source.draw(7, 0)
+
+
+def test_batches_that_differ_in_size_are_leased_one_by_one() -> None:
+    batches = [[1], [2, 3], [4, 5, 6], [0]]
+    source = OrderSource(DataLoader(_dataset(), batch_sampler=PairSampler(batches)))
+    order = source.draw(7, 0)
+    assert (source.shape.position_count, source.shape.batch_size) == (4, 1)
+    assert order.unit == "batches"
+    assert [order.at(start, start + 1) for start in range(4)] == batches
+    cut_otherwise = [[1, 2], [3], [4, 5, 6], [0]]
+    other = OrderSource(
+        DataLoader(_dataset(), batch_sampler=PairSampler(cut_otherwise))
+    )
+    assert other.draw(7, 0).digest != order.digest
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "cause"),
+    [
+        ([[1], [2, 3]], [[1], [2], [3]], "drew 3 batches, but 2 when it was prepared"),
+        ([[1, 2], [3, 4]], [[1, 2], [3], [4]], "another number or size"),
+    ],
+)
+def test_a_batch_sampler_keeps_its_number_of_batches(
+    first: list[list[int]], later: list[list[int]], cause: str
+) -> None:
+    sampler = PairSampler(first)
+    sampler.length = 9
+    source = OrderSource(DataLoader(_dataset(), batch_sampler=sampler))
+    sampler.batches = later
+    with pytest.raises(LoaderRefused, match=cause):
+        source.draw(7, 0)
+
+
+def test_without_batches_positions_are_handed_on_as_the_sampler_draws_them() -> None:
+    source = OrderSource(DataLoader(_dataset(6), batch_size=None, shuffle=True))
+    order = source.draw(7, 0)
+    assert not order.is_batched
+    assert (source.shape.batch_count, source.shape.batch_size) == (6, 1)
+    lists = BatchSampler(RandomSampler(_dataset(10)), 4, drop_last=False)
+    source = OrderSource(DataLoader(_dataset(), batch_size=None, sampler=lists))
+    order = source.draw(7, 0)
+    assert order.is_batched
+    assert (source.shape.batch_count, source.shape.batch_size) == (3, 4)
+    assert sorted(order.at(0, 4) + order.at(4, 8) + order.at(8, 10)) == list(range(10))
 
 
 def test_names_instead_of_positions_are_refused() -> None:

@@ -1,8 +1,13 @@
+import multiprocessing
 import os
 import subprocess
 import sys
 
 import pytest
+
+from psworker import fork_guard
+from psworker.entrance import connect
+from psworker.errors import ConfigurationError
 
 HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"
 
@@ -41,3 +46,14 @@ def test_grpc_does_nothing_at_a_fork_unless_a_user_says_so(
 
     warned = " warned" if "may crash; import psworker first" in done.stderr else ""
     assert done.stdout.strip() + warned == expected
+
+
+def test_a_script_that_a_spawned_process_imports_does_not_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait in `prepare` for a job that waits for the parent to go on."""
+    assert not fork_guard.is_importing_main()
+    process = multiprocessing.current_process()
+    monkeypatch.setattr(process, "_inheriting", True, raising=False)
+    with pytest.raises(ConfigurationError, match='if __name__ == "__main__"'):
+        connect("127.0.0.1:1")

@@ -6,8 +6,8 @@ import pytest
 
 from psserver.core.coordinator_effects import Persist
 from psserver.core.effects import WorkerHolding
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.job_settings import JobSettings
-from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import ClockChoice, LossPolicy, Mode, StepAtomicity
 from psserver.core.roster import WorkerEntry

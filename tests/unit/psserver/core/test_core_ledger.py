@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from psserver.core.ledger import HELD_COUNT_MAX, DataLedger, EpochLedger, EpochShape
+from psserver.core.epoch_ledger import HELD_COUNT_MAX, EpochLedger, EpochShape
+from psserver.core.ledger import DataLedger
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal

@@ -5,9 +5,9 @@ import pytest
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Prepare
 from psserver.core.cut import Cut
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
-from psserver.core.ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Record, WorkerKey
 from psserver.core.roster import WorkerState

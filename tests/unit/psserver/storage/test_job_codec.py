@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.push import DataRange
 from psserver.core.record import ClockChoice, FenceKind, Member, Mode, Record
 from psserver.storage.job_codec import (

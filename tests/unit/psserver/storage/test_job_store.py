@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psserver.core.ledger import EpochLedger, EpochShape
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.storage.job_codec import StoredJob, StoredShard
 from psserver.storage.job_store import FORMAT_VERSION, JobStore
 from psserver.storage.state_folder import StateFolderError

@@ -7,6 +7,7 @@ from pswire.addresses import Address
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from psworker.ctl.status import status_json, status_text
+from psworker.epoch_report import EpochReport
 from psworker.transport.status_client import (
     JobRules,
     JobStatus,
@@ -97,6 +98,21 @@ STATUS = JobStatus(
     tensor_count=4,
     parameter_bytes=3 << 20,
     failure="",
+    epochs=(
+        EpochReport(
+            loader="loader",
+            epoch=2,
+            count=60,
+            seen_once=50,
+            seen_again=0,
+            torn=2,
+            dropped=0,
+            skipped=4,
+            never=4,
+            left_out=0,
+            is_over=False,
+        ),
+    ),
 )
 
 
@@ -116,6 +132,7 @@ def test_the_json_says_null_where_nothing_is_known() -> None:
         {"name": "w2", "clock": 9, "silent_ms": None},
     ]
     assert read["shards"][1]["waiting"] is None
+    assert read["epochs"][0]["skipped_count"] == 4
 
 
 def test_who_is_no_member_has_no_clock_and_changes_nobodys() -> None:
@@ -145,6 +162,12 @@ def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
     assert " never " in text
     assert "member, awaited" in laggard
     assert "none yet" in text
+
+
+def test_the_text_tells_how_far_the_newest_epoch_is() -> None:
+    line = "data        epoch 2 of loader: 50 of 60 seen once, 2 torn, 4 skipped\n"
+    assert line in status_text(STATUS)
+    assert "data  " not in status_text(replace(STATUS, epochs=()))
 
 
 def test_names_of_workers_cant_steer_the_terminal() -> None:
@@ -246,6 +269,7 @@ def test_an_answer_becomes_a_status() -> None:
         mode=membership_pb2.MODE_ASP,
         shards=[pb.ShardStatus(staleness_counts=[5, 1], queued_push_count=2)],
         clip_grad_norm=0.5,
+        epochs=[pb.EpochAccount(loader="x", epoch=3, torn_count=7, closed=True)],
     )
     status = status_of(message)
     assert (status.phase, status.mode) == ("running", Mode.ASP)
@@ -256,6 +280,8 @@ def test_an_answer_becomes_a_status() -> None:
     assert status.shards[0].staleness_counts == (5, 1)
     assert status.shards[0].waiting is None
     assert status.clip_grad_norm == 0.5
+    (epoch,) = status.epochs
+    assert (epoch.loader, epoch.epoch, epoch.torn, epoch.is_over) == ("x", 3, 7, True)
 
 
 def test_a_job_that_clips_says_so() -> None:

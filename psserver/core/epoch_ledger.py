@@ -1,0 +1,278 @@
+"""One epoch of one loader: who has which positions of it, and what became of them.
+
+The order of an epoch is cut into batches. In BSP they are dealt by rounds: one batch
+to each participant, in the order of ranks, whoever asks first, so that a run repeats
+and equals one process that takes the batches in order. Otherwise they are dealt on
+demand, and fast workers get more. What a departed worker held and nobody knows to be
+used is dealt again. What was used in part (torn), whose push was thrown away (dropped),
+or what was drawn and never pushed (skipped) is counted and not dealt again in this
+epoch.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from psserver.core.epoch_account import EpochAccount
+from psserver.core.push import DataRange
+from psserver.core.record import WorkerKey
+from pswire.reasons import ErrorReason, Refusal
+
+HELD_COUNT_MAX = 4_096
+"""Batches that a worker may hold of one epoch. Each answer repeats them all, and the
+epoch is written down with them: one that took ever more would slow down everybody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochShape:
+    """How an epoch is cut.
+
+    Attributes:
+        position_count: Positions in the epoch, at least 0.
+        batch_size: Positions in a batch, at least 1.
+        drop_last: Whether a last, smaller batch is left out.
+    """
+
+    position_count: int
+    batch_size: int
+    drop_last: bool
+
+    def validate(self) -> None:
+        """Checks a client's numbers.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`.
+        """
+        if self.position_count < 0 or self.batch_size < 1:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"an epoch of {self.position_count} positions in batches of "
+                f"{self.batch_size} is none",
+            )
+
+    @property
+    def usable_count(self) -> int:
+        """Positions that are dealt."""
+        if self.drop_last:
+            return self.position_count - self.position_count % self.batch_size
+        return self.position_count
+
+
+@dataclass(slots=True)
+class EpochLedger:
+    """One epoch of one loader.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Number of the epoch.
+        shape: How it is cut.
+        order_digest: Digest of the order, once a worker has registered it.
+        registrant: Who registered it.
+        cursor: Next position that was never dealt.
+        returned: Ranges to deal again.
+        queues: Dealt, not yet handed out.
+        held: Handed out, not yet reported as consumed.
+        consumed_count: Positions reported as consumed.
+        torn_count: Positions of pushes that only some shards applied.
+        dropped_count: Positions whose pushes were thrown away.
+        skipped: Drawn and not pushed, by workers that are here and may push them yet.
+        departed_skipped_count: Positions that workers had skipped who are gone.
+        revoked: Handed out and dealt again, with the worker still here.
+        repeated_count: Positions that were dealt again and used by both.
+    """
+
+    loader: str
+    epoch: int
+    shape: EpochShape
+    order_digest: int | None = None
+    registrant: WorkerKey | None = None
+    cursor: int = 0
+    returned: deque[DataRange] = field(default_factory=deque)
+    queues: dict[WorkerKey, deque[DataRange]] = field(default_factory=dict)
+    held: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
+    consumed_count: int = 0
+    torn_count: int = 0
+    dropped_count: int = 0
+    skipped: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
+    departed_skipped_count: int = 0
+    revoked: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
+    repeated_count: int = 0
+
+    @property
+    def account(self) -> EpochAccount:
+        """What became of every position so far."""
+        counted = self.consumed_count + self.torn_count + self.dropped_count
+        skipped_count = self.departed_skipped_count + sum(
+            _positions(pieces) for pieces in self.skipped.values()
+        )
+        return EpochAccount(
+            loader=self.loader,
+            epoch=self.epoch,
+            position_count=self.shape.position_count,
+            left_out_count=self.shape.position_count - self.shape.usable_count,
+            seen_once_count=self.consumed_count - self.repeated_count,
+            seen_again_count=self.repeated_count,
+            torn_count=self.torn_count,
+            dropped_count=self.dropped_count,
+            skipped_count=skipped_count,
+            never_count=self.shape.usable_count - counted - skipped_count,
+            is_closed=self.is_closed,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every range is accounted for."""
+        return (
+            self.cursor >= self.shape.usable_count
+            and not self.returned
+            and not any(self.queues.values())
+            and not any(self.held.values())
+        )
+
+    @property
+    def workers(self) -> set[WorkerKey]:
+        """All of whom it has anything."""
+        return {*self.queues, *self.held, *self.skipped, *self.revoked}
+
+    def lease(
+        self, worker: WorkerKey, participants: tuple[WorkerKey, ...], count_max: int
+    ) -> list[DataRange]:
+        """Hands out at most `count_max` batches, after those handed out before.
+
+        What the worker has and did not report as consumed comes first, again: the
+        answer that brought it may have been lost, and nobody else will ever get it.
+
+        One that holds `HELD_COUNT_MAX` gets no more before it reports some of them.
+
+        Args:
+            worker: Who asks.
+            participants: In BSP, among whom rounds are dealt, in the order of ranks;
+                empty deals on demand.
+            count_max: At least 1.
+        """
+        queue = self.queues.setdefault(worker, deque())
+        while len(queue) < count_max and self._has_more:
+            if worker in participants:
+                for other in participants:
+                    self._deal(other)
+            else:
+                self._deal(worker)
+        held = self.held.setdefault(worker, set())
+        count = min(count_max, len(queue), max(0, HELD_COUNT_MAX - len(held)))
+        leased = [queue.popleft() for _ in range(count)]
+        before = sorted(held)
+        held.update(leased)
+        return before + leased
+
+    def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges count; repeatable."""
+        self.consumed_count += self._close(worker, ranges)
+        self._use_revoked(worker, ranges)
+
+    def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """Only some shards applied the worker's push of these ranges; repeatable."""
+        self.torn_count += self._close(worker, ranges)
+
+    def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges were thrown away; repeatable."""
+        self.dropped_count += self._close(worker, ranges)
+
+    def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker drew these ranges and has not pushed them; repeatable.
+
+        It may push them later: then what became of that push counts.
+        """
+        held = self.held.get(worker, set())
+        skipped = held.intersection(ranges)
+        if skipped:
+            held -= skipped
+            self.skipped.setdefault(worker, set()).update(skipped)
+
+    def has_of(self, worker: WorkerKey) -> bool:
+        """Whether the worker has anything of which more may be heard."""
+        return self.is_dealt_to(worker) or bool(
+            self.skipped.get(worker) or self.revoked.get(worker)
+        )
+
+    def is_dealt_to(self, worker: WorkerKey) -> bool:
+        """Whether the worker has anything that it did not report."""
+        return bool(self.held.get(worker) or self.queues.get(worker))
+
+    def give_back(self, worker: WorkerKey) -> None:
+        """What the worker has and did not report is dealt again.
+
+        It is here, and might have used some of it after all: then that shows.
+        """
+        held = self.held.get(worker)
+        if held:
+            self.revoked.setdefault(worker, set()).update(held)
+        self._deal_again(worker)
+
+    def retire(self, worker: WorkerKey) -> None:
+        """The worker is gone: what it has and did not report is dealt again."""
+        self._deal_again(worker)
+        self.revoked.pop(worker, None)
+        self.departed_skipped_count += _positions(self.skipped.pop(worker, ()))
+
+    def _deal_again(self, worker: WorkerKey) -> None:
+        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+
+    def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
+        """What the worker has and did not report is the heir's, in the same order."""
+        pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
+        queue = deque(sorted(pieces, key=lambda piece: piece.start))
+        queue.extend(self.queues.pop(heir, ()))
+        if queue:
+            self.queues[heir] = queue
+
+    def recall(self) -> bool:
+        """Data is dealt on demand from now on: takes back what nobody has got.
+
+        Returns:
+            Whether there was any.
+        """
+        pieces = [piece for queue in self.queues.values() for piece in queue]
+        self.queues.clear()
+        self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
+        return bool(pieces)
+
+    def _close(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> int:
+        """Takes from the worker what it drew of these; returns how many positions."""
+        count = 0
+        for drawn in (self.held.get(worker, set()), self.skipped.get(worker, set())):
+            closed = drawn.intersection(ranges)
+            drawn -= closed
+            count += _positions(closed)
+        return count
+
+    def _use_revoked(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """Of what was taken back from the worker it has used these."""
+        revoked = self.revoked.get(worker, set())
+        used = revoked.intersection(ranges)
+        revoked -= used
+        for piece in used:
+            if piece in self.returned:
+                self.returned.remove(piece)
+                self.consumed_count += piece.position_count
+            else:
+                self.repeated_count += piece.position_count
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self.returned) or self.cursor < self.shape.usable_count
+
+    def _deal(self, worker: WorkerKey) -> None:
+        if self.returned:
+            piece = self.returned.popleft()
+        elif self.cursor < self.shape.usable_count:
+            stop = min(self.cursor + self.shape.batch_size, self.shape.usable_count)
+            piece = DataRange(self.loader, self.epoch, self.cursor, stop)
+            self.cursor = stop
+        else:
+            return
+        self.queues.setdefault(worker, deque()).append(piece)
+
+
+def _positions(pieces: Iterable[DataRange]) -> int:
+    return sum(piece.position_count for piece in pieces)

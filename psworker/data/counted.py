@@ -1,0 +1,110 @@
+"""Loaders that the user splits between workers: only their samples are counted."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from psworker.data.fetching import counting, refuse_own_iteration
+from psworker.data.source import SampleCount
+
+_log = logging.getLogger(__name__)
+
+
+class CountedLoader:
+    """A loader over a stream, or one whose sampler gives each worker its own part.
+
+    Its batches are its own; only their sizes are noted, as the weight of the next
+    `optimizer.step()`. Nothing is leased, so that a lost worker's part is not trained
+    by the others, and workers may end an epoch at different times: who is done goes
+    on, and leaves the job when its script ends.
+
+    With `batch_size=None` each item counts as one sample: name another weight in
+    `optimizer.step(weight=n)`.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], source: SampleCount, *, name: str = "loader"
+    ) -> None:
+        """Wraps a loader.
+
+        Raises:
+            LoaderRefused: Its class has an iteration of its own.
+        """
+        refuse_own_iteration(loader)
+        self._loader = loader
+        self._counting: DataLoader[Any] | None = None
+        self._source = source
+        self._name = name
+        self._worker_count: int | None = None
+
+    def __len__(self) -> int:
+        """Batches of the user's loader, which are this worker's alone."""
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes the epoch on to what has a `set_epoch`: the sampler, or the stream."""
+        for each in _parts(self._loader):
+            set_epoch = getattr(each, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+                return
+
+    def __iter__(self) -> Iterator[Any]:
+        self._tell_about_splitting()
+        if self._counting is None:
+            self._counting = counting(self._loader)
+        is_done = False
+        try:
+            for sample_count, batch in self._counting:
+                self._source.pending.draw(sample_count, loader=self._name)
+                yield batch
+            is_done = True
+        finally:
+            if not is_done and not self._source.has_gradient:
+                self._source.pending.skip(self._name)
+
+    def _tell_about_splitting(self) -> None:
+        """Says once what the user must see to, and when that may have become wrong."""
+        now = self._source.worker_count
+        before, self._worker_count = self._worker_count, now
+        if before is None and is_stream(self._loader):
+            _log.warning(
+                "%s: an IterableDataset has no positions to lease, so every worker "
+                "reads its own stream; let the dataset give each its part by ps.rank "
+                "of ps.worker_count, or all train on the same samples",
+                self._name,
+            )
+        elif before is not None and before != now:
+            _log.warning(
+                "%s: the job has %d workers now and had %d, and its data is split by "
+                "%s: samples may be trained more than once or never; build it anew for "
+                "the workers that are there, or use shuffle=True, whose data is leased",
+                self._name,
+                now,
+                before,
+                "the dataset" if is_stream(self._loader) else "a DistributedSampler",
+            )
+
+
+def is_stream(loader: DataLoader[Any]) -> bool:
+    """Whether the loader reads an `IterableDataset`."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def is_split_by_user(loader: DataLoader[Any]) -> bool:
+    """Whether the loader's sampler gives each process its own part already."""
+    return any(isinstance(each, DistributedSampler) for each in _parts(loader))
+
+
+def _parts(loader: DataLoader[Any]) -> list[Any]:
+    """Where the user's own split may be: samplers from the outside in, the dataset."""
+    batch_sampler: Any = loader.batch_sampler
+    inner = getattr(batch_sampler, "sampler", None)
+    return [batch_sampler, inner, loader.sampler, loader.dataset]

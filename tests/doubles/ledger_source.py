@@ -1,0 +1,159 @@
+"""A worker's connection as its loaders see it, over the coordinator's real ledger."""
+
+import threading
+from concurrent.futures import Future
+
+from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.epoch_ledger import EpochShape as CoreShape
+from psserver.core.ledger import DataLedger
+from psserver.core.push import DataRange as CoreRange
+from psserver.core.record import WorkerKey
+from psworker.data import EpochShape, Lease, LeaseRequest
+from psworker.epoch_report import EpochReport
+from psworker.errors import EvictedError
+from psworker.pending import DataRange, DataReport, DrawnData, PendingData
+
+
+class LedgerJob:
+    """The coordinator's side: one ledger, and requests that wait for it."""
+
+    def __init__(self, worker_count: int, *, in_rounds: bool = False) -> None:
+        self.ledger = DataLedger(job_seed=3)
+        self.keys = [WorkerKey(f"w{index}", 1) for index in range(worker_count)]
+        self.in_rounds = in_rounds
+        self.lock = threading.RLock()
+        self.waiting: list[tuple[WorkerKey, LeaseRequest, Future[Lease]]] = []
+
+    def lease(self, key: WorkerKey, request: LeaseRequest) -> "Future[Lease]":
+        with self.lock:
+            book = self.ledger.register_order(
+                key, request.loader, request.epoch, request.order_digest
+            )
+            self.take_report(key, request.report)
+            participants = tuple(self.keys) if self.in_rounds else ()
+            ranges = book.lease(key, participants, request.batch_count_max)
+            future: Future[Lease] = Future()
+            if request.wait and not ranges and not book.is_closed:
+                self.waiting.append((key, request, future))
+            else:
+                future.set_result(_lease(ranges, book))
+            self.retry()
+            return future
+
+    def take_report(self, key: WorkerKey, report: DataReport) -> None:
+        for take, ranges in (
+            (self.ledger.consume, report.consumed),
+            (self.ledger.drop, report.dropped),
+            (self.ledger.skip, report.skipped),
+        ):
+            take(key, tuple(CoreRange(*_fields(each)) for each in ranges))
+
+    def retry(self) -> None:
+        with self.lock:
+            for key, request, future in list(self.waiting):
+                book = self.ledger.register_order(
+                    key, request.loader, request.epoch, request.order_digest
+                )
+                ranges = book.lease(key, (), request.batch_count_max)
+                if ranges or book.is_closed:
+                    self.waiting.remove((key, request, future))
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(_lease(ranges, book))
+
+
+def _lease(ranges: list[CoreRange], book: EpochLedger) -> Lease:
+    account = book.account
+    report = EpochReport(
+        loader=account.loader,
+        epoch=account.epoch,
+        count=account.position_count,
+        seen_once=account.seen_once_count,
+        seen_again=account.seen_again_count,
+        torn=account.torn_count,
+        dropped=account.dropped_count,
+        skipped=account.skipped_count,
+        never=account.never_count,
+        left_out=account.left_out_count,
+        is_over=account.is_closed,
+    )
+    told = tuple(DataRange(*each) for each in ranges)
+    return Lease(told, book.is_closed, report if book.is_closed else None)
+
+
+def _fields(data_range: DataRange) -> tuple[str, int, int, int]:
+    return data_range.loader, data_range.epoch, data_range.start, data_range.stop
+
+
+class LedgerSource:
+    """One worker's connection. Clocks wait for it when a test says so."""
+
+    def __init__(self, job: LedgerJob, index: int) -> None:
+        self.job = job
+        self.key = job.keys[index]
+        self.pending = PendingData()
+        self.requests: list[LeaseRequest] = []
+        self.contribution: Future[None] = Future()
+        self.empty_push_count = 0
+        self.pushed_nothing = threading.Event()
+        self.is_broken = False
+        self.is_lost = False
+        self.rejoin_count = 0
+        self.sharer_count = 0
+        self.worker_count = len(job.keys)
+        self.has_gradient = False
+
+    def evict(self) -> None:
+        """The others get what the worker holds, and it does not know yet."""
+        self.is_lost = True
+        self.job.ledger.retire(self.key)
+        self.job.retry()
+
+    def rejoin(self) -> None:
+        self.is_lost = False
+        self.rejoin_count += 1
+        self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
+        self.pending.start_over()
+
+    def open_epoch(
+        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
+    ) -> "Future[int]":
+        future: Future[int] = Future()
+        self.job.take_report(self.key, report)
+        core_shape = CoreShape(
+            position_count=shape.position_count,
+            batch_size=shape.batch_size,
+            drop_last=shape.drop_last,
+        )
+        future.set_result(
+            self.job.ledger.open_epoch(self.key, loader, epoch, core_shape)
+        )
+        self.job.retry()
+        return future
+
+    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+        self.requests.append(request)
+        if self.is_broken:
+            broken: Future[Lease] = Future()
+            broken.set_exception(ConnectionError("cut"))
+            return broken
+        if self.is_lost:
+            lost: Future[Lease] = Future()
+            lost.set_exception(EvictedError("evicted"))
+            return lost
+        return self.job.lease(self.key, request)
+
+    def await_contribution(self) -> "Future[None]":
+        if self.contribution.cancelled():
+            self.contribution = Future()
+        return self.contribution
+
+    def push_nothing(self) -> None:
+        self.empty_push_count += 1
+        self.contribution = Future()
+        self.pushed_nothing.set()
+
+    def step(self) -> DrawnData:
+        """A push that is acknowledged at once."""
+        drawn = self.pending.take()
+        self.pending.acknowledge(drawn.ranges)
+        return drawn

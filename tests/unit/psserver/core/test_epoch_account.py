@@ -1,0 +1,126 @@
+"""Every position of an epoch is in one of the counts, whatever happens to it."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.ledger import DataLedger
+from tests.doubles.core_values import key
+
+A, B = key("a"), key("b")
+
+
+def shape(position_count: int, *, drop_last: bool = False) -> EpochShape:
+    return EpochShape(position_count=position_count, batch_size=2, drop_last=drop_last)
+
+
+def test_what_becomes_of_samples_is_told_by_kind() -> None:
+    ledger = EpochLedger("loader", 0, shape(13, drop_last=True))
+    used, torn, dropped, skipped, _ = ledger.lease(A, (), 5)
+    ledger.consume(A, (used,))
+    ledger.tear(A, (torn,))
+    ledger.drop(A, (dropped,))
+    ledger.skip(A, (skipped, skipped))
+    account = ledger.account
+    assert (account.seen_once_count, account.torn_count) == (2, 2)
+    assert (account.dropped_count, account.skipped_count) == (2, 2)
+    assert (account.never_count, account.left_out_count) == (4, 1)
+    assert not account.is_closed
+    assert not account.is_plain
+
+
+def test_what_was_skipped_strands_nobody_and_is_not_dealt_again() -> None:
+    ledger = EpochLedger("loader", 0, shape(4))
+    used, skipped = ledger.lease(A, (), 2)
+    ledger.skip(A, (skipped,))
+    ledger.consume(A, (used,))
+    assert ledger.is_closed
+    ledger.give_back(A)
+    assert ledger.lease(B, (), 9) == []
+    assert ledger.account.skipped_count == 2
+
+
+def test_what_was_skipped_is_seen_once_it_is_pushed_after_all() -> None:
+    ledger = EpochLedger("loader", 0, shape(4))
+    pieces = tuple(ledger.lease(A, (), 2))
+    ledger.skip(A, pieces)
+    ledger.consume(A, pieces[:1])
+    ledger.drop(A, pieces[1:])
+    account = ledger.account
+    assert (account.seen_once_count, account.dropped_count) == (2, 2)
+    assert account.skipped_count == 0
+
+
+def test_what_a_departed_worker_has_skipped_stays_skipped() -> None:
+    ledger = EpochLedger("loader", 0, shape(4))
+    pieces = tuple(ledger.lease(A, (), 2))
+    ledger.skip(A, pieces)
+    ledger.retire(A)
+    ledger.consume(A, pieces)
+    account = ledger.account
+    assert (account.skipped_count, account.seen_once_count) == (4, 0)
+
+
+def test_what_two_workers_have_used_is_seen_more_than_once() -> None:
+    ledger = DataLedger(7)
+    ledger.open_epoch(A, "loader", 0, shape(6))
+    first = ledger.register_order(A, "loader", 0, 1)
+    early, late, _ = first.lease(A, (), 3)
+    ledger.open_epoch(A, "loader", 1, shape(6))
+    # It had drawn and pushed them, without telling so in time.
+    ledger.consume(A, (early,))
+    assert first.account.seen_once_count == 2
+    rest = tuple(first.lease(B, (), 9))
+    assert early not in rest
+    ledger.consume(B, rest)
+    ledger.consume(A, (late,))
+    ledger.consume(A, (late,))
+    account = first.account
+    assert (account.seen_once_count, account.seen_again_count) == (4, 2)
+    assert account.never_count == 0
+    assert not account.is_plain
+
+
+def test_a_departed_worker_can_use_nothing_any_more() -> None:
+    ledger = EpochLedger("loader", 0, shape(4))
+    pieces = tuple(ledger.lease(A, (), 2))
+    ledger.give_back(A)
+    ledger.retire(A)
+    ledger.consume(A, pieces)
+    assert ledger.account.never_count == 4
+
+
+EVENTS = ("lease", "consume", "drop", "tear", "skip", "give_back", "retire")
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    st.integers(0, 21),
+    st.booleans(),
+    st.lists(
+        st.tuples(st.sampled_from(EVENTS), st.sampled_from((A, B)), st.integers(0, 9)),
+        max_size=40,
+    ),
+)
+def test_the_counts_always_make_up_the_epoch(
+    position_count: int,
+    drop_last: bool,
+    events: list[tuple[str, tuple[str, int], int]],
+) -> None:
+    ledger = EpochLedger("loader", 0, shape(position_count, drop_last=drop_last))
+    told = []
+    for event, worker, number in events:
+        if event == "lease":
+            told += ledger.lease(worker, (), 1 + number % 3)  # type: ignore[arg-type]
+        elif event in ("give_back", "retire"):
+            getattr(ledger, event)(worker)
+        elif told:
+            getattr(ledger, event)(worker, (told[number % len(told)],))
+        account = ledger.account
+        counts = (
+            *(account.seen_once_count, account.seen_again_count, account.torn_count),
+            *(account.dropped_count, account.skipped_count, account.never_count),
+            account.left_out_count,
+        )
+        assert min(counts) >= 0
+        assert sum(counts) == position_count
