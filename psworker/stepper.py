@@ -112,11 +112,6 @@ class Stepper:
         record = self._session.membership.record
         return max(self._generation, record.generation if record else 0)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether a gradient was begun that no step has taken yet."""
-        return self._has_begun_gradient
-
     def next_place(self) -> tuple[int, int, int]:
         """Generation, clock and sequence of the next push, of a worker that is here.
 
@@ -230,7 +225,7 @@ class Stepper:
             exchange = self._begin(spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
-        if not (self.pending.has_drawn and self._has_begun_gradient):
+        if not (self.pending.has_drawn and self.has_gradient):
             return self._finish(exchange, self._taken_back())
         if self._shadow is None:
             self._shadow = self._store.copy()
@@ -361,14 +356,15 @@ class Stepper:
         self._edited.note()
 
     @property
-    def _has_begun_gradient(self) -> bool:
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
         return self._spent.has_others(self._store.tensors)
 
     def _relieve(self) -> None:
         sequence = self._arrival.relieve()
         if sequence:
             self.sequence_acknowledged = sequence
-            self._has_stale_gradient = self._has_begun_gradient
+            self._has_stale_gradient = self.has_gradient
 
     def _taken_back(self) -> ValueStore:
         """The user's tensors, with the values that were kept back from them."""
@@ -470,7 +466,7 @@ class Stepper:
             self._lost = LostStart(self._session.worker, pushes)
         drawn = self.pending.take()
         if drawn.sample_count is not None:
-            self._has_stale_gradient |= self._has_begun_gradient
+            self._has_stale_gradient |= self.has_gradient
         self.pending.start_over()
         self._arrival.dismiss()
         rejoined = self._rejoining.rejoin(self._lost)
