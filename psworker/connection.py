@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from pswire import failpoints
 from pswire.placement import place
 from psworker import event_loop, fork_guard
+from psworker.buffer_policies import BufferChoice, tell_defaults
+from psworker.buffers import Buffers
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data_link import DataLink
@@ -166,6 +168,7 @@ class Connection:
         self,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
+        buffers: BufferChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
@@ -179,6 +182,12 @@ class Connection:
                 workers and shards; a larger one is scaled down to it, as
                 `torch.nn.utils.clip_grad_norm_` does in one process. The same on every
                 worker. `None` for no clipping.
+            buffers: What becomes of buffers, such as the running statistics of batch
+                norm: `"mean"` over the workers, the `"leader"`'s, or `"local"` to each
+                of them; or a dict of these by patterns of names as in `state_dict()`,
+                with the model's name and a dot before where there are several. By
+                default `mean` for running statistics and `leader` for the rest. See
+                docs/buffers.md.
 
         Returns:
             The same in the same order, a single one as it is: models and schedulers
@@ -198,7 +207,9 @@ class Connection:
                 "prepare() was called already: give it everything in one call"
             )
         refuse_late_group(objects)
-        given = sort_objects(objects, clip_grad_norm=clip_grad_norm)
+        given = sort_objects(objects, clip_grad_norm=clip_grad_norm, buffers=buffers)
+        if buffers is None:
+            tell_defaults(given.buffers)
         link = DataLink(
             self._loop,
             self._session,
@@ -282,14 +293,10 @@ class Connection:
         """Becomes a member; the models then hold the job's values."""
         schema = given.bound.schema
         placement = place(schema, self._session.settings.shard_count)
-        store = ValueStore(given.bound.tensors, placement)
-        if given.bound.buffer_count:
-            logger.warning(
-                "the model has %d buffers (such as running averages): every worker "
-                "keeps its own, and snapshots hold those that the first worker began "
-                "with",
-                given.bound.buffer_count,
-            )
+        buffers = Buffers(given.bound, given.buffers)
+        store = ValueStore(
+            given.bound.tensors, placement, buffers=given.buffers, local=buffers.local
+        )
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
@@ -310,6 +317,7 @@ class Connection:
                 timeout_s=step_timeout_s,
             ),
             edited=EditedValues(schema, given.bound.tensors),
+            buffers=buffers,
             timeout_s=step_timeout_s,
         )
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from psworker.buffer_policies import BufferChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.errors import ClosedError, ConfigurationError
@@ -151,6 +152,7 @@ class GroupConnection:
         self,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
+        buffers: BufferChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job, as one worker if the models are data-parallel.
 
@@ -170,7 +172,9 @@ class GroupConnection:
         ]
         if all(inner is None for _, inner in wrapped):
             self._inner = self._inner or self._open()
-            return self._inner.prepare(*objects, clip_grad_norm=clip_grad_norm)
+            return self._inner.prepare(
+                *objects, clip_grad_norm=clip_grad_norm, buffers=buffers
+            )
         if self._steps is not None:
             raise ConfigurationError(
                 "prepare() was called already: give it everything in one call"
@@ -180,9 +184,10 @@ class GroupConnection:
         given = sort_objects(
             [plain.get(id(each), each) for each in objects],
             clip_grad_norm=clip_grad_norm,
+            buffers=buffers,
         )
         loaders = {id(each): _checked_loader(each) for each in given.loaders.values()}
-        self._steps, results = self._join(given, wrapped[0][1])
+        self._steps, results = self._join(given, wrapped[0][1], buffers)
         for key, loader in loaders.items():
             results[key] = CountedLoader(loader, self._steps)
         prepared = tuple(results.get(id(each), each) for each in objects)
@@ -224,7 +229,10 @@ class GroupConnection:
                 )
 
     def _join(
-        self, given: Prepared, first: DistributedDataParallel | None
+        self,
+        given: Prepared,
+        first: DistributedDataParallel | None,
+        buffers: BufferChoice,
     ) -> tuple[GroupSteps, dict[int, Any]]:
         """Joins as one worker; prepared optimizers by `id()` of the user's."""
         assert first is not None, "all models are wrapped"
@@ -236,7 +244,9 @@ class GroupConnection:
             nonlocal prepared
             assert inner is not None, "the leader is registered"
             prepared = inner.prepare(
-                *objects, clip_grad_norm=given.clip_grad_norm or None
+                *objects,
+                clip_grad_norm=given.clip_grad_norm or None,
+                buffers=buffers,
             )
             return _place_of(inner)
 

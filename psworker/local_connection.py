@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from psworker.buffer_policies import BufferChoice, read_choice
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.local_optimizer import LocalSteps, attach
 from psworker.prepare import check_clip_norm, check_objects
@@ -106,6 +107,7 @@ class LocalConnection:
         self,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
+        buffers: BufferChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
@@ -114,6 +116,8 @@ class LocalConnection:
                 `LRScheduler`; at least one model and one optimizer.
             clip_grad_norm: Largest L2 norm of the gradient of a step; a larger one is
                 scaled down to it. `None` for no clipping.
+            buffers: As `Connection.prepare` has it; a process that is alone keeps its
+                own.
 
         Returns:
             The same objects in the same order, a single one as it is.
@@ -130,6 +134,7 @@ class LocalConnection:
         check_objects(objects)
         check_clip_norm(clip_grad_norm)
         self._steps.clip_grad_norm = clip_grad_norm
+        read_choice(buffers)
         for each in objects:
             if isinstance(each, Optimizer):
                 attach(each, self._steps)

@@ -1,7 +1,7 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from pswire.clipping import is_clip_norm
 from pswire.schema import OptimizerSpec
+from psworker.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
@@ -31,6 +32,7 @@ class Prepared:
         schedulers: Learning rate schedulers.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
         states: State of optimizers that have any, by name: of a loaded checkpoint.
+        buffers: Policy of each buffer, by its entry in the schema.
     """
 
     objects: tuple[Any, ...]
@@ -42,10 +44,14 @@ class Prepared:
     schedulers: tuple[LRScheduler, ...]
     states: dict[str, States]
     clip_grad_norm: float = 0.0
+    buffers: dict[int, BufferPolicy] = field(default_factory=dict)
 
 
 def sort_objects(
-    objects: Sequence[Any], *, clip_grad_norm: float | None = None
+    objects: Sequence[Any],
+    *,
+    clip_grad_norm: float | None = None,
+    buffers: BufferChoice = None,
 ) -> Prepared:
     """Names and describes what was given.
 
@@ -74,6 +80,7 @@ def sort_objects(
         schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
         clip_grad_norm=float(clip_grad_norm or 0.0),
         states={name: state for name, state in states.items() if state},
+        buffers=choose_policies(bound, buffers),
     )
 
 

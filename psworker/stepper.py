@@ -17,6 +17,7 @@ from pswire import failpoints
 from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
+from psworker.buffers import Buffers, leads
 from psworker.drop_log import DropLog
 from psworker.edited_values import EditedValues
 from psworker.errors import (
@@ -29,7 +30,8 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
-from psworker.jump import find_jump, member_in, pull_jump
+from psworker.jump import find_jump, pull_jump
+from psworker.next_push import incarnations_of_shards, next_header
 from psworker.optimizer_state import States
 from psworker.pending import PendingData
 from psworker.push_result import PushResult, combine
@@ -42,7 +44,6 @@ from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.values import (
     Member,
     OptimizerSettings,
-    PushHeader,
     PushTrailer,
 )
 
@@ -73,6 +74,7 @@ class Stepper:
         stand_in: StandIn | None,
         rejoining: Rejoining,
         edited: EditedValues,
+        buffers: Buffers,
         timeout_s: float,
     ) -> None:
         self._loop = loop
@@ -81,6 +83,8 @@ class Stepper:
         self._rejoining = rejoining
         self._edited = edited
         self._states = StateExchange(loop, session, store, timeout_s)
+        self._buffers = buffers
+        self._buffers.note_all(store)
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
@@ -150,6 +154,7 @@ class Stepper:
         self.refuse_closed()
         if failpoints.armed:
             failpoints.hit("worker.step")
+        self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
         self._edited.check()
@@ -174,8 +179,19 @@ class Stepper:
         norm = gradients.norm_of(held) / loss_scale if is_counted else 0.0
         is_finite = is_discarded or (is_finite and gradients.is_finite(norm))
         # Neither a skipped clock nor a weight of 0 needs any bytes.
+        averaged_buffers = b""
         if not is_finite or weight == 0:
             held = [None] * len(held)
+        else:
+            averaged_buffers = self._buffers.add_to(
+                held,
+                self._store,
+                is_leader=leads(
+                    self._session.membership.record,
+                    self._session.worker,
+                    self.sequence_acknowledged + 1,
+                ),
+            )
         trailer = PushTrailer(
             weight=weight,
             groups=groups,
@@ -185,6 +201,7 @@ class Stepper:
             gradient_norm=norm if is_finite else 0.0,
             loads_state=extras.loads is not None,
             scheduler_steps=extras.scheduler_steps,
+            averaged_buffers=averaged_buffers,
         )
         try:
             exchange = self._begin(spec, trailer, ChunkSource(held))
@@ -207,6 +224,7 @@ class Stepper:
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
         self.refuse_closed()
+        self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
         self._edited.check()
@@ -354,6 +372,7 @@ class Stepper:
             self.generation, self.clock, self.sequence_acknowledged
         )
         self._edited.note()
+        self._buffers.note_written(self._store)
 
     @property
     def has_gradient(self) -> bool:
@@ -383,35 +402,17 @@ class Stepper:
     def _begin(
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
     ) -> PushExchange:
-        """The next push, of the clock that the newest record says.
+        """The next push.
 
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        sequence = self.sequence_acknowledged + 1
-        record = self._session.membership.record
-        member = member_in(record, self._session.worker)
-        assert record is not None, "only a record has members"
-        header = PushHeader(
-            job_id=self._session.settings.job_id,
-            optimizer=spec.name,
-            worker=self._session.worker,
-            generation=record.generation,
-            sequence=sequence,
-            sequence_unacknowledged_min=sequence,
-            clock=member.clock_of(sequence),
-        )
-        placement = self._store.placement
-        shards = self._session.shards
         return PushExchange.begin(
-            header,
+            next_header(self._session, spec.name, self.sequence_acknowledged + 1),
             trailer,
             source,
-            placement=placement,
-            incarnations=[
-                shards.incarnation(index)
-                for index in range(len(placement.chunks_by_shard))
-            ],
+            placement=self._store.placement,
+            incarnations=incarnations_of_shards(self._session),
             loop=self._loop,
         )
 
@@ -449,6 +450,7 @@ class Stepper:
             raise
         self._unfinished = None
         self._edited.note()
+        self._buffers.note_written(self._store)
         if exchange.is_discarded:
             result = replace(result, outcome="dropped")
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
@@ -469,11 +471,13 @@ class Stepper:
             self._has_stale_gradient |= self.has_gradient
         self.pending.start_over()
         self._arrival.dismiss()
+        self._buffers.find(self._store)
         rejoined = self._rejoining.rejoin(self._lost)
         self._lost = None
         self._unfinished = None
         self._shadow = None
         self._edited.note()
+        self._buffers.note_written(self._store)
         self.member = rejoined.member
         self._arrival = self._arrival_of(rejoined.stand_in)
         self.sequence_acknowledged = 0

@@ -5,7 +5,7 @@ device of the tensors. Copies are made where they can't be avoided: none to send
 slice of a contiguous CPU tensor but the one into the message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -68,11 +68,35 @@ class ValueStore:
     Attributes:
         tensors: One for each entry of the schema.
         placement: How they are cut.
+        written: Entries of buffers into which values were written; the owner clears it.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], placement: Placement) -> None:
-        self.tensors = tuple(tensors)
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        placement: Placement,
+        *,
+        buffers: Collection[int] = (),
+        local: Collection[int] = (),
+    ) -> None:
+        """Takes the user's tensors as they are.
+
+        Args:
+            tensors: One for each entry of the schema.
+            placement: How they are cut.
+            buffers: Entries that are buffers.
+            local: Of these, entries that are never written to.
+        """
+        self.tensors = list(tensors)
         self.placement = placement
+        self.written: set[int] = set()
+        self._buffers = frozenset(buffers)
+        self._local = frozenset(local)
+        self._chunks_with_buffers = frozenset(
+            chunk.index
+            for chunk in placement.chunks
+            if any(piece.entry_index in self._buffers for piece in chunk.slices)
+        )
         self._flat: dict[int, torch.Tensor] = {}
         self._staged: dict[int, torch.Tensor] = {}
 
@@ -103,7 +127,10 @@ class ValueStore:
         frame.verify()
         if pieces:
             values = tensor_from_buffer(frame.data, chunk.element_type)
-            self._copy(pieces, values, sizes)
+            if chunk.index in self._chunks_with_buffers:
+                self._copy_with_buffers(pieces, values, sizes)
+            else:
+                self._copy(pieces, values, sizes)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -116,14 +143,29 @@ class ValueStore:
     def copy(self) -> "ValueStore":
         """A store of its own memory, with the same values."""
         return ValueStore(
-            [tensor.detach().clone() for tensor in self.tensors], self.placement
+            [tensor.detach().clone() for tensor in self.tensors],
+            self.placement,
+            buffers=self._buffers,
+            local=self._local,
         )
 
     @torch.no_grad()
     def take_from(self, other: "ValueStore") -> None:
-        """Writes all values of a store over the same tensors."""
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            mine.detach().copy_(theirs)
+        """Writes the values of a copy of this store back.
+
+        Of buffers those that were written into the copy: the others may have gone on
+        here.
+        """
+        pairs = zip(self.tensors, other.tensors, strict=True)
+        for index, (mine, theirs) in enumerate(pairs):
+            if index not in self._buffers or index in other.written:
+                mine.detach().copy_(theirs)
+        self.written |= other.written
+
+    def put(self, entry_index: int, tensor: torch.Tensor) -> None:
+        """From now on another tensor of the same shape and type is an entry's."""
+        self.tensors[entry_index] = tensor
+        self._flat.pop(entry_index, None)
 
     def _chunk_of(self, frame: ChunkFrame) -> Chunk:
         if frame.index >= len(self.placement.chunks):
@@ -137,6 +179,25 @@ class ValueStore:
                 f"chunk {frame.index} comes in parts, which this release does not read",
             )
         return self.placement.chunks[frame.index]
+
+    def _copy_with_buffers(
+        self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
+    ) -> None:
+        """As `_copy`, without the buffers that are nobody else's; notes the others."""
+        parts = torch.split(values, sizes)
+        kept = [
+            (piece, part)
+            for piece, part in zip(pieces, parts, strict=True)
+            if piece.entry_index not in self._local
+        ]
+        self.written.update(
+            piece.entry_index for piece, _ in kept if piece.entry_index in self._buffers
+        )
+        if len(kept) == len(pieces):
+            self._copy(pieces, values, sizes)
+        elif kept:
+            data = torch.cat([part for _, part in kept])
+            self._copy([p for p, _ in kept], data, [len(part) for _, part in kept])
 
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]

@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from psworker.buffer_policies import BufferChoice
 from psworker.push_result import PushResult
 
 
@@ -80,6 +81,7 @@ class WorkerConnection(Protocol):
         self,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
+        buffers: BufferChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.
 

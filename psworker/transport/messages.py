@@ -211,6 +211,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         ],
         finite=trailer.is_finite,
         loss_scale=trailer.loss_scale,
+        averaged_buffers=trailer.averaged_buffers,
         chunk_bitmap=chunk_bitmap,
         ranges=[range_to_message(each) for each in trailer.ranges],
         gradient_norm=trailer.gradient_norm,

@@ -221,6 +221,7 @@ class PushTrailer:
         loss_scale: Factor that the gradient still carries, for shards to divide by.
         gradient_norm: L2 norm of the whole gradient without that factor, 0 if it is
             not finite.
+        averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
     """
 
     weight: float
@@ -231,6 +232,7 @@ class PushTrailer:
     gradient_norm: float = 0.0
     loads_state: bool = False
     scheduler_steps: tuple[int, ...] = ()
+    averaged_buffers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,10 +235,12 @@ def test_tied_and_frozen_parameters_and_buffers(tmp_path: Path) -> None:
     assert pulled.decoder.weight is pulled.encoder.weight
     assert torch.equal(pulled.encoder.weight, model.encoder.weight)
     assert torch.equal(pulled.frozen.weight, first["frozen.weight"])
-    # Buffers are each worker's own: snapshots hold those that the first one came with.
+    trained = dict(model.named_buffers())
+    exact = dict(expected.named_buffers())
     for name, buffer in pulled.named_buffers():
-        assert torch.equal(buffer, first[name])
+        assert torch.equal(buffer, trained[name])
         assert buffer.dtype == first[name].dtype
+        torch.testing.assert_close(buffer, exact[name])
 
 
 def test_several_models_of_equal_names_in_one_job(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_parameters_come_in_order_and_buffers_after_them() -> None:
         EntryKind.PARAMETER,
         EntryKind.BUFFER,
     ]
-    assert bound.buffer_count == 3
+    assert len(bound.models) == 1
 
 
 def test_entries_and_their_ties_are_those_of_the_state_dict() -> None:
@@ -159,3 +159,12 @@ def test_a_differentiable_optimizer_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="differentiable"):
         describe_optimizer("optimizer", optimizer, bind_models({"model": model}))
+
+
+def test_buffers_of_one_type_stand_together_over_all_models() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+
+    entries = bind_models({"model": build(), "model1": build()}).schema.entries
+    types = [entry.element_type for entry in entries if entry.kind == EntryKind.BUFFER]
+    assert types == [ElementType.FLOAT32] * 8 + [ElementType.INT64] * 4

@@ -189,3 +189,48 @@ def test_gradients_of_a_wider_type_are_sent_in_the_type_of_the_parameter() -> No
     (frame,) = frames_of([torch.ones(4)], placement)
 
     assert len(frame.data) == 8
+
+
+def test_buffers_that_are_local_are_not_written_and_the_others_noted() -> None:
+    sent = [torch.full((3,), float(number)) for number in range(4)]
+    placement = placement_of(sent, 1)
+    held = [torch.full((3,), -1.0) for _ in sent]
+    store = ValueStore(held, placement, buffers={1, 2, 3}, local={2})
+
+    (frame,) = frames_of([sent[0], None, *sent[2:]], placement)
+    store.write(frame)
+
+    assert [each[0].item() for each in held] == [0, -1, -1, 3]
+    assert store.written == {3}
+
+    (alone,) = frames_of([None, None, sent[2], None], placement)
+    store.write(alone)
+    assert held[2][0].item() == -1
+
+
+def test_a_copy_gives_back_only_buffers_that_were_written_into_it() -> None:
+    tensors = [torch.zeros(2) for _ in range(3)]
+    placement = placement_of(tensors, 1)
+    store = ValueStore(tensors, placement, buffers={1, 2})
+    copy = store.copy()
+    (frame,) = frames_of([torch.ones(2), torch.ones(2), None], placement)
+    copy.write(frame)
+    tensors[1] += 5  # a forward pass meanwhile
+    tensors[2] += 5
+
+    store.take_from(copy)
+
+    assert [each[0].item() for each in tensors] == [1, 1, 5]
+    assert store.written == {1}
+
+
+def test_another_tensor_may_take_the_place_of_one() -> None:
+    tensors = [torch.zeros(2), torch.zeros(2)]
+    placement = placement_of(tensors, 1)
+    store = ValueStore(tensors, placement)
+    (frame,) = frames_of([torch.ones(2), torch.ones(2)], placement)
+    store.write(frame)
+    other = torch.zeros(2)
+    store.put(1, other)
+    store.write(frame)
+    assert other.tolist() == [1, 1]

@@ -1,0 +1,245 @@
+"""The buffers of a worker's models: where they are, which have changed, who sends them.
+
+In the user's thread only. What a worker sends is a buffer that its script, a forward
+pass most of all, has changed since the shards' value was last written into it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import xxhash
+from torch import nn
+
+from pswire.frames import bits_to_bytes
+from pswire.schema import SchemaEntry
+from pswire.torch_types import TORCH_DTYPES, buffer_of
+from psworker.buffer_policies import BufferPolicy
+from psworker.errors import ConfigurationError
+from psworker.model_schema import BoundSchema
+from psworker.tensor_chunks import ValueStore
+from psworker.transport.values import Identity, Mode, Record
+
+_COMPARED_BYTES_MAX: Final = 64 << 10
+"""Buffers up to this size are compared by their bytes. Of larger ones, those that only
+a write through `.data` has changed are not noticed, as torch does not count it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a buffer looked like when its value was the shards'.
+
+    Attributes:
+        address: Of its memory.
+        version: Torch's count of writes to it.
+        digest: Of its bytes, None for a large one.
+    """
+
+    address: int
+    version: int
+    digest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a module keeps a buffer: a script may put another tensor there."""
+
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """What is there now."""
+        held = self.module._buffers.get(self.key)
+        return self.module._parameters.get(self.key) if held is None else held
+
+
+class Buffers:
+    """The buffers of one worker, with their policies.
+
+    Attributes:
+        local: Entries that take no part in anything.
+    """
+
+    def __init__(
+        self, bound: BoundSchema, policies: Mapping[int, BufferPolicy]
+    ) -> None:
+        """Knows nothing of what shards hold.
+
+        Args:
+            bound: The models.
+            policies: Of every buffer, by its entry in the schema.
+        """
+        self._entries = bound.schema.entries
+        self._policies = policies
+        self.local = frozenset(
+            index for index, each in policies.items() if each is BufferPolicy.LOCAL
+        )
+        slots = _slots_of(bound.models.values())
+        self._slots = {
+            index: slots[id(bound.tensors[index])]
+            for index in policies
+            if index not in self.local and self._entries[index].element_count
+        }
+        self._marks: dict[int, _Mark] = {}
+
+    def find(self, store: ValueStore) -> None:
+        """Looks where the buffers are: `self.count = self.count + 1` makes a new one.
+
+        Raises:
+            ConfigurationError: One has another shape or type, or is gone.
+        """
+        for index, slot in self._slots.items():
+            tensor = slot.tensor
+            if tensor is store.tensors[index]:
+                continue
+            entry = self._entries[index]
+            if (
+                tensor is None
+                or tuple(tensor.shape) != entry.shape
+                or tensor.dtype != TORCH_DTYPES[entry.element_type]
+            ):
+                raise ConfigurationError(_changed_text(entry, tensor))
+            store.put(index, tensor)
+            self._marks.pop(index, None)
+
+    def note_all(self, store: ValueStore) -> None:
+        """All values are those of the shards."""
+        store.written.clear()
+        self._mark(store, list(self._slots))
+
+    def note_written(self, store: ValueStore) -> None:
+        """Values have come from the shards, into the buffers that the store tells."""
+        written = [index for index in self._slots if index in store.written]
+        store.written.clear()
+        self._mark(store, written)
+
+    def changed(self, store: ValueStore, *, is_leader: bool) -> dict[int, torch.Tensor]:
+        """Copies of the buffers that this worker has to send, by their entries.
+
+        Args:
+            store: Where they are.
+            is_leader: Whether it sends the leader's.
+        """
+        due = [
+            index
+            for index in self._slots
+            if is_leader or self._policies[index] is BufferPolicy.MEAN
+        ]
+        unsure = [index for index in due if self._looks_same(index, store)]
+        digests = dict(zip(unsure, _digests_of(store, unsure), strict=True))
+        return {
+            index: store.tensors[index].detach().clone()
+            for index in due
+            if index not in digests or digests[index] != self._marks[index].digest
+        }
+
+    def add_to(
+        self, held: list[torch.Tensor | None], store: ValueStore, *, is_leader: bool
+    ) -> bytes:
+        """Puts what this worker has to send to the gradients of a push.
+
+        Args:
+            held: One for each entry; `None` where the buffers are.
+            store: Where they are.
+            is_leader: Whether it sends the leader's.
+
+        Returns:
+            For the trailer, bits that say which of all buffers are averaged in SSP and
+            ASP; empty when none is sent.
+        """
+        changed = self.changed(store, is_leader=is_leader)
+        for index, value in changed.items():
+            held[index] = value
+        if not changed:
+            return b""
+        return bits_to_bytes(
+            [each is BufferPolicy.MEAN for _, each in sorted(self._policies.items())]
+        )
+
+    def _looks_same(self, index: int, store: ValueStore) -> bool:
+        mark = self._marks.get(index)
+        tensor = store.tensors[index]
+        return mark is not None and (mark.address, mark.version) == _looks(tensor)
+
+    def _mark(self, store: ValueStore, indexes: list[int]) -> None:
+        digests = _digests_of(store, indexes)
+        for index, digest in zip(indexes, digests, strict=True):
+            self._marks[index] = _Mark(*_looks(store.tensors[index]), digest)
+
+
+def leads(record: Record | None, worker: Identity, sequence: int) -> bool:
+    """Whether a worker sends the leader's buffers with a push.
+
+    It is the member of the lowest rank that contributes to the clock. Where workers
+    know different records two may send: the shards take the mean of them.
+    """
+    member = record.member_of(worker) if record is not None else None
+    if record is None or member is None:
+        return False
+    clock = member.clock_of(sequence)
+    members = [
+        (each.rank, each.worker.worker_id, each.worker)
+        for each in record.members
+        if record.mode is not Mode.BSP or each.base_clock < clock
+    ]
+    return bool(members) and min(members, key=lambda each: each[:2])[2] == worker
+
+
+def _slots_of(models: Iterable[nn.Module]) -> dict[int, _Slot]:
+    """By the `id()` of the tensor that is there; parameters may count as buffers."""
+    slots: dict[int, _Slot] = {}
+    for model in models:
+        for module in model.modules():
+            for key, tensor in (*module._buffers.items(), *module._parameters.items()):
+                if tensor is not None:
+                    slots.setdefault(id(tensor), _Slot(module, key))
+    return slots
+
+
+def _looks(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+@torch.no_grad()
+def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
+    """Of each small buffer; None for a large one, which is known by its looks."""
+    tensors = [store.tensors[index] for index in indexes]
+    elsewhere: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.device.type != "cpu" and tensor.nbytes <= _COMPARED_BYTES_MAX:
+            elsewhere.setdefault(tensor.device, []).append(_bytes_of(tensor))
+    # One transfer from each device, however many buffers it has.
+    fetched = {
+        device: iter(torch.split(torch.cat(parts).cpu(), [len(p) for p in parts]))
+        for device, parts in elsewhere.items()
+    }
+    digests: list[int | None] = []
+    for tensor in tensors:
+        if tensor.nbytes > _COMPARED_BYTES_MAX:
+            digests.append(None)
+            continue
+        if tensor.device.type == "cpu":
+            here = _bytes_of(tensor)
+        else:
+            here = next(fetched[tensor.device])
+        digests.append(xxhash.xxh3_64_intdigest(buffer_of(here)))
+    return digests
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _changed_text(entry: SchemaEntry, tensor: torch.Tensor | None) -> str:
+    now = (
+        "gone"
+        if tensor is None
+        else f"of shape {list(tensor.shape)} and type {str(tensor.dtype)[6:]}"
+    )
+    return (
+        f"buffer {entry.name!r} of {entry.model} is {now}, but the job has it as "
+        f"{entry.described}: keep it so, or leave it to every worker with "
+        f"prepare(..., buffers={{{entry.name!r}: 'local'}})"
+    )

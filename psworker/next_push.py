@@ -1,0 +1,35 @@
+"""The push that a worker makes next: its identity."""
+
+from psworker.jump import member_in
+from psworker.session import Session
+from psworker.transport.values import PushHeader
+
+
+def next_header(session: Session, optimizer: str, sequence: int) -> PushHeader:
+    """The header of a push, of the clock that the newest record says.
+
+    Args:
+        session: The worker.
+        optimizer: Name of the optimizer.
+        sequence: Number of the push.
+
+    Raises:
+        EvictedError: The newest record has no place for this worker.
+    """
+    record = session.membership.record
+    member = member_in(record, session.worker)
+    assert record is not None, "only a record has members"
+    return PushHeader(
+        job_id=session.settings.job_id,
+        optimizer=optimizer,
+        worker=session.worker,
+        generation=record.generation,
+        sequence=sequence,
+        sequence_unacknowledged_min=sequence,
+        clock=member.clock_of(sequence),
+    )
+
+
+def incarnations_of_shards(session: Session) -> list[int]:
+    """The start of each shard that the newest shard map names."""
+    return [shard.incarnation for shard in session.membership.shards]
