@@ -41,11 +41,7 @@ from psworker.stand_in import StandIn
 from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource, ValueStore
-from psworker.transport.values import (
-    Member,
-    OptimizerSettings,
-    PushTrailer,
-)
+from psworker.transport.values import Member, OptimizerSettings, PushTrailer
 
 logger: Final = logging.getLogger("psworker")
 
@@ -183,14 +179,10 @@ class Stepper:
         if not is_finite or weight == 0:
             held = [None] * len(held)
         else:
+            place = self._session.membership.record, self._session.worker
+            is_leader = leads(*place, self.sequence_acknowledged + 1)
             averaged_buffers = self._buffers.add_to(
-                held,
-                self._store,
-                is_leader=leads(
-                    self._session.membership.record,
-                    self._session.worker,
-                    self.sequence_acknowledged + 1,
-                ),
+                held, self._store, is_leader=is_leader
             )
         trailer = PushTrailer(
             weight=weight,
