@@ -6,7 +6,33 @@ from collections.abc import Sequence
 import torch
 
 from pswire.limits import GRADIENT_NORM_MAX
+from pswire.schema import OptimizerSpec
 from psworker.errors import UnsupportedError
+from psworker.sparse_gradients import Groups, refuse_gradients
+
+
+def gradients_of(
+    spec: OptimizerSpec, groups: Groups, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients that an optimizer steps with.
+
+    Args:
+        spec: The optimizer.
+        groups: Its current hyperparameters.
+        tensors: One for each entry of the schema.
+
+    Returns:
+        One for each entry, `None` where the optimizer has none.
+
+    Raises:
+        UnsupportedError: The optimizer can't take one of them.
+    """
+    own = {index for group in spec.groups for index in group.entry_indexes}
+    found = collect_gradients(
+        [tensor if index in own else None for index, tensor in enumerate(tensors)]
+    )
+    refuse_gradients(spec, groups, found)
+    return found
 
 
 def collect_gradients(
@@ -18,19 +44,37 @@ def collect_gradients(
         parameters: One for each entry of the schema, `None` for those that the
             optimizer does not hold.
 
+    Sparse gradients are coalesced, once and where they are, so that each row is there
+    once in the order of rows.
+
     Raises:
-        UnsupportedError: A gradient is sparse.
+        UnsupportedError: A gradient is sparse otherwise than by rows.
     """
-    gradients = [
-        None if parameter is None else parameter.grad for parameter in parameters
+    return [
+        None if parameter is None else _gradient_of(parameter)
+        for parameter in parameters
     ]
-    for gradient in gradients:
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise UnsupportedError(
-                f"a gradient of shape {list(gradient.shape)} is sparse, which this "
-                "release does not send; build the module with sparse=False"
-            )
-    return gradients
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    gradient = parameter.grad
+    if gradient is None or gradient.layout is torch.strided:
+        return gradient
+    if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+        raise UnsupportedError(
+            f"a gradient of shape {list(gradient.shape)} is sparse otherwise than by "
+            "whole rows, as an embedding makes it; make it dense before step(), as in "
+            "`parameter.grad = parameter.grad.to_dense()`, or compute it without "
+            "sparse_grad=True"
+        )
+    if not gradient.is_coalesced():
+        gradient = parameter.grad = gradient.coalesce()
+    return gradient
+
+
+def stored_elements(gradient: torch.Tensor) -> torch.Tensor:
+    """The elements that a gradient has: of a sparse one its values, sharing memory."""
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 @torch.no_grad()
@@ -40,7 +84,8 @@ def norm_of(gradients: Sequence[torch.Tensor | None]) -> float:
     One pass. The norm of each tensor is accumulated in float32, or in float64 where
     its elements are.
     """
-    present = [each for each in gradients if each is not None and each.numel()]
+    elements = [stored_elements(each) for each in gradients if each is not None]
+    present = [each for each in elements if each.numel()]
     if not present:
         return 0.0
     wide = [each for each in present if each.dtype == torch.float64]
@@ -67,7 +112,7 @@ def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> fl
     Returns:
         The scale that they still carry.
     """
-    present = [each for each in gradients if each is not None]
+    present = [stored_elements(each) for each in gradients if each is not None]
     if any(each.dtype == torch.float16 for each in present):
         return float(scale.item())
     inverse = scale.double().reciprocal().item()

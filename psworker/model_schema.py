@@ -57,7 +57,7 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
     plain = {name: without_wrappers(model) for name, model in models.items()}
     bound: list[tuple[SchemaEntry, torch.Tensor]] = []
     for name, model in plain.items():
-        _refuse_sparse_gradients(name, model)
+        _refuse_renorming(name, model)
         for tensor, names in _by_tensor(model.named_parameters(remove_duplicate=False)):
             bound.append((_entry(name, names, tensor, EntryKind.PARAMETER), tensor))
     buffers: list[tuple[SchemaEntry, torch.Tensor]] = []
@@ -181,12 +181,17 @@ def _refuse_sharing(bound: Sequence[tuple[SchemaEntry, torch.Tensor]]) -> None:
             )
 
 
-def _refuse_sparse_gradients(model_name: str, model: nn.Module) -> None:
+def _refuse_renorming(model_name: str, model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.max_norm is not None
+        ):
             raise UnsupportedError(
-                f"{name or type(module).__name__} of {model_name} makes sparse "
-                "gradients, which are not in this release; build it with sparse=False"
+                f"{name or type(module).__name__} of {model_name} has max_norm="
+                f"{module.max_norm:g}: it scales rows of its weight within forward(), "
+                "which shards never see; build it without max_norm, and scale what it "
+                "returns in the model's own forward()"
             )
 
 

@@ -10,7 +10,13 @@ from itertools import groupby
 import torch
 from torch.optim import Optimizer
 
-from pswire.optimizer_states import SCALARS, StateKey, decode_state, encode_state
+from pswire.optimizer_states import (
+    SCALARS,
+    StateKey,
+    as_count,
+    decode_state,
+    encode_state,
+)
 from pswire.placement import Chunk, Placement, Slice
 
 EntryState = dict[str, torch.Tensor]
@@ -53,8 +59,9 @@ def fill(optimizer: Optimizer, tensors: Sequence[torch.Tensor], states: States) 
     optimizer.state.clear()
     for index, state in states.items():
         parameter = tensors[index]
+        class_name = type(optimizer).__name__
         optimizer.state[parameter] = {
-            name: value
+            name: as_count(class_name, value)
             if name in SCALARS
             else value.view(parameter.shape).to(parameter.device)
             for name, value in state.items()
@@ -129,6 +136,8 @@ def _as_sent(name: str, value: object) -> torch.Tensor:
     if name in SCALARS:
         return torch.as_tensor(value, dtype=torch.float32).detach().cpu().clone()
     assert isinstance(value, torch.Tensor), "all other state is elementwise"
+    if value.is_sparse:  # SGD's momentum of sparse gradients
+        value = value.to_dense()
     return value.detach().reshape(-1).cpu()
 
 

@@ -16,6 +16,7 @@ from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
+from psworker.sparse_gradients import refuse_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,17 @@ def sort_objects(
     bound = bind_models(models)
     indexes = bound.index_of_tensors()
     states = {name: states_of(each, indexes) for name, each in optimizers.items()}
+    specs = {
+        name: describe_optimizer(name, optimizer, bound)
+        for name, optimizer in optimizers.items()
+    }
+    refuse_modules(models, bound.tensors, specs)
     return Prepared(
         objects=tuple(objects),
         bound=bound,
         models=models,
         optimizers=optimizers,
-        specs={
-            name: describe_optimizer(name, optimizer, bound)
-            for name, optimizer in optimizers.items()
-        },
+        specs=specs,
         loaders=_named("loader", objects, DataLoader),
         schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
         clip_grad_norm=float(clip_grad_norm or 0.0),

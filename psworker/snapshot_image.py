@@ -35,6 +35,7 @@ class SnapshotImage:
         """
         chunk = self._chunk(shard_index, frame)
         frame.verify()
+        frame.check_whole()
         offset = self._received[chunk.index]
         if offset + len(frame.data) > chunk.byte_count:
             raise _invalid(shard_index, f"chunk {chunk.index} is longer than it should")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from psworker.gradients import stored_elements
+
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
@@ -54,7 +56,7 @@ class SpentGradients:
         return any(
             gradient is not None
             and not (mark is not None and mark.is_on(gradient))
-            and bool(gradient.any())
+            and bool(stored_elements(gradient).any())
             for gradient, mark in zip(
                 (parameter.grad for parameter in parameters), self._marks, strict=True
             )

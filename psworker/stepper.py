@@ -146,6 +146,7 @@ class Stepper:
 
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
+            UnsupportedError: The optimizer can't take a gradient, sparse or dense.
         """
         self.refuse_closed()
         if failpoints.armed:
@@ -160,7 +161,7 @@ class Stepper:
         except EvictedError:
             self.pending.take()
             return self._lose(None)
-        held = self._gradients_of(spec)
+        held = gradients.gradients_of(spec, groups, self._store.tensors)
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         self._spent.note(held)
         drawn = self.pending.take()
@@ -383,13 +384,6 @@ class Stepper:
             self._store.take_from(self._shadow)
             self._shadow = None
         return self._store
-
-    def _gradients_of(self, spec: OptimizerSpec) -> list[torch.Tensor | None]:
-        parameters: list[torch.Tensor | None] = [None] * len(self._store.tensors)
-        for group in spec.groups:
-            for index in group.entry_indexes:
-                parameters[index] = self._store.tensors[index]
-        return gradients.collect_gradients(parameters)
 
     def _begin(
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource

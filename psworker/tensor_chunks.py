@@ -5,19 +5,30 @@ device of the tensors. Copies are made where they can't be avoided: none to send
 slice of a contiguous CPU tensor but the one into the message.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
-from pswire.frames import ChunkFrame, bits_from_bytes, bits_to_bytes, encode_chunk
+from pswire.frames import (
+    ENCODING_RAW,
+    ENCODING_SPARSE_ROWS,
+    ChunkFrame,
+    bits_from_bytes,
+    bits_to_bytes,
+    encode_chunk,
+)
 from pswire.placement import Chunk, Placement, Slice
 from pswire.reasons import ErrorReason, Refusal
+from pswire.slice_rows import Int64s, SliceRows, pack_rows
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 
 class ChunkSource:
     """Encodes chunks of a set of tensors, some of which may be absent.
+
+    Of a tensor that is sparse by rows and coalesced, only the rows go.
 
     Attributes:
         tensors: One for each entry of the schema, `None` where it is absent.
@@ -26,6 +37,7 @@ class ChunkSource:
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self.tensors = tensors
         self._flat: dict[int, torch.Tensor] = {}
+        self._rows: dict[int, Int64s] = {}
 
     def presence(self, chunk: Chunk) -> tuple[bool, ...]:
         """Which slices of a chunk are there."""
@@ -37,11 +49,14 @@ class ChunkSource:
     def encode(self, chunk: Chunk, outer_field: int) -> bytes:
         """A message that holds only this chunk, with its present slices."""
         presence = self.presence(chunk)
-        runs = [
-            _run(self._flat_tensor(piece.entry_index), piece)
+        parts = [
+            self._part(piece)
             for piece, is_present in zip(chunk.slices, presence, strict=True)
             if is_present
         ]
+        runs = [run for run, _ in parts]
+        rows = [each for _, each in parts]
+        is_sparse = any(each is not None for each in rows)
         dtype = TORCH_DTYPES[chunk.element_type]
         if len({run.device for run in runs}) > 1:
             runs = [run.cpu() for run in runs]
@@ -51,13 +66,31 @@ class ChunkSource:
             index=chunk.index,
             presence=bits_to_bytes(presence),
             data=buffer_of(data.to(device="cpu", dtype=dtype)),
+            encoding=ENCODING_SPARSE_ROWS if is_sparse else ENCODING_RAW,
+            row_indices=pack_rows(rows) if is_sparse else b"",
         )
+
+    def _part(self, piece: Slice) -> tuple[torch.Tensor, SliceRows | None]:
+        """Elements of a slice, 1-D, and of a sparse tensor the rows they are of."""
+        flat = self._flat_tensor(piece.entry_index)
+        numbers = self._rows.get(piece.entry_index)
+        if numbers is None:
+            return _run(flat, piece), None
+        tensor = self.tensors[piece.entry_index]
+        assert tensor is not None, "only present slices are read"
+        row_length = math.prod(tensor.shape[1:])
+        rows, first = SliceRows.among(piece, row_length, numbers)
+        start = first * row_length + rows.skipped
+        return flat[start : start + rows.element_count], rows
 
     def _flat_tensor(self, entry_index: int) -> torch.Tensor:
         flat = self._flat.get(entry_index)
         if flat is None:
             tensor = self.tensors[entry_index]
             assert tensor is not None, "only present slices are read"
+            if tensor.is_sparse:
+                self._rows[entry_index] = tensor._indices()[0].cpu().numpy()
+                tensor = tensor._values()
             flat = self._flat[entry_index] = tensor.reshape(-1)
         return flat
 
@@ -178,6 +211,7 @@ class ValueStore:
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {frame.index} comes in parts, which this release does not read",
             )
+        frame.check_whole()
         return self.placement.chunks[frame.index]
 
     def _copy_with_buffers(

@@ -51,7 +51,12 @@ RESPONSE_STAGED_FIELD: Final = 4
 """`staged` in `PushPullResponse`."""
 
 ENCODING_RAW: Final = 1
-"""Little-endian elements in order: the one encoding of this release."""
+"""Little-endian elements in order."""
+
+ENCODING_SPARSE_ROWS: Final = 2
+"""The elements of some rows of a gradient; see `pswire.slice_rows`."""
+
+_ENCODINGS: Final = {ENCODING_RAW: "raw", ENCODING_SPARSE_ROWS: "sparse rows"}
 
 DATA_ALIGNMENT_BYTES: Final = 16
 """`data` begins on a multiple of this from the start of a message that holds only a
@@ -80,9 +85,9 @@ class ChunkFrame:
         part: Number of this part of the chunk, from 0.
         last: Whether it is the chunk's last part.
         encoding: How `data` was made.
-        digest: XXH3-64 of `data`, as the sender says.
+        digest: XXH3-64 of `row_indices` and `data`, as the sender says.
         presence: One bit for each slice; see `bits_from_bytes`.
-        row_indices: Sparse parts only, else empty. A view of the message.
+        row_indices: Of `ENCODING_SPARSE_ROWS` only, else empty. A view of the message.
         data: Encoded elements. A view of the message, which it keeps alive.
     """
 
@@ -101,13 +106,27 @@ class ChunkFrame:
         Raises:
             Refusal: `CHUNK_DIGEST_MISMATCH`.
         """
-        digest = xxhash.xxh3_64_intdigest(self.data)
+        digest = _digest(self.row_indices, self.data)
         if digest != self.digest:
             raise Refusal(
                 ErrorReason.CHUNK_DIGEST_MISMATCH,
-                f"the {len(self.data)} bytes of chunk {self.index} have the digest "
+                f"the {len(self.row_indices) + len(self.data)} bytes of chunk "
+                f"{self.index} have the digest "
                 f"{digest:016x}, their sender computed {self.digest:016x}",
                 chunk_index=self.index,
+            )
+
+    def check_whole(self) -> None:
+        """Checks that the present slices are there with all elements.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`.
+        """
+        if self.encoding != ENCODING_RAW:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {self.index} comes as {_ENCODINGS[self.encoding]}, which only "
+                "a gradient may",
             )
 
 
@@ -120,6 +139,7 @@ def encode_chunk(
     part: int = 0,
     last: bool = True,
     encoding: int = ENCODING_RAW,
+    row_indices: bytes = b"",
     digest: int | None = None,
 ) -> bytes:
     """Builds a message that holds only a chunk, with one copy of the payload.
@@ -132,11 +152,12 @@ def encode_chunk(
         part: Number of this part of the chunk.
         last: Whether it is the chunk's last part.
         encoding: How `data` was made.
-        digest: XXH3-64 of `data` where the caller has it already.
+        row_indices: Which rows `data` holds; `GradientChunk` alone has them.
+        digest: XXH3-64 of `row_indices` and `data` where the caller has it already.
     """
     payload = _byte_view(data)
     if digest is None:
-        digest = xxhash.xxh3_64_intdigest(payload)
+        digest = _digest(row_indices, payload)
     fields = b"".join(
         (
             b"\x0d" + _FIXED32_FORMAT.pack(index) if index else b"",
@@ -145,6 +166,8 @@ def encode_chunk(
             b"\x20" + _varint(encoding) if encoding else b"",
             b"\x29" + _FIXED64_FORMAT.pack(digest) if digest else b"",
             _length_prefix(_PRESENCE, len(presence)) + presence if presence else b"",
+            _length_prefix(_ROW_INDICES, len(row_indices)) if row_indices else b"",
+            row_indices,
         )
     )
     if not payload:
@@ -232,11 +255,18 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
         else:
             numbers[number] = value
     encoding = numbers[_ENCODING]
-    if encoding != ENCODING_RAW:
+    if encoding not in _ENCODINGS:
+        known = " and ".join(f"{key} ({name})" for key, name in _ENCODINGS.items())
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"chunk {numbers[_INDEX]} has the encoding {encoding}, this release reads "
-            f"{ENCODING_RAW} (raw)",
+            f"{known}",
+        )
+    if encoding == ENCODING_RAW and runs[_ROW_INDICES]:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"chunk {numbers[_INDEX]} is raw and has {len(runs[_ROW_INDICES])} bytes "
+            "of row indices, which only sparse rows have",
         )
     return ChunkFrame(
         index=numbers[_INDEX],
@@ -291,6 +321,14 @@ def bits_from_bytes(data: "Buffer", count: int) -> tuple[bool, ...]:
     return tuple(
         bool(packed[position >> 3] >> (position & 7) & 1) for position in range(count)
     )
+
+
+def _digest(row_indices: "Buffer", payload: memoryview) -> int:
+    if not row_indices:
+        return xxhash.xxh3_64_intdigest(payload)
+    state = xxhash.xxh3_64(row_indices)
+    state.update(payload)
+    return state.intdigest()
 
 
 def _byte_view(data: "Buffer") -> memoryview:

@@ -29,6 +29,15 @@ ChunkState = Mapping[StateKey, torch.Tensor]
 """State of a chunk: elements 1-D, numbers without dimensions."""
 
 
+def as_count(class_name: str, value: torch.Tensor) -> torch.Tensor | int:
+    """A number of the state as torch's own class keeps it.
+
+    Float32 in every kernel, but for SparseAdam: an `int`, from which it computes in
+    float64.
+    """
+    return int(value) if class_name == "SparseAdam" else value.to(torch.float32)
+
+
 def encode_state(state: ChunkState) -> Iterator[bytes]:
     """Writes the state of a chunk, each name by itself, so that messages stay small.
 

@@ -13,6 +13,7 @@ state and hyperparameters only, so that a slice is updated as the whole tensor i
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -47,15 +48,25 @@ class Hyperparameter:
     from_defaults: bool = False
 
 
+class SparseGradients(Enum):
+    """Whether torch's class takes a sparse gradient."""
+
+    REFUSED = "refused"
+    TAKEN = "taken"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerTraits:
     """What both sides know of an optimizer class.
 
     Attributes:
         hyperparameters: In the order of the wire.
+        sparse: Whether it takes sparse gradients; none with a weight decay.
     """
 
     hyperparameters: tuple[Hyperparameter, ...]
+    sparse: SparseGradients = SparseGradients.REFUSED
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +106,8 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 _WEIGHT_DECAY,
                 _switch("nesterov"),
                 _MAXIMIZE,
-            )
+            ),
+            SparseGradients.TAKEN,
         ),
         "Adam": OptimizerTraits((*_ADAM, _DECOUPLED)),
         "AdamW": OptimizerTraits(_ADAM),
@@ -107,7 +119,11 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 Hyperparameter(name="initial_accumulator_value", from_defaults=True),
                 _EPS,
                 _MAXIMIZE,
-            )
+            ),
+            SparseGradients.TAKEN,
+        ),
+        "SparseAdam": OptimizerTraits(
+            (_LR, *_BETAS, _EPS, _MAXIMIZE), SparseGradients.REQUIRED
         ),
         "RMSprop": OptimizerTraits(
             (
@@ -153,7 +169,6 @@ _UNSUPPORTED: Final[Mapping[str, str]] = MappingProxyType(
         "Muon": "it needs whole matrices, and a shard holds slices",
         "Adafactor": "it needs whole matrices, and a shard holds slices",
         "LBFGS": "it needs all parameters at once and calls the loss again",
-        "SparseAdam": "it needs sparse gradients, which this release does not send",
         "ASGD": "it keeps an average that this release does not offer to workers",
         "Rprop": "it is made for whole data sets, not for batches",
     }

@@ -99,6 +99,11 @@ class SchemaEntry:
         return math.prod(self.shape)
 
     @property
+    def row_length(self) -> int:
+        """Elements that an index of the first dimension selects; 1 for a 0-dim one."""
+        return math.prod(self.shape[1:])
+
+    @property
     def byte_count(self) -> int:
         """Bytes of all elements."""
         return self.element_count * self.element_type.byte_count

@@ -9,8 +9,8 @@ from psserver.host.history import ShardHistory
 from psserver.host.push_session import Outgoing
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel
-from psserver.tensors.aggregate import Contribution
 from psserver.tensors.apply_engine import AppliedChunk
+from psserver.tensors.contribution import Contribution, SparsePayload, byte_count_of
 from pswire import failpoints
 from pswire.frames import RESPONSE_CHUNK_FIELD
 
@@ -148,23 +148,29 @@ class ChunkUpdates:
 
 def with_bytes(parts: Sequence[StagedContribution]) -> list[Contribution]:
     """What a core has kept of a chunk, for the arithmetic."""
-    return [
-        Contribution(
-            worker_id=part.worker_id,
-            weight=part.weight,
-            presence=part.presence,
-            data=_payload(part.payload),
-            loss_scale=part.loss_scale,
-        )
-        for part in parts
-    ]
+    return [_contribution(part) for part in parts]
 
 
 def byte_count(parts: Sequence[StagedContribution]) -> int:
-    """How much there is to add up."""
-    return sum(len(_payload(part.payload)) for part in parts)
+    """How much there is to do: a few rows may mean an update of the whole chunk."""
+    return sum(
+        part.payload.chunk_bytes
+        if isinstance(part.payload, SparsePayload)
+        else byte_count_of(part.payload)
+        for part in parts
+    )
 
 
-def _payload(payload: object) -> memoryview:
-    assert isinstance(payload, memoryview)
-    return payload
+def _contribution(part: StagedContribution) -> Contribution:
+    payload = part.payload
+    if not isinstance(payload, SparsePayload):
+        assert isinstance(payload, memoryview)
+        payload = SparsePayload(payload, (), len(payload))
+    return Contribution(
+        worker_id=part.worker_id,
+        weight=part.weight,
+        presence=part.presence,
+        data=payload.data,
+        loss_scale=part.loss_scale,
+        rows=payload.rows,
+    )

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from psserver.core.push import PushId, StagedChunk
 from psserver.core.record import WorkerKey
 from psserver.host.push_session import PushSession
+from psserver.tensors.contribution import byte_count_of
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -79,10 +80,9 @@ class ProvisionalCalls:
     def byte_count(self) -> int:
         """Bytes that are held for all workers."""
         return sum(
-            len(chunk.payload)
+            byte_count_of(chunk.payload)
             for call in self._calls.values()
             for chunk in call.chunks.values()
-            if isinstance(chunk.payload, memoryview)
         )
 
     def _fail(self, worker: WorkerKey, refusal: Refusal) -> None:

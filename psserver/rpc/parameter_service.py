@@ -307,6 +307,7 @@ class ParameterService:
         core.check_seeder(worker, header.fence_number)
         frame = decode_chunk(view)
         check_frame(frame)
+        frame.check_whole()
         for optimizer, chunks in state.take_checked(host).items():
             host.model.engine.write_seed_state(optimizer, chunks)
         host.model.engine.write_seed(frame.index, frame.data)

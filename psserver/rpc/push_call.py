@@ -23,8 +23,9 @@ from psserver.rpc.push_codec import (
     read_trailer,
 )
 from psserver.rpc.readiness import catch_up
+from psserver.tensors.contribution import SparsePayload
 from pswire import failpoints
-from pswire.frames import ChunkFrame, bits_from_bytes
+from pswire.frames import ENCODING_SPARSE_ROWS, ChunkFrame, bits_from_bytes
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 
@@ -143,18 +144,24 @@ class PushCall:
     def _take_chunk(self, frame: ChunkFrame) -> None:
         check_frame(frame)
         presence = self._presence_of(frame.index, frame.presence)
-        self._host.model.engine.check_chunk(
+        model = self._host.model
+        is_sparse = frame.encoding == ENCODING_SPARSE_ROWS
+        rows = model.engine.check_chunk(
             frame.index,
             presence,
             len(frame.data),
             optimizer=self._header.optimizer,
+            row_indices=frame.row_indices if is_sparse else None,
         )
-        chunk = StagedChunk(digest=frame.digest, presence=presence, payload=frame.data)
+        payload: object = frame.data
+        if is_sparse:
+            chunk_bytes = model.placement.chunks[frame.index].byte_count
+            payload = SparsePayload(frame.data, rows, chunk_bytes)
+        chunk = StagedChunk(digest=frame.digest, presence=presence, payload=payload)
         if self._ahead is not None:
             self._ahead.put(frame.index, chunk)
         elif self._entry is not None:
-            core = self._host.model.core
-            core.add_chunk(self.push, self._entry, frame.index, chunk)
+            model.core.add_chunk(self.push, self._entry, frame.index, chunk)
 
     def _enter(self, ahead: ProvisionalChunks, trailer: Trailer) -> None:
         """The push begins to count: with its trailer, and all that went ahead of it."""

@@ -221,14 +221,9 @@ def check_frame(frame: ChunkFrame) -> None:
     Raises:
         Refusal: `UNSUPPORTED` or `CHUNK_DIGEST_MISMATCH`.
     """
-    if frame.encoding != push_pb2.ENCODING_RAW:
+    if frame.part != 0 or not frame.last:
         raise Refusal(
-            ErrorReason.UNSUPPORTED, f"encoding {frame.encoding} is not supported"
-        )
-    if frame.part != 0 or not frame.last or frame.row_indices:
-        raise Refusal(
-            ErrorReason.UNSUPPORTED,
-            "chunks in several parts and sparse parts are not supported",
+            ErrorReason.UNSUPPORTED, "chunks in several parts are not supported"
         )
     frame.verify()
 

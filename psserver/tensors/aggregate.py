@@ -10,36 +10,18 @@ when the mean fails are the contributions looked at one by one.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import not_
 
 import torch
 
+from psserver.tensors.contribution import Contribution, sum_dtype
 from psserver.tensors.shard_vectors import present_runs
+from psserver.tensors.sparse_mean import Positions, sparse_mean
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
-from pswire.schema import NARROW_TYPES, ElementType
-from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """One worker's gradient of one chunk.
-
-    Attributes:
-        worker_id: Who sent it.
-        weight: Samples behind it, finite and at least 0. 0 counts for nothing.
-        presence: Which slices of the chunk it holds.
-        data: Elements of the present slices, in schema order.
-        loss_scale: Factor the gradient still carries; 0 and 1 mean none.
-    """
-
-    worker_id: str
-    weight: float
-    presence: tuple[bool, ...]
-    data: memoryview
-    loss_scale: float = 1.0
+from pswire.torch_types import tensor_from_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +30,23 @@ class Mean:
 
     Attributes:
         gradient: Elements of the present slices, 1-D, of the chunk's type or float32
-            if that is wider. May share memory with a contribution: read-only.
+            if that is wider; of a sparse slice those of its rows. May share memory
+            with a contribution: read-only.
         presence: Slices that some contributor has.
         torn_worker_ids: Contributors left out since their data is not finite.
+        positions: Where the elements of each sparse slice are.
     """
 
     gradient: torch.Tensor
     presence: tuple[bool, ...]
     torn_worker_ids: tuple[str, ...] = ()
+    positions: Positions = field(default_factory=dict)
 
 
 def weighted_mean(
     chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
 ) -> tuple[torch.Tensor, tuple[bool, ...]]:
-    """Adds up contributions of a chunk, each by its share of the weight.
+    """Adds up dense contributions of a chunk, each by its share of the weight.
 
     A slice that a contributor lacks counts as zeros from it.
 
@@ -76,7 +61,7 @@ def weighted_mean(
     """
     counted = [each for each in contributions if each.weight > 0]
     if not counted:
-        empty = torch.empty(0, dtype=_sum_dtype(chunk.element_type))
+        empty = torch.empty(0, dtype=sum_dtype(chunk.element_type))
         return empty, (False,) * len(chunk.slices)
     presence = counted[0].presence
     if all(each.presence == presence for each in counted):
@@ -95,24 +80,34 @@ def finite_mean(
     The weight of a contributor that is left out is taken from the divisor. When the
     mean is not finite though each contribution is, all of them are left out.
     """
-    gradient, presence = weighted_mean(chunk, contributions, total_weight)
+    mean = _mean(chunk, contributions, total_weight)
     # Of buffers alone there is no gradient, and maybe no floats.
-    if not gradient.numel() or is_finite(gradient):
-        return Mean(gradient, presence)
+    if not mean.gradient.numel() or is_finite(mean.gradient):
+        return mean
     counted = [each for each in contributions if each.weight > 0]
     verdicts = [_is_sound(chunk, each) for each in counted]
     sound = list(compress(counted, verdicts))
     torn = list(compress(counted, map(not_, verdicts)))
     remaining = total_weight - math.fsum(each.weight for each in torn)
     if torn and remaining > 0:
-        gradient, presence = weighted_mean(chunk, sound, remaining)
-        if is_finite(gradient):
-            return Mean(gradient, presence, tuple(each.worker_id for each in torn))
+        mean = _mean(chunk, sound, remaining)
+        if is_finite(mean.gradient):
+            return replace(mean, torn_worker_ids=tuple(each.worker_id for each in torn))
     return Mean(
-        gradient[:0],
+        mean.gradient[:0],
         (False,) * len(chunk.slices),
         tuple(each.worker_id for each in counted),
     )
+
+
+def _mean(
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+) -> Mean:
+    counted = [each for each in contributions if each.weight > 0]
+    if any(each.rows for each in counted):
+        gradient, presence, positions = sparse_mean(chunk, counted, total_weight)
+        return Mean(gradient, presence, positions=positions)
+    return Mean(*weighted_mean(chunk, contributions, total_weight))
 
 
 def is_finite(gradient: torch.Tensor) -> bool:
@@ -140,27 +135,19 @@ def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
     return is_finite(gradient)
 
 
-def _sum_dtype(element_type: ElementType) -> torch.dtype:
-    return torch.float32 if element_type in NARROW_TYPES else TORCH_DTYPES[element_type]
-
-
-def _share(contribution: Contribution, total_weight: float) -> float:
-    return contribution.weight / total_weight / (contribution.loss_scale or 1.0)
-
-
 def _same_presence(
     chunk: Chunk, counted: Sequence[Contribution], total_weight: float
 ) -> torch.Tensor:
     first, *others = counted
-    dtype = _sum_dtype(chunk.element_type)
+    dtype = sum_dtype(chunk.element_type)
     gradient = tensor_from_buffer(first.data, chunk.element_type).to(dtype)
-    share = _share(first, total_weight)
+    share = first.share(total_weight)
     if share == 1.0 and not others:
         return gradient
     total = gradient.mul(share)
     for each in others:
         addend = tensor_from_buffer(each.data, chunk.element_type)
-        total.add_(addend.to(dtype), alpha=_share(each, total_weight))
+        total.add_(addend.to(dtype), alpha=each.share(total_weight))
     return total
 
 
@@ -170,11 +157,11 @@ def _mixed_presence(
     total_weight: float,
     union: tuple[bool, ...],
 ) -> torch.Tensor:
-    dtype = _sum_dtype(chunk.element_type)
+    dtype = sum_dtype(chunk.element_type)
     total = torch.zeros(chunk.element_count, dtype=dtype)
     for each in counted:
         addend = tensor_from_buffer(each.data, chunk.element_type).to(dtype)
-        share = _share(each, total_weight)
+        share = each.share(total_weight)
         position = 0
         for start, stop in present_runs(chunk, each.presence):
             count = stop - start

@@ -15,20 +15,17 @@ import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import (
-    Contribution,
-    Mean,
-    finite_mean,
-    is_finite,
-    square_sum,
-)
+from psserver.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
 from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.chunk_optimizer import ChunkOptimizer
+from psserver.tensors.contribution import ChunkRows, Contribution
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.tensors.master_values import MasterValues
 from psserver.tensors.optimizer_state import check_state
 from psserver.tensors.pulled_values import PulledValues
+from psserver.tensors.received_rows import read_rows
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
+from psserver.tensors.sparse_mean import elements_of
 from psserver.tensors.supported_optimizers import (
     check_entries,
     check_hyperparameters,
@@ -85,6 +82,7 @@ class ApplyEngine:
         self._schema = schema
         self._placement = placement
         self._shard_index = shard_index
+        self._row_lengths = [entry.row_length for entry in schema.entries]
         self._specs = {spec.name: spec for spec in optimizers}
         for spec in optimizers:
             check_optimizer(spec)
@@ -133,12 +131,23 @@ class ApplyEngine:
         byte_count: int,
         *,
         optimizer: str,
-    ) -> None:
+        row_indices: memoryview | None = None,
+    ) -> ChunkRows:
         """Checks a received chunk before it is staged; changes nothing.
 
+        Args:
+            chunk_index: Which chunk.
+            presence: Which of its slices came.
+            byte_count: Bytes of their elements.
+            optimizer: Name of the optimizer that shall apply it.
+            row_indices: Of a sparse chunk, which rows came.
+
+        Returns:
+            The rows, for `Contribution`.
+
         Raises:
-            Refusal: `CHUNK_INVALID`, with what was expected; `OPTIMIZER_MISMATCH` for
-                an optimizer that the job does not have.
+            Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`, with what was expected;
+                `OPTIMIZER_MISMATCH` for an optimizer that the job does not have.
         """
         chunk = self._vectors.chunk(chunk_index)
         optimizer_of_chunk = self._optimizer(optimizer, chunk_index)
@@ -154,6 +163,17 @@ class ApplyEngine:
         else:
             allowed = self._buffers.with_all(chunk_index, membership)
             expected = _present_count(chunk, presence, allowed, optimizer)
+        rows = read_rows(
+            chunk,
+            presence,
+            row_indices,
+            row_lengths=self._row_lengths,
+            membership=membership,
+            spec=self._spec(optimizer),
+        )
+        for piece, each in zip(chunk.slices, rows, strict=False):
+            if each is not None:
+                expected += each.element_count - piece.element_count
         expected *= chunk.element_type.byte_count
         if byte_count != expected:
             raise Refusal(
@@ -161,6 +181,7 @@ class ApplyEngine:
                 f"the present slices of chunk {chunk_index} take {expected} bytes, "
                 f"{byte_count} came",
             )
+        return rows
 
     def check_optimizer(self, optimizer: str) -> None:
         """Checks that the job has an optimizer of this name.
@@ -224,7 +245,7 @@ class ApplyEngine:
                 if self._delay.compensation and pusher is not None:
                     gradient = self._compensated(chunk, mean, pusher)
                 held = self._optimizer(optimizer, chunk_index)
-                held.apply(gradient, mean.presence, values)
+                held.apply(gradient, mean.presence, values, mean.positions)
                 self._masters.publish(chunk, mean.presence)
             if with_buffers:
                 view = self._vectors.view(chunk_index)
@@ -408,7 +429,10 @@ class ApplyEngine:
         if pulled is None:
             return mean.gradient
         now = self._masters.of(chunk.index)
-        if not all(mean.presence):
+        if mean.positions:
+            now = elements_of(now, chunk, mean.presence, mean.positions)
+            pulled = elements_of(pulled, chunk, mean.presence, mean.positions)
+        elif not all(mean.presence):
             runs = list(present_runs(chunk, mean.presence))
             now = torch.cat([now[start:stop] for start, stop in runs])
             pulled = torch.cat([pulled[start:stop] for start, stop in runs])

@@ -12,12 +12,12 @@ serialised by the caller.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 import torch
 
 from psserver.core.buffer_average import BufferAverage
-from psserver.tensors.aggregate import Contribution
+from psserver.tensors.contribution import Contribution
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
 from pswire.torch_types import tensor_from_buffer
@@ -148,7 +148,7 @@ def _runs(
     sent = [
         (
             tensor_from_buffer(each.data, chunk.element_type),
-            _positions_in_data(chunk, each.presence),
+            _positions_in_data(chunk, each),
         )
         for each in contributions
     ]
@@ -234,10 +234,10 @@ def _gradient_of(chunk: Chunk, each: Contribution, bits: Presence) -> Contributi
     if presence == each.presence:
         return each
     size = chunk.element_type.byte_count
-    begins = _positions_in_data(chunk, each.presence)
+    begins = _positions_in_data(chunk, each)
     ends = [
-        (begin * size, (begin + piece.element_count) * size)
-        for begin, piece, is_kept in zip(begins, chunk.slices, presence, strict=False)
+        (begin * size, stop * size)
+        for (begin, stop), is_kept in zip(pairwise(begins), presence, strict=True)
         if is_kept
     ]
     byte_count = sum(stop - start for start, stop in ends)
@@ -249,13 +249,9 @@ def _gradient_of(chunk: Chunk, each: Contribution, bits: Presence) -> Contributi
     return replace(each, presence=presence, data=data)
 
 
-def _positions_in_data(chunk: Chunk, presence: Presence) -> list[int]:
-    """Where each slice begins in a contribution's data, in elements."""
-    counts = (
-        piece.element_count * present
-        for piece, present in zip(chunk.slices, presence, strict=True)
-    )
-    return [0, *accumulate(counts)]
+def _positions_in_data(chunk: Chunk, each: Contribution) -> list[int]:
+    """Where each slice begins in a contribution's data, and where the last one ends."""
+    return [0, *accumulate(each.element_counts(chunk))]
 
 
 def _both(one: Presence, other: Presence) -> Presence:

@@ -7,6 +7,10 @@ A run splits, its state with it, when its slices stop being treated alike, and n
 joins again. A slice that is absent is skipped as torch skips a parameter whose
 gradient is `None`.
 
+A sparse gradient of rows reaches torch as a sparse vector of elements. The optimizers
+that take one are elementwise, so that it is the same arithmetic. Where torch can't, or
+has nothing to gain, zeros are filled in: see `_is_applied_sparse`.
+
 Not thread-safe; different chunks are independent.
 """
 
@@ -18,13 +22,18 @@ from typing import Any
 
 import torch
 
-from psserver.tensors.optimizer_state import part_of, spans_of, split
+from psserver.tensors.optimizer_state import as_tensor, part_of, spans_of, split
+from psserver.tensors.sparse_mean import Positions
+from psserver.tensors.sparse_vectors import at_origin, sparse_vector
 from psserver.tensors.supported_optimizers import make_optimizer
-from pswire.optimizer_states import ChunkState, StateKey
+from pswire.optimizer_states import ChunkState, StateKey, as_count
 from pswire.optimizers import SUPPORTED, unflatten_group
 from pswire.placement import Chunk
 from pswire.schema import OptimizerSpec
 from pswire.torch_types import element_type_of
+
+Treatment = tuple[tuple[float, ...], bool]
+"""Hyperparameters, and whether the gradient is sparse."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,10 +128,10 @@ class ChunkOptimizer:
     def export(self) -> dict[StateKey, torch.Tensor]:
         """A copy of the state of all slices that have any."""
         return {
-            StateKey(run.first, run.stop, name): value.clone()
+            StateKey(run.first, run.stop, name): as_tensor(value)
             for run in self._runs
             for name, value in self._torch.state.get(run.parameter, {}).items()
-            if isinstance(value, torch.Tensor)
+            if value is not None
         }
 
     def load(self, state: ChunkState) -> None:
@@ -139,13 +148,14 @@ class ChunkOptimizer:
         runs: list[_Run] = []
         for run in self._first_runs():
             for first, stop, own in split(run.first, run.stop, spans, starts):
-                parameter = self._values[starts[first] : starts[stop]]
+                parameter = at_origin(self._values[starts[first] : starts[stop]])
                 step_count = int(own.get("step", torch.tensor(0.0)))
                 runs.append(_Run(first, stop, starts[first], parameter, step_count))
                 if own:
                     self._torch.state[parameter] = {
-                        # A count is float32 in every kernel of torch.
-                        name: value.to(parameter.dtype if value.ndim else torch.float32)
+                        name: value.to(parameter.dtype)
+                        if value.ndim
+                        else as_count(self._spec.class_name, value)
                         for name, value in own.items()
                     }
         self._runs = runs
@@ -155,25 +165,29 @@ class ChunkOptimizer:
         gradient: torch.Tensor,
         presence: tuple[bool, ...],
         hyperparameters: Sequence[tuple[float, ...]],
+        positions: Positions | None = None,
     ) -> None:
         """Updates the present slices in place.
 
         Args:
-            gradient: Elements of the present slices, 1-D, of the type of the values.
-                Only read, and not kept.
+            gradient: Elements of the present slices, 1-D, of the type of the values; of
+                a sparse slice those at its positions. Only read, and not kept.
             presence: Which slices; none outside `membership`.
             hyperparameters: Values of each group, checked.
+            positions: Where the elements of each sparse slice are.
         """
-        wanted = (presence, tuple(hyperparameters))
+        positions = positions or {}
+        sparse = frozenset(
+            each
+            for each in positions
+            if self._is_applied_sparse(hyperparameters[self._group_of(each)])
+        )
+        wanted = (presence, tuple(hyperparameters), sparse)
         if wanted != self._planned_for:
-            self._plan(presence, hyperparameters)
+            self._plan(presence, hyperparameters, sparse)
             self._planned_for = wanted
-        position = 0
         try:
-            for run in self._present_runs:
-                following = position + run.parameter.numel()
-                run.parameter.grad = gradient[position:following]
-                position = following
+            self._give(gradient, positions, sparse)
             with torch.no_grad():
                 self._step(self._torch)
         finally:
@@ -181,6 +195,53 @@ class ChunkOptimizer:
                 run.parameter.grad = None
         for run in self._present_runs:
             run.step_count += 1
+
+    def _give(
+        self, gradient: torch.Tensor, positions: Positions, sparse: frozenset[int]
+    ) -> None:
+        """Hands each present run its part of the gradient."""
+        position = 0
+        for run in self._present_runs:
+            places = [
+                positions.get(each)
+                for each in (range(run.first, run.stop) if positions else ())
+            ]
+            following = position + run.parameter.numel()
+            part = gradient[position:following]
+            if any(each is not None for each in places):
+                pieces = self._chunk.slices[run.first : run.stop]
+                part = sparse_vector(pieces, places, gradient[position:])
+                following = position + part._nnz()
+                if run.first in sparse:
+                    self._bring_to_origin(run)
+                else:
+                    part = part.to_dense()
+            run.parameter.grad = part
+            position = following
+
+    def _bring_to_origin(self, run: _Run) -> None:
+        """Sees to it that torch may add sparse gradients to what a run holds."""
+        assert not run.parameter.storage_offset(), "runs are made so"
+        state = self._torch.state.get(run.parameter, {})
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                state[key] = at_origin(value)
+
+    def _group_of(self, slice_position: int) -> int:
+        group = self.groups[slice_position]
+        assert group is not None, "only slices of the optimizer come"
+        return group
+
+    def _is_applied_sparse(self, values: tuple[float, ...]) -> bool:
+        """Whether torch is given the sparse gradient of a slice as such.
+
+        Momentum moves every element that ever had a gradient, so that torch's sparse
+        buffer of it grows to the size of a dense one; zeros give the same numbers. With
+        a weight decay torch refuses sparse gradients. Workers do so before they send
+        one, but the values of another worker may be the ones that count.
+        """
+        named = dict(zip(self._spec.hyperparameter_names, values, strict=True))
+        return not any(named.get(each) for each in ("momentum", "weight_decay"))
 
     def _first_runs(self) -> list[_Run]:
         """Every maximal sequence of slices that the optimizer has."""
@@ -191,46 +252,55 @@ class ChunkOptimizer:
             if is_member:
                 positions = list(group)
                 first, stop = positions[0], positions[-1] + 1
-                values = self._values[starts[first] : starts[stop]]
+                values = at_origin(self._values[starts[first] : starts[stop]])
                 runs.append(_Run(first, stop, starts[first], values))
         return runs
 
     def _plan(
-        self, presence: tuple[bool, ...], hyperparameters: Sequence[tuple[float, ...]]
+        self,
+        presence: tuple[bool, ...],
+        hyperparameters: Sequence[tuple[float, ...]],
+        sparse: frozenset[int],
     ) -> None:
         """Splits runs that are no longer treated alike and groups them for torch."""
         treatment = [
-            hyperparameters[group] if present and group is not None else None
-            for present, group in zip(presence, self.groups, strict=True)
+            (hyperparameters[group], position in sparse)
+            if present and group is not None
+            else None
+            for position, (present, group) in enumerate(
+                zip(presence, self.groups, strict=True)
+            )
         ]
         self._runs = [
             piece for run in self._runs for piece in self._split(run, treatment)
         ]
         self._present_runs = []
-        grouped: dict[tuple[tuple[float, ...], bool], list[torch.Tensor]] = {}
+        grouped: dict[tuple[Treatment, bool], list[torch.Tensor]] = {}
         for run in self._runs:
-            values = treatment[run.first]
-            if values is None:
+            treated = treatment[run.first]
+            if treated is None:
                 continue
             self._present_runs.append(run)
             # torch's fused SGD takes the first update of a parameter and a later one
             # only in different groups.
             is_fresh = not self._torch.state.get(run.parameter)
-            grouped.setdefault((values, is_fresh), []).append(run.parameter)
+            grouped.setdefault((treated, is_fresh), []).append(run.parameter)
         self._torch.param_groups[:] = [
-            {**self._group_values(values), "params": parameters}
-            for (values, _), parameters in grouped.items()
+            {**self._group_values(*treated), "params": parameters}
+            for (treated, _), parameters in grouped.items()
         ]
 
-    def _group_values(self, values: tuple[float, ...]) -> dict[str, Any]:
+    def _group_values(
+        self, values: tuple[float, ...], is_sparse: bool
+    ) -> dict[str, Any]:
         given = unflatten_group(
             self._spec.class_name, self._spec.hyperparameter_names, values
         )
-        return {**self._torch.defaults, **given}
+        # No fused kernel of torch takes sparse gradients.
+        switches = {"fused": False, "foreach": False} if is_sparse else {}
+        return {**self._torch.defaults, **given, **switches}
 
-    def _split(
-        self, run: _Run, treatment: Sequence[tuple[float, ...] | None]
-    ) -> list[_Run]:
+    def _split(self, run: _Run, treatment: Sequence[Treatment | None]) -> list[_Run]:
         edges = [
             position
             for position in range(run.first + 1, run.stop)
@@ -243,7 +313,7 @@ class ChunkOptimizer:
         start = run.start
         for first, stop in pairwise([run.first, *edges, run.stop]):
             count = sum(each.element_count for each in self._chunk.slices[first:stop])
-            parameter = self._values[start : start + count]
+            parameter = at_origin(self._values[start : start + count])
             if state:
                 offset = start - run.start
                 self._torch.state[parameter] = {

@@ -13,7 +13,7 @@ import torch
 
 from psserver.tensors.supported_optimizers import make_optimizer
 from pswire.optimizer_states import SCALARS, ChunkState
-from pswire.optimizers import unflatten_group
+from pswire.optimizers import SUPPORTED, SparseGradients, unflatten_group
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, OptimizerSpec
@@ -112,6 +112,14 @@ def part_of(value: torch.Tensor, start: int, count: int) -> torch.Tensor:
     return value[start : start + count] if value.ndim else value.clone()
 
 
+def as_tensor(value: object) -> torch.Tensor:
+    """A copy of state, where a class keeps its count as an `int` too."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    assert isinstance(value, int), "all other state is of tensors"
+    return torch.tensor(float(value))
+
+
 def _check_names(spec: OptimizerSpec, group: int, names: frozenset[str]) -> None:
     given = unflatten_group(
         spec.class_name, spec.hyperparameter_names, spec.groups[group].hyperparameters
@@ -143,6 +151,8 @@ def _names_of(
     known = {key: value for key, value in values if key in optimizer.defaults}
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
+    if SUPPORTED[class_name].sparse is SparseGradients.REQUIRED:
+        parameter.grad = parameter.grad.to_sparse()
     optimizer.param_groups[:] = [{**optimizer.defaults, **known, "params": [parameter]}]
     optimizer.step()
     return frozenset(optimizer.state[parameter])

@@ -32,6 +32,8 @@ def make_optimizer(class_name: str, element_type: ElementType) -> torch.optim.Op
         )
     fused = class_name in FUSED and element_type in _FUSED_TYPES
     switches = {"fused": True} if fused else {"foreach": False}
+    if class_name == "SparseAdam":
+        switches = {}  # has one implementation
     optimizer: torch.optim.Optimizer = made([{"params": []}], **switches)
     return optimizer
 

@@ -31,6 +31,8 @@ OUTER: dict[str, tuple[type[Message], int]] = {
     "SeedRequest": (service_pb2.SeedRequest, frames.SEED_CHUNK_FIELD),
 }
 
+GRADIENT_MESSAGES = (service_pb2.PushPullRequest, service_pb2.PushRequest)
+
 fixed32 = st.integers(0, 2**32 - 1)
 fixed64 = st.integers(0, 2**64 - 1)
 # Lengths at which one of the varints around the payload grows by a byte.
@@ -51,9 +53,10 @@ payloads = st.one_of(
     encoding=st.integers(0, 2**31 - 1),
     digest=st.none() | fixed64,
     presence=st.binary(max_size=140),
+    row_indices=st.binary(max_size=140),
     data=payloads,
 )
-@example("PushRequest", 0, 0, False, 0, 0, b"", b"")
+@example("PushRequest", 0, 0, False, 0, 0, b"", b"", b"")
 def test_a_chunk_has_the_bytes_of_the_generated_code(
     name: str,
     index: int,
@@ -62,9 +65,12 @@ def test_a_chunk_has_the_bytes_of_the_generated_code(
     encoding: int,
     digest: int | None,
     presence: bytes,
+    row_indices: bytes,
     data: bytes,
 ) -> None:
     message_class, outer_field = OUTER[name]
+    if message_class not in GRADIENT_MESSAGES:
+        row_indices = b""
     message = frames.encode_chunk(
         outer_field,
         index=index,
@@ -73,20 +79,24 @@ def test_a_chunk_has_the_bytes_of_the_generated_code(
         encoding=encoding,
         digest=digest,
         presence=presence,
+        row_indices=row_indices,
         data=data,
     )
 
     parsed = message_class.FromString(message)
     chunk = parsed.chunk  # type: ignore[attr-defined]  # all of them have one
+    rows = {"row_indices": row_indices} if message_class in GRADIENT_MESSAGES else {}
+    covered = row_indices + data
     expected = type(chunk)(
         index=index,
         part=part,
         last=last,
         encoding=encoding,
-        digest=xxhash.xxh3_64_intdigest(data) if digest is None else digest,
+        digest=xxhash.xxh3_64_intdigest(covered) if digest is None else digest,
         presence=presence,
         padding=bytes(len(chunk.padding)),
         data=data,
+        **rows,
     )
     assert chunk == expected
     assert message == message_class(chunk=expected).SerializeToString()
@@ -99,7 +109,7 @@ gradient_chunks = st.builds(
     index=fixed32,
     part=fixed32,
     last=st.booleans(),
-    encoding=st.just(push_pb2.ENCODING_RAW),
+    encoding=st.just(push_pb2.ENCODING_SPARSE_ROWS),
     digest=fixed64,
     presence=st.binary(max_size=20),
     row_indices=st.binary(max_size=20),
@@ -232,7 +242,12 @@ def test_hostile_chunks_are_refused_where_the_generated_code_does(
         # Within an unknown group the generated code lets field number 0 pass, which
         # the format forbids.
         stricter = "field number 0" in read.message
-        assert chunk is None or chunk.encoding != push_pb2.ENCODING_RAW or stricter
+        is_raw = chunk is not None and chunk.encoding == push_pb2.ENCODING_RAW
+        is_known = chunk is not None and (
+            chunk.encoding == push_pb2.ENCODING_SPARSE_ROWS
+            or (is_raw and not chunk.row_indices)
+        )
+        assert stricter or not is_known
     else:
         assert chunk is not None
         assert same(read, chunk)

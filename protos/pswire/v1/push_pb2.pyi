@@ -35,6 +35,11 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Not set. Refused with `INVALID_ARGUMENT`."""
     ENCODING_RAW: _Encoding.ValueType  # 1
     """Little-endian elements in order."""
+    ENCODING_SPARSE_ROWS: _Encoding.ValueType  # 2
+    """Gradients only: as `RAW`, of those rows alone that `row_indices` names. A
+    row is what an index of the tensor's first dimension selects. Of a row that
+    the slice cuts, `data` holds the elements that lie in the slice.
+    """
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the elements of a chunk were turned into bytes."""
@@ -43,6 +48,11 @@ ENCODING_UNSPECIFIED: Encoding.ValueType  # 0
 """Not set. Refused with `INVALID_ARGUMENT`."""
 ENCODING_RAW: Encoding.ValueType  # 1
 """Little-endian elements in order."""
+ENCODING_SPARSE_ROWS: Encoding.ValueType  # 2
+"""Gradients only: as `RAW`, of those rows alone that `row_indices` names. A
+row is what an index of the tensor's first dimension selects. Of a row that
+the slice cuts, `data` holds the elements that lie in the slice.
+"""
 global___Encoding = Encoding
 
 class _Outcome:
@@ -158,7 +168,7 @@ class GradientChunk(google.protobuf.message.Message):
     encoding: global___Encoding.ValueType
     """How `data` was made."""
     digest: builtins.int
-    """XXH3-64 of `data`."""
+    """XXH3-64 of `row_indices`, then `data`."""
     presence: builtins.bytes
     """One bit for each slice of the chunk, lowest bit of the first byte first:
     whether `data` holds it. Slices that are absent take no bytes. A push of
@@ -166,7 +176,12 @@ class GradientChunk(google.protobuf.message.Message):
     worker, which count in no norm and carry no loss scale.
     """
     row_indices: builtins.bytes
-    """Sparse parts only: row indices, int64, sorted and unique."""
+    """`SPARSE_ROWS` only. For each present slice, in schema order, a
+    little-endian int64 count n, then n little-endian int64 row numbers of the
+    tensor, sorted and unique, of rows that lie in the slice at least in part.
+    n = -1 means that all elements of the slice are in `data`; n = 0 that it is
+    present without any row.
+    """
     padding: builtins.bytes
     """Zeros that place `data` on a multiple of 16 bytes within the message."""
     data: builtins.bytes

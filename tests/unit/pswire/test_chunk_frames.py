@@ -45,8 +45,13 @@ def test_field_numbers_are_those_of_the_protos(
     assert message_class.DESCRIPTOR.fields_by_name[field_name].number == number
 
 
-def test_the_raw_encoding_is_that_of_the_proto() -> None:
-    assert push_pb2.ENCODING_RAW == frames.ENCODING_RAW
+def test_encodings_are_those_of_the_proto() -> None:
+    known = {
+        "ENCODING_UNSPECIFIED": 0,
+        "ENCODING_RAW": frames.ENCODING_RAW,
+        "ENCODING_SPARSE_ROWS": frames.ENCODING_SPARSE_ROWS,
+    }
+    assert dict(push_pb2.Encoding.items()) == known
 
 
 def test_a_full_chunk_fits_a_message() -> None:
@@ -85,14 +90,54 @@ def test_a_digest_that_the_caller_has_is_not_computed_again() -> None:
     assert chunk_of(encoded(b"payload", digest=5)).digest == 5
 
 
-@pytest.mark.parametrize("encoding", [0, 2])
+@pytest.mark.parametrize("encoding", [0, 3])
 def test_an_encoding_of_another_release_is_refused(encoding: int) -> None:
     message = frames.encode_chunk(
         3, index=7, presence=b"\1", data=b"x", encoding=encoding
     )
 
-    with pytest.raises(Refusal, match=f"encoding {encoding}, this release reads 1"):
+    text = rf"encoding {encoding}, this release reads 1 \(raw\) and 2 \(sparse rows\)"
+    with pytest.raises(Refusal, match=text):
         chunk_of(message)
+
+
+def test_the_digest_covers_the_row_indices() -> None:
+    message = bytearray(
+        frames.encode_chunk(
+            3,
+            index=7,
+            presence=b"\1",
+            data=b"payload",
+            encoding=frames.ENCODING_SPARSE_ROWS,
+            row_indices=b"row",
+        )
+    )
+    chunk_of(bytes(message)).verify()
+    message[message.index(b"row")] ^= 1
+
+    with pytest.raises(Refusal, match="the 10 bytes of chunk 7 have") as caught:
+        chunk_of(bytes(message)).verify()
+    assert caught.value.reason is ErrorReason.CHUNK_DIGEST_MISMATCH
+
+
+def test_a_raw_chunk_has_no_row_indices() -> None:
+    message = frames.encode_chunk(
+        3, index=7, presence=b"\1", data=b"x", row_indices=b"12345678"
+    )
+
+    with pytest.raises(Refusal, match="chunk 7 is raw and has 8 bytes of row indices"):
+        chunk_of(message)
+
+
+def test_rows_are_refused_where_values_are_meant() -> None:
+    chunk_of(encoded(b"payload")).check_whole()
+    message = frames.encode_chunk(
+        3, index=7, presence=b"\1", data=b"x", encoding=frames.ENCODING_SPARSE_ROWS
+    )
+
+    with pytest.raises(Refusal, match="chunk 7 comes as sparse rows") as caught:
+        chunk_of(message).check_whole()
+    assert caught.value.reason is ErrorReason.CHUNK_INVALID
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ def test_other_names_or_too_few_values_are_refused() -> None:
     [
         ("Muon", "torch.optim._muon", "whole matrices"),
         ("LBFGS", "torch.optim.lbfgs", "all parameters at once"),
-        ("SparseAdam", "torch.optim.sparse_adam", "sparse gradients"),
         ("Adan", "torch.optim", "no such optimizer is known"),
         ("Adam", "apex.optimizers", "torch.optim only"),
     ],

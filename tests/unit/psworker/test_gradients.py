@@ -25,12 +25,64 @@ def test_absent_gradients_keep_their_place() -> None:
     assert found[2] is None
 
 
-def test_a_sparse_gradient_is_refused_with_the_cure() -> None:
+def embedding_with_gradient(*rows: int) -> torch.nn.Embedding:
     embedding = torch.nn.Embedding(4, 2, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
+    embedding(torch.tensor(rows, dtype=torch.int64)).sum().backward()
+    return embedding
 
-    with pytest.raises(UnsupportedError, match="sparse=False"):
-        gradients.collect_gradients([embedding.weight])
+
+def test_a_sparse_gradient_is_coalesced_once() -> None:
+    embedding = embedding_with_gradient(3, 1, 3)
+
+    (found,) = gradients.collect_gradients([embedding.weight])
+
+    assert found is not None
+    assert found.indices().tolist() == [[1, 3]]
+    assert found.values().tolist() == [[1.0, 1.0], [2.0, 2.0]]
+    assert embedding.weight.grad is found
+    assert gradients.collect_gradients([embedding.weight])[0] is found
+
+
+def test_a_gradient_that_is_sparse_within_rows_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    places = torch.tensor([[0], [2]])
+    torch.gather(parameter, 1, places, sparse_grad=True).sum().backward()
+
+    with pytest.raises(
+        UnsupportedError, match=r"shape \[2, 3\] .* by whole rows, .*dense"
+    ):
+        gradients.collect_gradients([parameter])
+
+
+def test_a_gradient_in_another_sparse_layout_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    parameter.grad = torch.eye(2, 3).to_sparse_coo()
+
+    with pytest.raises(UnsupportedError, match=r"parameter\.grad\.to_dense"):
+        gradients.collect_gradients([parameter])
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1.0, True), (math.nan, False)])
+def test_the_verdict_looks_at_the_values_of_sparse_gradients(
+    value: float, verdict: bool
+) -> None:
+    embedding = embedding_with_gradient(3, 1)
+    found = gradients.collect_gradients([embedding.weight])
+    assert found[0] is not None
+    found[0].values()[1, 0] = value
+
+    assert verdict_on(found) is verdict
+    assert verdict_on([*found, torch.ones(2)]) is verdict
+
+
+def test_sparse_gradients_are_unscaled_in_place() -> None:
+    embedding = embedding_with_gradient(3, 1, 3)
+    found = gradients.collect_gradients([embedding.weight])
+
+    gradients.unscale(found, torch.tensor(4.0))
+
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad.to_dense()[:, 0].tolist() == [0.0, 0.25, 0.0, 0.5]
 
 
 def verdict_on(held: Sequence[torch.Tensor | None]) -> bool:

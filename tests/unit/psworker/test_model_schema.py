@@ -98,7 +98,7 @@ def test_models_that_share_a_tensor_are_refused() -> None:
     [
         (lambda: nn.LazyLinear(3), ConfigurationError, "no values yet"),
         (lambda: nn.Linear(2, 2, device="meta"), ConfigurationError, "no values yet"),
-        (lambda: nn.Embedding(2, 2, sparse=True), UnsupportedError, "sparse=False"),
+        (lambda: nn.Embedding(2, 2, max_norm=1), UnsupportedError, "without max_norm"),
         (lambda: nn.Linear(2, 2, dtype=torch.cfloat), UnsupportedError, "complex64"),
     ],
 )

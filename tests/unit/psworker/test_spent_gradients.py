@@ -1,6 +1,7 @@
 import torch
 from torch import nn
 
+from psworker.gradients import collect_gradients
 from psworker.spent_gradients import SpentGradients
 
 
@@ -67,3 +68,22 @@ def test_what_another_optimizer_carried_stays_carried() -> None:
     spent.note([None, second.grad])
 
     assert not spent.has_others(given)
+
+
+def test_sparse_gradients_count_by_their_values() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    spent = SpentGradients(1)
+
+    table(torch.tensor([3, 3])).sum().backward()  # not coalesced yet
+    assert spent.has_others([table.weight])
+
+    (carried,) = collect_gradients([table.weight])
+    spent.note([carried])
+    assert not spent.has_others([table.weight])
+
+    table(torch.tensor([1])).sum().backward()
+    assert spent.has_others([table.weight])
+
+    table.weight.grad = None
+    table(torch.tensor([], dtype=torch.int64)).sum().backward()
+    assert not spent.has_others([table.weight])

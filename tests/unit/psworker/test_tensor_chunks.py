@@ -14,7 +14,8 @@ from pswire.frames import (
 from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, SchemaEntry
-from pswire.torch_types import element_type_of
+from pswire.slice_rows import unpack_rows
+from pswire.torch_types import element_type_of, tensor_from_buffer
 from psworker.tensor_chunks import ChunkSource, ValueStore
 
 
@@ -234,3 +235,59 @@ def test_another_tensor_may_take_the_place_of_one() -> None:
     store.put(1, other)
     store.write(frame)
     assert other.tolist() == [1, 1]
+
+
+def test_rows_travel_where_chunks_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 128)
+    shapes = ((10, 7), (3,), (4, 2, 3))
+    placement = placement_of([torch.zeros(shape) for shape in shapes])
+    dense = [torch.arange(1.0, 71).view(10, 7), torch.ones(3), torch.ones(4, 2, 3)]
+    rows = torch.tensor([1, 4, 5, 9])
+    tensors = [
+        torch.sparse_coo_tensor(
+            rows[None], dense[0][rows], shapes[0], check_invariants=True
+        ).coalesce(),
+        dense[1],
+        torch.sparse_coo_tensor(
+            torch.zeros(1, 0), torch.zeros(0, 2, 3), shapes[2], check_invariants=True
+        ).coalesce(),
+    ]
+    lengths = [7, 1, 6]
+
+    found = [torch.zeros(shape) for shape in shapes]
+    seen = []
+    for frame in frames_of(tensors, placement):
+        frame.verify()
+        chunk = placement.chunks[frame.index]
+        data = tensor_from_buffer(frame.data, chunk.element_type)
+        presence = bits_from_bytes(frame.presence, len(chunk.slices))
+        assert all(presence)
+        slices = unpack_rows(frame.row_indices, chunk, presence, lengths)
+        for piece, each in zip(chunk.slices, slices, strict=True):
+            count = piece.element_count if each is None else each.element_count
+            target = found[piece.entry_index].view(-1)[piece.start : piece.stop]
+            where = slice(None) if each is None else torch.from_numpy(each.positions())
+            target[where], data = data[:count], data[count:]
+            seen.append((piece.entry_index, each is None))
+        assert not data.numel()
+
+    assert set(seen) == {(0, False), (1, True), (2, False)}
+    expected = torch.zeros(shapes[0])
+    expected[rows] = dense[0][rows]
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], dense[1])
+    assert not found[2].any()
+
+
+def test_rows_are_no_values() -> None:
+    store = ValueStore([torch.zeros(4, 2)], placement_of([torch.zeros(4, 2)], 1))
+    gradient = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.ones(1, 2), (4, 2), check_invariants=True
+    )
+    (frame,) = frames_of([gradient.coalesce()], store.placement)
+
+    with pytest.raises(Refusal, match="chunk 0 comes as sparse rows") as caught:
+        store.write(frame)
+    assert caught.value.reason is ErrorReason.CHUNK_INVALID
+    assert not store.tensors[0].any()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psserver.tensors.aggregate import Contribution, finite_mean, weighted_mean
+from psserver.tensors.aggregate import finite_mean, weighted_mean
+from psserver.tensors.contribution import Contribution
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk, Slice
 from pswire.schema import ElementType

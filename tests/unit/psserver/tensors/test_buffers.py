@@ -8,8 +8,8 @@ import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import Contribution
 from psserver.tensors.apply_engine import AppliedChunk, ApplyEngine
+from psserver.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from psserver.tensors.aggregate import Contribution
 from psserver.tensors.apply_engine import ApplyEngine
+from psserver.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.schema import (

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import Contribution
 from psserver.tensors.apply_engine import ApplyEngine
+from psserver.tensors.contribution import Contribution
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from pswire.frames import decode_chunk, split_fields
 from pswire.optimizers import SUPPORTED

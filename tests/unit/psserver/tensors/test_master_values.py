@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.tensors.aggregate import Contribution
+from psserver.tensors.contribution import Contribution
 from psserver.tensors.master_values import MasterValues
 from psserver.tensors.shard_vectors import ShardVectors
 from pswire.placement import place

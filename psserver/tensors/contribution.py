@@ -1,0 +1,85 @@
+"""One worker's gradient of one chunk, as it was received."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pswire.placement import Chunk
+from pswire.schema import NARROW_TYPES, ElementType
+from pswire.slice_rows import SliceRows
+from pswire.torch_types import TORCH_DTYPES
+
+ChunkRows = tuple[SliceRows | None, ...]
+"""For each slice of a chunk, the rows that a sparse gradient holds; None for a slice
+that is dense or absent. Empty when no slice is sparse."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePayload:
+    """What is staged of a chunk with sparse slices; of others, the bytes alone.
+
+    Attributes:
+        data: Elements, as `Contribution` has them.
+        rows: Which rows they are.
+        chunk_bytes: Bytes of the whole chunk.
+    """
+
+    data: memoryview
+    rows: ChunkRows
+    chunk_bytes: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the elements and of the numbers of their rows."""
+        rows = sum(each.rows.nbytes for each in self.rows if each is not None)
+        return len(self.data) + rows
+
+
+def byte_count_of(payload: object) -> int:
+    """Bytes that a staged payload holds."""
+    if isinstance(payload, SparsePayload):
+        return payload.byte_count
+    assert isinstance(payload, memoryview)
+    return len(payload)
+
+
+def sum_dtype(element_type: ElementType) -> torch.dtype:
+    """Type that gradients are added up in: of 16 bits, float32."""
+    return torch.float32 if element_type in NARROW_TYPES else TORCH_DTYPES[element_type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One worker's gradient of one chunk.
+
+    Attributes:
+        worker_id: Who sent it.
+        weight: Samples behind it, finite and at least 0. 0 counts for nothing.
+        presence: Which slices of the chunk it holds.
+        data: Elements of the present slices, in schema order; of a sparse slice those
+            of its rows.
+        loss_scale: Factor the gradient still carries; 0 and 1 mean none.
+        rows: Rows of the sparse slices.
+    """
+
+    worker_id: str
+    weight: float
+    presence: tuple[bool, ...]
+    data: memoryview
+    loss_scale: float = 1.0
+    rows: ChunkRows = ()
+
+    def share(self, total_weight: float) -> float:
+        """Factor that its elements go into a mean with."""
+        return self.weight / total_weight / (self.loss_scale or 1.0)
+
+    def element_counts(self, chunk: Chunk) -> list[int]:
+        """Elements that `data` has of each slice; 0 of one that is absent."""
+        counts = [
+            piece.element_count * present
+            for piece, present in zip(chunk.slices, self.presence, strict=True)
+        ]
+        for position, each in enumerate(self.rows):
+            if each is not None and self.presence[position]:
+                counts[position] = each.element_count
+        return counts
