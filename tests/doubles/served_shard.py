@@ -25,7 +25,7 @@ from pswire.frames import (
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import place
-from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
 from tests.doubles.core_values import key, sgd
@@ -71,7 +71,7 @@ class ServedShard:
         floats = [
             position
             for position, entry in enumerate(entries)
-            if entry.element_type.is_floating
+            if entry.element_type.is_floating and entry.kind is EntryKind.PARAMETER
         ]
         self._optimizer = sgd(groups=(tuple(floats),))
 
@@ -132,7 +132,11 @@ class ServedShard:
         return join_fields((REQUEST_HEADER_FIELD, message.SerializeToString()))
 
     def trailer(
-        self, chunk_indexes: Mapping[int, float] | Sequence[int], *, weight: float = 1.0
+        self,
+        chunk_indexes: Mapping[int, float] | Sequence[int],
+        *,
+        weight: float = 1.0,
+        **others: Any,  # noqa: ANN401
     ) -> bytes:
         bits = [chunk.index in chunk_indexes for chunk in self.host.model.chunks]
         names = self._optimizer.hyperparameter_names
@@ -142,6 +146,7 @@ class ServedShard:
             finite=True,
             chunk_bitmap=bits_to_bytes(bits),
             groups=[schema_pb2.GroupHyperparameters(values=rates)],
+            **others,
         )
         return join_fields((REQUEST_TRAILER_FIELD, message.SerializeToString()))
 
