@@ -94,7 +94,7 @@ def describe_optimizer(
         groups = tuple(
             ParameterGroup(
                 tuple(
-                    _index_of(parameter, indexes, f"group {position} of {name}")
+                    _index_of(parameter, bound, indexes, f"group {position} of {name}")
                     for parameter in group["params"]
                 ),
                 flatten_group(kind.__name__, group, optimizer.defaults),
@@ -113,13 +113,22 @@ def describe_optimizer(
     )
 
 
-def _index_of(parameter: torch.Tensor, indexes: dict[int, int], where: str) -> int:
+def _index_of(
+    parameter: torch.Tensor, bound: BoundSchema, indexes: dict[int, int], where: str
+) -> int:
     index = indexes.get(id(parameter))
     if index is None:
         raise ConfigurationError(
             f"{where} holds a parameter of shape {list(parameter.shape)} that belongs "
             "to no model given to prepare(); pass every model that the optimizer "
             "updates, and build the optimizer after the model was moved or replaced"
+        )
+    entry = bound.schema.entries[index]
+    if entry.kind is EntryKind.BUFFER:
+        raise ConfigurationError(
+            f"{where} holds {entry.name!r} of {entry.model}, a {entry.described}, "
+            "which no optimizer updates: leave it out of the optimizer, or make it an "
+            "nn.Parameter of floats"
         )
     return index
 

@@ -168,3 +168,21 @@ def test_buffers_of_one_type_stand_together_over_all_models() -> None:
     entries = bind_models({"model": build(), "model1": build()}).schema.entries
     types = [entry.element_type for entry in entries if entry.kind == EntryKind.BUFFER]
     assert types == [ElementType.FLOAT32] * 8 + [ElementType.INT64] * 4
+
+
+def test_an_optimizer_of_a_buffer_is_refused() -> None:
+    model = nn.BatchNorm1d(2)
+    model.codes = nn.Parameter(torch.arange(3), requires_grad=False)
+    bound = bind_models({"model": model})
+    for tensor, what in (
+        (model.running_mean, "'running_mean' of model, a buffer [2] float32"),
+        (model.codes, "'codes' of model, a buffer [3] int64"),
+    ):
+        groups: list[dict[str, Any]] = [{"params": [model.weight]}]
+        optimizer = torch.optim.SGD([*groups, {"params": [tensor]}])
+        with pytest.raises(ConfigurationError) as caught:
+            describe_optimizer("optimizer", optimizer, bound)
+        assert str(caught.value) == (
+            f"group 1 of optimizer holds {what}, which no optimizer updates: leave it "
+            "out of the optimizer, or make it an nn.Parameter of floats"
+        )
