@@ -84,6 +84,7 @@ CATALOGUE: Final = (
     Script(name="padded_sequences", batch_size=16),
     Script(name="plateau", batch_size=8),
     Script(name="policy_gradient", batch_size=8),
+    Script(name="resumed", batch_size=16),
     Script(name="siamese", batch_size=16),
     Script(name="triplets", batch_size=16),
     Script(name="two_tasks", batch_size=16),
