@@ -86,6 +86,7 @@ CATALOGUE: Final = (
     Script(name="policy_gradient", batch_size=8),
     Script(name="resumed", batch_size=16),
     Script(name="siamese", batch_size=16),
+    Script(name="streamed_lines", batch_size=32),
     Script(name="triplets", batch_size=16),
     Script(name="two_tasks", batch_size=16),
     Script(name="unfreezing", batch_size=16),

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH_SIZE = int(sys.argv[1]) if len(sys.argv) > 1 else 32
-STEPS = 57
+EPOCHS = 2
 
 
 def main():
@@ -20,17 +20,18 @@ def main():
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
     model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.95)
-    scheduler = OneCycleLR(optimizer, max_lr=0.3, total_steps=STEPS)
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     ps = psworker.connect()
-    model, optimizer, loader, _ = ps.prepare(model, optimizer, loader, scheduler)
-    for images, labels in loader:
-        loss = criterion(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-        print(loss.item(), len(images))
+    model, optimizer, loader = ps.prepare(model, optimizer, loader)
+    scheduler = OneCycleLR(optimizer, max_lr=0.3, total_steps=EPOCHS * len(loader))
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    for _ in range(EPOCHS):
+        for images, labels in loader:
+            loss = criterion(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            print(loss.item(), len(images))
     ps.close()
 
 
