@@ -47,6 +47,12 @@ class Script:
         return SCRIPTS / "ps" / f"{self.name}.py"
 
     @property
+    def title(self) -> str:
+        """What it trains: the first line of the script."""
+        first, _, _ = self.plain.read_text().partition("\n")
+        return first.strip('".')
+
+    @property
     def arguments_alone(self) -> list[str]:
         if self.in_turn:
             return [str(self.batch_size), str(self.worker_count)]

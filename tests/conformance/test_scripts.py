@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,16 @@ def test_every_script_is_in_the_suite() -> None:
         assert files == {script.name for script in CATALOGUE}
 
 
+def test_the_page_tells_of_every_script_and_what_it_is_allowed(
+    repository: Path,
+) -> None:
+    page = (repository / "docs" / "conformance.md").read_text()
+    told = re.findall(r"^\| (\w+) \| (.+?) \| .* \| (\S+) \|$", page, re.MULTILINE)
+    assert told[1:] == [
+        (script.name, script.title, f"{script.allowed:.0e}") for script in CATALOGUE
+    ]
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("script", CATALOGUE, ids=named)
 def test_losses_are_those_of_one_process(
@@ -59,12 +70,11 @@ def test_losses_are_those_of_one_process(
         reordered = difference(alone, turned)
 
     row = Row(
-        script.name,
+        script,
         changed_line_count(script.plain.read_text(), script.distributed.read_text()),
         len(alone),
         difference(alone, together),
         reordered,
-        script.allowed,
     )
     rows.append(row)
     assert without_coordinator == alone, "the script alone has other losses"
