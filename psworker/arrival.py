@@ -46,6 +46,11 @@ class Arrival:
         self._timeout_s = timeout_s
         self._is_behind = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the worker is there, with the values of its clock."""
+        return self._stand_in is None and not self._is_behind
+
     def relieve(self) -> int:
         """The worker is there: the last push made in its place, 0 for none.
 

@@ -28,6 +28,8 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.group_channel import refuse_late_group
 from psworker.optimizer import PreparedOptimizer
+from psworker.overlap.arriving_values import ArrivingValues
+from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
@@ -96,7 +98,8 @@ class Connection:
             self._abandon()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"clock {self.clock}"
+        clock = self._stepper.clock if self._stepper else 0
+        state = "closed" if self._is_closed else f"clock {clock}"
         return (
             f"<psworker.Connection {self.worker_id} at {self._config.coordinator}, "
             f"{state}>"
@@ -136,7 +139,10 @@ class Connection:
 
         It moves when the mode changes, and when an evicted worker joins again.
         """
-        return self._stepper.clock if self._stepper else 0
+        if self._stepper is None:
+            return 0
+        self._stepper.settle()
+        return self._stepper.clock
 
     @property
     def generation(self) -> int:
@@ -152,7 +158,10 @@ class Connection:
     @property
     def last_push(self) -> PushResult | None:
         """What became of the newest push, `None` before the first."""
-        return self._stepper.last_push if self._stepper else None
+        if self._stepper is None:
+            return None
+        self._stepper.settle()
+        return self._stepper.last_push
 
     @property
     def bytes_sent(self) -> int:
@@ -169,6 +178,7 @@ class Connection:
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
+        overlap: bool = False,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
@@ -188,6 +198,9 @@ class Connection:
                 with the model's name and a dot before where there are several. By
                 default `mean` for running statistics and `leader` for the rest. See
                 docs/buffers.md.
+            overlap: Whether gradients leave while `backward()` goes on, and `step()`
+                returns before the new values are there: the next forward pass waits
+                for each as it reads it. The numbers are the same. See `wait`.
 
         Returns:
             The same in the same order, a single one as it is: models and schedulers
@@ -223,7 +236,7 @@ class Connection:
         self._loaders = tuple(
             loader for loader in replaced.values() if isinstance(loader, LeasedLoader)
         )
-        self._stepper = stepper = self._join(given)
+        self._stepper = stepper = self._join(given, overlap=overlap)
         optimizers = {
             name: PreparedOptimizer(optimizer, given.specs[name], stepper, given.bound)
             for name, optimizer in given.optimizers.items()
@@ -235,6 +248,22 @@ class Connection:
         replaced.update(by_id)
         results = tuple(replaced.get(id(each), each) for each in objects)
         return results[0] if len(results) == 1 else results
+
+    def wait(self) -> None:
+        """Returns once the newest values are in the models.
+
+        After `prepare(overlap=True)` a step may still be under way. Whatever reads
+        parameters through their modules waits by itself; call this before reading them
+        through references that you hold. Without `overlap` there is nothing to wait
+        for.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+            ClosedError: The connection is closed.
+        """
+        self._refuse_closed()
+        if self._stepper is not None:
+            self._stepper.settle()
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""
@@ -289,37 +318,47 @@ class Connection:
         if self._is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
 
-    def _join(self, given: Prepared) -> Stepper:
+    def _join(self, given: Prepared, *, overlap: bool) -> Stepper:
         """Becomes a member; the models then hold the job's values."""
         schema = given.bound.schema
         placement = place(schema, self._session.settings.shard_count)
         buffers = Buffers(given.bound, given.buffers)
-        store = ValueStore(
-            given.bound.tensors, placement, buffers=given.buffers, local=buffers.local
+        kinds = {"buffers": given.buffers, "local": buffers.local}
+        store = (
+            ArrivingValues.of(given.bound, placement, given.specs.values(), **kinds)
+            if overlap
+            else ValueStore(given.bound.tensors, placement, **kinds)
         )
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
         step_timeout_s = self._config.step_timeout_s
-        return Stepper(
-            self._loop,
-            self._session,
-            store,
-            pending=self._pending,
-            member=joined.member,
-            stand_in=joined.stand_in,
-            rejoining=EvictedWorker(
+        named: dict[str, Any] = {
+            "pending": self._pending,
+            "member": joined.member,
+            "stand_in": joined.stand_in,
+            "rejoining": EvictedWorker(
                 self._loop,
                 self._session,
                 store,
                 given=given,
                 timeout_s=step_timeout_s,
             ),
-            edited=EditedValues(schema, given.bound.tensors),
-            buffers=buffers,
-            timeout_s=step_timeout_s,
-        )
+            "edited": EditedValues(schema, given.bound.tensors),
+            "buffers": buffers,
+            "timeout_s": step_timeout_s,
+        }
+        if isinstance(store, ArrivingValues):
+            return OverlappedStepper(
+                self._loop,
+                self._session,
+                store,
+                specs=given.specs,
+                models=given.models.values(),
+                **named,
+            )
+        return Stepper(self._loop, self._session, store, **named)
 
 
 def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa: ANN401

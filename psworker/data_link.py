@@ -79,6 +79,10 @@ class DataLink:
         """Whether a gradient was begun that no step has taken yet."""
         return self._stepper is not None and self._stepper.has_gradient
 
+    def settle(self) -> None:
+        """Completes a step that is under way."""
+        self._member().settle()
+
     def rejoin(self) -> None:
         """Joins again after an eviction."""
         assert self._stepper is not None, "loaders are handed out after joining"

@@ -8,7 +8,8 @@ delay the network nor need locks: only the user's thread touches the user's tens
 import logging
 import math
 import queue
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -18,6 +19,7 @@ from pswire.reasons import Refusal
 from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush
+from psworker.overlap.ahead_calls import AheadCalls
 from psworker.pending import DataRange
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.shard_client import Receiver
@@ -56,22 +58,31 @@ class Incoming:
         self._inbox: queue.SimpleQueue[memoryview | Waiting | None] = (
             queue.SimpleQueue()
         )
+        self._log = WaitingLog()
         receiver = Receiver(self._inbox.put, self._inbox.put)
         self._delivery = loop.submit(deliver(receiver))
         # After everything else that the loop has put in.
         self._delivery.add_done_callback(lambda _: self._inbox.put(None))
 
+    def write_next(self, store: ValueStore) -> bool:
+        """Writes what comes next, waiting for it; `False` once the delivery is done."""
+        item = self._inbox.get()
+        if item is None:
+            self._inbox.put(None)  # for whoever asks again
+            return False
+        if isinstance(item, Waiting):
+            self._log.note(item)
+            return True
+        try:
+            store.write(decode_chunk(item))
+        except Refusal as refusal:
+            raise error_of_refusal(refusal) from None
+        return True
+
     def finish(self, store: ValueStore) -> list[PushReply]:
         """Writes values until the delivery is done; the answers of all shards."""
-        log = WaitingLog()
-        while (item := self._inbox.get()) is not None:
-            if isinstance(item, Waiting):
-                log.note(item)
-                continue
-            try:
-                store.write(decode_chunk(item))
-            except Refusal as refusal:
-                raise error_of_refusal(refusal) from None
+        while self.write_next(store):
+            pass
         store.flush()
         return list(self._delivery.result())
 
@@ -94,6 +105,7 @@ class PushExchange:
         is_discarded: Whether the gradient was thrown away here, and the push carries
             nothing of it.
         replies: The answers, once they are there.
+        ahead: Calls that have sent chunks of it before it was begun, if any have.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -102,7 +114,9 @@ class PushExchange:
     ranges: tuple[DataRange, ...]
     is_discarded: bool = False
     replies: Sequence[PushReply] | None = None
+    ahead: AheadCalls | None = None
     _encoded_count: int = 0
+    _incoming: Incoming | None = None
 
     @classmethod
     def begin(
@@ -114,6 +128,7 @@ class PushExchange:
         placement: Placement,
         incarnations: Sequence[int],
         loop: EventLoop,
+        is_forward_order: bool = False,
     ) -> Self:
         """A push of which nothing is sent yet.
 
@@ -124,6 +139,7 @@ class PushExchange:
             placement: How tensors are cut.
             incarnations: Start of each shard that it is for.
             loop: Where it will run.
+            is_forward_order: Whether the first layers go first, and not the last.
         """
         pushes = []
         chunks = []
@@ -143,8 +159,9 @@ class PushExchange:
                     notify=loop.notify,
                 )
             )
-        # As a backward pass makes them: the last layers' first.
-        chunks.sort(key=lambda chunk: -chunk.index)
+        # As a backward pass makes them, the last layers' first, or as the next forward
+        # pass wants the values.
+        chunks.sort(key=lambda chunk: chunk.index, reverse=not is_forward_order)
         return cls(pushes, source, chunks, trailer.ranges)
 
     @property
@@ -156,14 +173,51 @@ class PushExchange:
         self, loop: EventLoop, deliver: Delivery, store: ValueStore
     ) -> Sequence[PushReply]:
         """Sends what is not acknowledged, writes values, and returns the answers."""
+        if self._incoming is None:
+            self.start(loop, deliver)
+        assert self._incoming is not None, "it is started"
+        with self._ended_by_errors(self._incoming):
+            self.replies = self._incoming.finish(store)
+        self._incoming = None
+        return self.replies
+
+    def start(self, loop: EventLoop, deliver: Delivery) -> None:
+        """Sends what is not acknowledged, and waits for nothing.
+
+        Gradients have been read when it returns, and may be changed.
+        """
         self._encode(_EAGER_BYTES)
         incoming = Incoming(loop, deliver)
-        try:
+        with self._ended_by_errors(incoming):
             self._encode()
-            self.replies = incoming.finish(store)
-            return self.replies
+        self.source = ChunkSource(())  # frees the gradients
+        self._incoming = incoming
+
+    def write_next(self, store: ValueStore) -> bool:
+        """Writes what comes next; `False` when only `run` can go on."""
+        if self._incoming is None:
+            return False
+        with self._ended_by_errors(self._incoming):
+            return self._incoming.write_next(store)
+
+    def cancel(self) -> None:
+        """Ends the calls; what became of the push is unknown then."""
+        if self._incoming is not None:
+            self._incoming.cancel()
+            self._incoming = None
+
+    def take_ahead(self) -> AheadCalls | None:
+        """The calls that sent ahead, for the first attempt to deliver."""
+        ahead, self.ahead = self.ahead, None
+        return ahead
+
+    @contextmanager
+    def _ended_by_errors(self, incoming: Incoming) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             incoming.cancel()
+            self._incoming = None
             raise
 
     def _encode(self, byte_count: float = math.inf) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from psworker.buffer_policies import BufferChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
-from psworker.errors import ClosedError, ConfigurationError
+from psworker.errors import ClosedError, ConfigurationError, UnsupportedError
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
 from psworker.optimizer import PreparedOptimizer
@@ -153,6 +153,7 @@ class GroupConnection:
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
+        overlap: bool = False,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job, as one worker if the models are data-parallel.
 
@@ -162,6 +163,7 @@ class GroupConnection:
         Raises:
             ConfigurationError: Some models are data-parallel and some are not, or a
                 loader gives every process the same batches.
+            UnsupportedError: `overlap` for data-parallel models.
         """
         if self._is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
@@ -173,7 +175,16 @@ class GroupConnection:
         if all(inner is None for _, inner in wrapped):
             self._inner = self._inner or self._open()
             return self._inner.prepare(
-                *objects, clip_grad_norm=clip_grad_norm, buffers=buffers
+                *objects,
+                clip_grad_norm=clip_grad_norm,
+                buffers=buffers,
+                overlap=overlap,
+            )
+        if overlap:
+            raise UnsupportedError(
+                "prepare(overlap=True) is not possible for DistributedDataParallel: "
+                "gradients are final only once the group has averaged them, which "
+                "overlaps with backward() by itself; leave overlap out"
             )
         if self._steps is not None:
             raise ConfigurationError(
@@ -192,6 +203,11 @@ class GroupConnection:
             results[key] = CountedLoader(loader, self._steps)
         prepared = tuple(results.get(id(each), each) for each in objects)
         return prepared[0] if len(prepared) == 1 else prepared
+
+    def wait(self) -> None:
+        """Returns once the newest values are in the models; see `Connection.wait`."""
+        if self._inner is not None:
+            self._inner.wait()
 
     def close(self) -> None:
         """Leaves the job, in the leader; more calls do nothing."""

@@ -119,7 +119,7 @@ class GroupSteps:
         total = self._channel.sum(self._sample_count if weight is None else weight)
 
         def push(leader: Steps) -> PushResult:
-            return leader.step(
+            result = leader.step(
                 spec,
                 groups,
                 weight=total,
@@ -127,6 +127,8 @@ class GroupSteps:
                 scale=scale,
                 extras=extras,
             )
+            assert result is not None, "a group's steps do not overlap"
+            return result
 
         return self._led(push)
 

@@ -108,6 +108,7 @@ class LocalConnection:
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
+        overlap: bool = False,
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
@@ -118,6 +119,7 @@ class LocalConnection:
                 scaled down to it. `None` for no clipping.
             buffers: As `Connection.prepare` has it; a process that is alone keeps its
                 own.
+            overlap: Changes nothing: there is nobody to send to.
 
         Returns:
             The same objects in the same order, a single one as it is.
@@ -142,6 +144,9 @@ class LocalConnection:
                 _give_names_of_leased(each)
         self._is_prepared = True
         return objects[0] if len(objects) == 1 else objects
+
+    def wait(self) -> None:
+        """Returns at once: a step that has returned is complete."""
 
     def close(self) -> None:
         """Ends it; a later `step()` is refused, as in a job."""

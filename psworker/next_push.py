@@ -1,5 +1,6 @@
-"""The push that a worker makes next: its identity."""
+"""The push that a worker makes next: its identity, and how it is delivered."""
 
+from psworker.exchange import Delivery, PushExchange
 from psworker.jump import member_in
 from psworker.session import Session
 from psworker.transport.values import PushHeader
@@ -33,3 +34,16 @@ def next_header(session: Session, optimizer: str, sequence: int) -> PushHeader:
 def incarnations_of_shards(session: Session) -> list[int]:
     """The start of each shard that the newest shard map names."""
     return [shard.incarnation for shard in session.membership.shards]
+
+
+def delivery_of(session: Session, exchange: PushExchange, timeout_s: float) -> Delivery:
+    """What brings a push to all shards, and their answers back.
+
+    The first attempt goes on with what was sent ahead.
+    """
+    return lambda receiver: session.shards.push(
+        exchange.pushes,
+        receiver,
+        timeout_s=timeout_s,
+        ahead=exchange.take_ahead(),
+    )

@@ -140,7 +140,8 @@ class PreparedOptimizer(Optimizer):
             scale=getattr(self, "grad_scale", None),
             extras=self._extras,
         )
-        self._note_sent(result)
+        if result is not None:  # else it brings no state
+            self._note_sent(result)
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""

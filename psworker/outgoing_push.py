@@ -23,12 +23,20 @@ _JOINED_BYTES_MAX = 64 << 10
 it, copying costs more than a message."""
 
 
+def header_message(header: PushHeader, shard_incarnation: int) -> bytes:
+    """A message that holds only a push's header."""
+    return join_fields(
+        (REQUEST_HEADER_FIELD, messages.header_bytes(header, shard_incarnation))
+    )
+
+
 class OutgoingPush:
     """One shard's part of a push.
 
     Attributes:
         header: Identity of the push.
         chunk_indexes: Chunks that are part of it.
+        trailer_message: A message that holds only its trailer.
         is_sent: Whether all of it has been sent; kept only for failpoints.
     """
 
@@ -55,13 +63,13 @@ class OutgoingPush:
         self.header = header
         self.chunk_indexes = frozenset(chunk_indexes)
         self.is_sent = False
-        self._opening = join_fields(
-            (REQUEST_HEADER_FIELD, messages.header_bytes(header, shard_incarnation)),
+        self.trailer_message = join_fields(
             (
                 REQUEST_TRAILER_FIELD,
                 messages.trailer_bytes(trailer, bits_to_bytes(chunk_bitmap)),
-            ),
+            )
         )
+        self._opening = header_message(header, shard_incarnation) + self.trailer_message
         self._notify = notify
         self._chunks: list[tuple[int, bytes]] = []
         self._grown = asyncio.Event()

@@ -5,7 +5,7 @@ changes nothing is made again, and a push is sent again after asking what the sh
 has of it. A decided refusal is raised at once.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
 from psworker.optimizer_state_calls import ShardStateCalls
 from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
+from psworker.overlap.ahead_calls import AheadCalls
 from psworker.push_history import PushHistory
 from psworker.retries import (
     all_or_none,
@@ -154,8 +155,24 @@ class ShardCalls:
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
 
+    def begin_ahead(self, calls: AheadCalls) -> None:
+        """Opens the calls of a push that is to come, from any thread."""
+
+        async def open_one(
+            shard_index: int, requests: AsyncGenerator[bytes, None], receiver: Receiver
+        ) -> PushReply:
+            client = await self._clients.of(shard_index)
+            return await client.push_pull(requests, receiver, timeout_s=None)
+
+        calls.begin(open_one)
+
     async def push(
-        self, pushes: Sequence[OutgoingPush], receiver: Receiver, *, timeout_s: float
+        self,
+        pushes: Sequence[OutgoingPush],
+        receiver: Receiver,
+        *,
+        timeout_s: float,
+        ahead: AheadCalls | None = None,
     ) -> Sequence[PushReply]:
         """Sends one push to all shards, until each has answered.
 
@@ -163,6 +180,7 @@ class ShardCalls:
             pushes: Each shard's part.
             receiver: Takes the values and whom shards wait for.
             timeout_s: Longest time for all of it.
+            ahead: Calls that have sent its chunks already, all but the trailer.
 
         Raises:
             StepTimeoutError: It took longer; the text names who was waited for.
@@ -192,7 +210,9 @@ class ShardCalls:
                 commits.take_staged(shard_index, choice)
 
             own = replace(noting, on_staged=on_staged)
-            reply = await self._push_until_decided(shard_index, pushes, own, deadline)
+            reply = await self._push_until_decided(
+                shard_index, pushes, own, deadline, ahead
+            )
             if failpoints.armed:
                 failpoints.hit("worker.push_answered")
             return self._checked(shard_index, reply)
@@ -305,12 +325,16 @@ class ShardCalls:
         pushes: Sequence[OutgoingPush],
         receiver: Receiver,
         deadline: float,
+        ahead: AheadCalls | None,
     ) -> PushReply:
         push = pushes[shard_index]
         held: frozenset[int] = frozenset()
         attempt = 0
         while True:
             try:
+                if ahead is not None and ahead.is_open(shard_index):
+                    call, ahead = ahead, None
+                    return await call.complete(shard_index, pushes, receiver, deadline)
                 client = await self._clients.of(shard_index)
                 requests = (
                     requests_with_failpoints(pushes, shard_index, held)

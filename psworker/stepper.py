@@ -5,11 +5,10 @@ answer of all shards, a jump over clocks that closed without it, or an eviction,
 settled before the next one begins.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,7 +17,6 @@ from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
-from psworker.drop_log import DropLog
 from psworker.edited_values import EditedValues
 from psworker.errors import (
     ClosedError,
@@ -31,9 +29,10 @@ from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
 from psworker.jump import find_jump, pull_jump
-from psworker.next_push import incarnations_of_shards, next_header
+from psworker.next_push import delivery_of, incarnations_of_shards, next_header
 from psworker.optimizer_state import States
 from psworker.pending import PendingData
+from psworker.push_account import PushAccount
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
 from psworker.spent_gradients import SpentGradients
@@ -42,8 +41,6 @@ from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.values import Member, OptimizerSettings, PushTrailer
-
-logger: Final = logging.getLogger("psworker")
 
 T = TypeVar("T")
 
@@ -91,7 +88,7 @@ class Stepper:
         self._shadow: ValueStore | None = None
         self._generation = 0
         self._is_closed = False
-        self._drops = DropLog()
+        self._account = PushAccount(pending)
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
@@ -118,6 +115,7 @@ class Stepper:
         Raises:
             StepTimeoutError: What was pushed in its place is not complete in time.
         """
+        self.settle()
         self._catch_up()
         record = self._session.membership.record
         sequence = self.sequence_acknowledged + 1
@@ -133,7 +131,7 @@ class Stepper:
         is_finite: bool = True,
         scale: torch.Tensor | None = None,
         extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
+    ) -> PushResult | None:
         """Pushes the gradient of one optimizer and leaves the newest values.
 
         Args:
@@ -144,11 +142,15 @@ class Stepper:
             scale: Loss scale that the gradient still carries.
             extras: What else goes with it.
 
+        Returns:
+            What became of it, `None` while that is left under way.
+
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
             UnsupportedError: The optimizer can't take a gradient, sparse or dense.
         """
         self.refuse_closed()
+        self.settle()
         if failpoints.armed:
             failpoints.hit("worker.step")
         self._buffers.find(self._store)
@@ -202,7 +204,14 @@ class Stepper:
             return self._lose(None)
         exchange.ranges = drawn.ranges
         exchange.is_discarded = is_discarded
-        return self._finish(exchange, self._taken_back())
+        return self._conclude(exchange)
+
+    def settle(self) -> None:
+        """Completes a step that was left under way; here none ever is.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
 
     def push_nothing(
         self,
@@ -217,6 +226,7 @@ class Stepper:
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
         self.refuse_closed()
+        self.settle()
         self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
@@ -276,6 +286,7 @@ class Stepper:
         Raises:
             StepTimeoutError: What was pushed in its place is not complete in time.
         """
+        self.settle()
         self._relieve()
         return self.sequence_acknowledged
 
@@ -336,6 +347,7 @@ class Stepper:
         """Reads from the shards, as often as it takes to be a member."""
         while True:
             self.refuse_closed()
+            self.settle()
             if self._lost is not None:
                 self.rejoin()
             if self._unfinished is not None:
@@ -402,15 +414,17 @@ class Stepper:
             loop=self._loop,
         )
 
+    def _conclude(self, exchange: PushExchange) -> PushResult | None:
+        """Does what is left of a step whose push has begun."""
+        return self._finish(exchange, self._taken_back())
+
     def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
         self._unfinished = exchange
         deadline = time.monotonic() + self._timeout_s
         try:
             replies = exchange.replies or exchange.run(
                 self._loop,
-                lambda receiver: self._session.shards.push(
-                    exchange.pushes, receiver, timeout_s=self._timeout_s
-                ),
+                delivery_of(self._session, exchange, self._timeout_s),
                 store,
             )
             self._generation = max(reply.generation for reply in replies)
@@ -441,7 +455,7 @@ class Stepper:
             result = replace(result, outcome="dropped")
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
         self.last_push = result
-        self._account(exchange, result)
+        self._account.note(result, exchange.ranges, is_discarded=exchange.is_discarded)
         return result
 
     def _lose(self, exchange: PushExchange | None) -> PushResult:
@@ -473,17 +487,3 @@ class Stepper:
             result = replace(result, outcome="dropped")
         self.last_push = result
         return result
-
-    def _account(self, exchange: PushExchange, result: PushResult) -> None:
-        if result.dropped:
-            self.pending.drop(exchange.ranges)
-            if not exchange.is_discarded:
-                self._drops.note(result.clock)
-            return
-        self.pending.acknowledge(exchange.ranges)
-        if result.skipped:
-            logger.warning(
-                "clock %d was skipped: the gradient of %s was not finite",
-                result.clock,
-                ", ".join(result.nonfinite_worker_ids) or "some worker",
-            )

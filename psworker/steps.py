@@ -41,8 +41,12 @@ class Steps(Protocol):
         is_finite: bool = True,
         scale: "torch.Tensor | None" = None,
         extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
-        """Pushes the gradient of one optimizer and leaves the newest values."""
+    ) -> PushResult | None:
+        """Pushes the gradient of one optimizer and leaves the newest values.
+
+        Returns:
+            What became of it, `None` while that is left under way.
+        """
         ...
 
     def push_nothing(

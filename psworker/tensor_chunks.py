@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+import xxhash
 
 from pswire.frames import (
     ENCODING_RAW,
@@ -45,10 +46,35 @@ class ChunkSource:
             self.tensors[piece.entry_index] is not None for piece in chunk.slices
         )
 
+    def is_dense(self, chunk: Chunk) -> bool:
+        """Whether no tensor of a chunk is sparse."""
+        tensors = (self.tensors[piece.entry_index] for piece in chunk.slices)
+        return not any(each is not None and each.is_sparse for each in tensors)
+
     @torch.no_grad()
     def encode(self, chunk: Chunk, outer_field: int) -> bytes:
         """A message that holds only this chunk, with its present slices."""
         presence = self.presence(chunk)
+        data, row_indices = self._payload(chunk, presence)
+        return encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=data,
+            encoding=ENCODING_RAW if row_indices is None else ENCODING_SPARSE_ROWS,
+            row_indices=row_indices or b"",
+        )
+
+    @torch.no_grad()
+    def digest(self, chunk: Chunk) -> int | None:
+        """The digest that a message of this chunk would carry; None for rows only."""
+        data, row_indices = self._payload(chunk, self.presence(chunk))
+        return xxhash.xxh3_64_intdigest(data) if row_indices is None else None
+
+    def _payload(
+        self, chunk: Chunk, presence: tuple[bool, ...]
+    ) -> tuple[memoryview, bytes | None]:
+        """Elements of the present slices as they are sent, and which rows they are."""
         parts = [
             self._part(piece)
             for piece, is_present in zip(chunk.slices, presence, strict=True)
@@ -61,13 +87,9 @@ class ChunkSource:
         if len({run.device for run in runs}) > 1:
             runs = [run.cpu() for run in runs]
         data = torch.cat(runs) if len(runs) > 1 else runs[0]
-        return encode_chunk(
-            outer_field,
-            index=chunk.index,
-            presence=bits_to_bytes(presence),
-            data=buffer_of(data.to(device="cpu", dtype=dtype)),
-            encoding=ENCODING_SPARSE_ROWS if is_sparse else ENCODING_RAW,
-            row_indices=pack_rows(rows) if is_sparse else b"",
+        return (
+            buffer_of(data.to(device="cpu", dtype=dtype)),
+            pack_rows(rows) if is_sparse else None,
         )
 
     def _part(self, piece: Slice) -> tuple[torch.Tensor, SliceRows | None]:

@@ -82,12 +82,17 @@ class WorkerConnection(Protocol):
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
+        overlap: bool = False,
     ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.
 
         Returns:
             The same in the same order, a single one as it is.
         """
+        ...
+
+    def wait(self) -> None:
+        """Returns once the newest values are in the models."""
         ...
 
     def close(self) -> None:

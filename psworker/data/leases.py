@@ -105,6 +105,8 @@ class EpochLeases:
         # Not idle before that has brought nothing: two requests at once would make the
         # order of what they bring a matter of chance.
         self._fill()
+        if not self._ready and not self._is_closed and not self._is_settled():
+            return False
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)
@@ -113,6 +115,16 @@ class EpochLeases:
                 self._take_in(self._answer(self._ask(wait=False)))
             self._idle_until_answered(self._waiting)
         return bool(self._ready)
+
+    def _is_settled(self) -> bool:
+        """Completes a step under way, before what is drawn and not pushed is reported.
+
+        Returns:
+            Whether the ranges are still this worker's: not when it had to join again.
+        """
+        rejoin_count = self._source.rejoin_count
+        self._source.settle()
+        return rejoin_count == self._source.rejoin_count
 
     def _fill(self) -> None:
         self._collect()

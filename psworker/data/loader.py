@@ -152,6 +152,7 @@ class LeasedLoader:
                 self._report = replace(leases.report, unit=order.unit)
 
     def _open(self, epoch: int) -> int:
+        self._source.settle()
         report = self._source.pending.take_last_report(self._name)
         try:
             return self._source.open_epoch(

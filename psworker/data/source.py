@@ -88,6 +88,10 @@ class DataSource(SampleCount, Protocol):
         """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
         ...
 
+    def settle(self) -> None:
+        """Completes a step that is under way, so that reports tell of its data."""
+        ...
+
     def rejoin(self) -> None:
         """Joins again after an eviction."""
         ...

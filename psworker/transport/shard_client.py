@@ -111,14 +111,14 @@ class ShardClient:
         requests: AsyncGenerator[bytes, None],
         receiver: Receiver,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> values.PushReply:
         """Sends a push and receives values, in both directions at once.
 
         Args:
             requests: Serialized `PushPullRequest`s, the header in the first.
             receiver: Takes the values.
-            timeout_s: Deadline of the call.
+            timeout_s: Deadline of the call, `None` for one that whoever awaits it ends.
         """
         call = self._push_pull(timeout=timeout_s)
         async with cancelled_at_exit(call):

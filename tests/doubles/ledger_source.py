@@ -108,6 +108,9 @@ class LedgerSource:
         self.job.ledger.retire(self.key)
         self.job.retry()
 
+    def settle(self) -> None:
+        """No step is ever under way here."""
+
     def rejoin(self) -> None:
         self.is_lost = False
         self.rejoin_count += 1

@@ -238,11 +238,11 @@ def test_what_went_ahead_under_the_id_of_another_push_changes_nothing(
 ) -> None:
     table = DedupeTable()
     entry = opened(table, 1)
-    table.add_push(entry, trailer((3, 4)), {3: chunk(b"x")})
+    table.add_push(entry, trailer((3, 4)), {4: chunk(b"x")})
 
     with pytest.raises(Refusal) as refused:
-        table.add_push(entry, trailer(indexes), {4: chunk(b"y"), 3: chunk(sent)})
+        table.add_push(entry, trailer(indexes), {3: chunk(b"y"), 4: chunk(sent)})
 
     assert refused.value.reason == ErrorReason.PUSH_CONFLICT
-    assert set(entry.digests) == {3}
+    assert set(entry.digests) == {4}
     assert entry.trailer == trailer((3, 4))

@@ -1,0 +1,152 @@
+"""The values of a step that is still under way, as the next forward pass reads them.
+
+In the thread that computes. A tensor that was read since the step must not change
+before the next one: the backward pass would use two versions of it. Values that come
+for it even so (after an eviction, a dropped push or a change of mode) are written, and
+what is computed meanwhile is a mix that must not count.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Self
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from pswire.frames import ChunkFrame
+from pswire.placement import Placement
+from pswire.schema import OptimizerSpec
+from psworker.model_schema import BoundSchema
+from psworker.overlap.expectation import held_entries
+from psworker.tensor_chunks import ValueStore
+
+
+class ArrivingValues(ValueStore):
+    """The user's tensors, of which some still lack the values of the last step.
+
+    Attributes:
+        is_open: Whether a step is under way.
+        is_mixed: Whether a tensor has changed after it was read.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        placement: Placement,
+        updated_entries: Collection[int],
+        **kinds: Collection[int],
+    ) -> None:
+        """Lacks nothing yet.
+
+        Args:
+            tensors: One for each entry of the schema.
+            placement: How they are cut.
+            updated_entries: Entries whose values may come with those of a step.
+            kinds: As those of `ValueStore`.
+        """
+        super().__init__(tensors, placement, **kinds)
+        self._chunks_of: list[list[int]] = [[] for _ in self.tensors]
+        for chunk in placement.chunks:
+            for piece in chunk.slices:
+                self._chunks_of[piece.entry_index].append(chunk.index)
+        self._expected = {
+            index for entry in updated_entries for index in self._chunks_of[entry]
+        }
+        self._lacking: set[int] = set()
+        self._read_entries: set[int] = set()
+        self._digests: dict[int, int] = {}
+        self.is_open = False
+        self.is_mixed = False
+
+    @classmethod
+    def of(
+        cls,
+        bound: BoundSchema,
+        placement: Placement,
+        specs: Iterable[OptimizerSpec],
+        *,
+        buffers: Collection[int],
+        local: Collection[int],
+    ) -> Self:
+        """The tensors of a job, as its optimizers update them.
+
+        Args:
+            bound: The models.
+            placement: How tensors are cut.
+            specs: All optimizers.
+            buffers: As that of `ValueStore`.
+            local: As that of `ValueStore`.
+        """
+        held = {index for spec in specs for index in held_entries(spec)}
+        return cls(
+            bound.tensors,
+            placement,
+            held.union(buffers).difference(local),
+            buffers=buffers,
+            local=local,
+        )
+
+    def open(self) -> None:
+        """A step is under way: its values will come."""
+        self._lacking = set(self._expected)
+        self._read_entries.clear()
+        self._digests.clear()
+        self.is_open = True
+        self.is_mixed = False
+
+    def close(self) -> None:
+        """The step is complete; nothing changes until the next one."""
+        self.is_open = False
+
+    @property
+    def was_read(self) -> bool:
+        """Whether anything was read since the step."""
+        return bool(self._read_entries)
+
+    def are_there(self, entry_indexes: Iterable[int]) -> bool:
+        """Whether the values of these tensors have come, as far as any will."""
+        return not any(
+            index in self._lacking
+            for entry in entry_indexes
+            for index in self._chunks_of[entry]
+        )
+
+    def note_read(self, entry_indexes: Iterable[int]) -> None:
+        """These tensors are about to be read."""
+        self._read_entries.update(entry_indexes)
+
+    def write(self, frame: ChunkFrame) -> None:
+        """As that of `ValueStore`."""
+        if not self.is_open:
+            super().write(frame)
+            return
+        read = self._read_in(frame.index)
+        if not read:
+            super().write(frame)
+        elif self._digests.get(frame.index) != frame.digest:
+            # Not as a change that autograd should know of: what it computes from
+            # these tensors is thrown away, and must not end in an error.
+            with _unsafe_preserve_version_counter(tuple(read)):
+                super().write(frame)
+            self.is_mixed = True
+        self._digests[frame.index] = frame.digest
+        self._lacking.discard(frame.index)
+
+    def flush(self) -> None:
+        """As that of `ValueStore`."""
+        read = [self.tensors[entry].detach() for entry in self._read_entries]
+        if not (self.is_open and read and self._staged):
+            super().flush()
+            return
+        with _unsafe_preserve_version_counter(tuple(read)):
+            super().flush()
+
+    def _read_in(self, chunk_index: int) -> list[torch.Tensor]:
+        """Tensors of a chunk that were read since the step."""
+        if chunk_index >= len(self.placement.chunks):
+            return []  # to be refused by whoever writes it
+        slices = self.placement.chunks[chunk_index].slices
+        return [
+            self.tensors[piece.entry_index].detach()
+            for piece in slices
+            if piece.entry_index in self._read_entries
+        ]

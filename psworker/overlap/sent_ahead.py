@@ -1,0 +1,142 @@
+"""The chunks of one push that went before its step, and what the step makes of them.
+
+In the thread that computes. Until the step the shards hold them as replaceable. The
+script may have changed gradients since, in ways that nobody is told of: so the bytes
+that were sent are compared with those of the gradient as it is, by their digest, and
+what differs goes again before the trailer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pswire.frames import (
+    REQUEST_CHUNK_FIELD,
+    ChunkFrame,
+    bits_to_bytes,
+    decode_chunk,
+    split_fields,
+)
+from pswire.placement import Chunk, Placement
+from psworker.event_loop import EventLoop
+from psworker.outgoing_push import OutgoingPush, header_message
+from psworker.overlap.ahead_calls import AheadCalls
+from psworker.tensor_chunks import ChunkSource
+from psworker.transport.values import PushHeader, PushTrailer
+
+_WASTED_COUNT_MAX: Final = 10
+"""Steps in a row, each of which sends most of its bytes again, before sending ahead is
+given up: a script that clips or unscales every gradient will do so for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SentChunk:
+    message: bytes
+    frame: ChunkFrame
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedPush:
+    """A push of which all chunks are made and on their way.
+
+    Attributes:
+        pushes: Each shard's part.
+        is_wasted: Whether most of what went ahead went in vain.
+    """
+
+    pushes: list[OutgoingPush]
+    is_wasted: bool
+
+
+class SentAhead:
+    """One push on its way before its step.
+
+    Attributes:
+        header: Its identity, as of when it was begun.
+        incarnations: Start of each shard that it is for.
+        calls: The calls that carry it.
+    """
+
+    def __init__(
+        self,
+        header: PushHeader,
+        incarnations: Sequence[int],
+        placement: Placement,
+        loop: EventLoop,
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            header: Identity of the push.
+            incarnations: Start of each shard.
+            placement: How tensors are cut.
+            loop: Where the calls run.
+        """
+        self.header = header
+        self.incarnations = list(incarnations)
+        self.calls = AheadCalls(
+            [header_message(header, incarnation) for incarnation in incarnations], loop
+        )
+        self._placement = placement
+        self._loop = loop
+        self._sent: dict[int, _SentChunk] = {}
+
+    def send(self, chunk: Chunk, source: ChunkSource) -> None:
+        """Sends a chunk as it is now."""
+        message = source.encode(chunk, REQUEST_CHUNK_FIELD)
+        ((_, view),) = split_fields(message)
+        self._sent[chunk.index] = _SentChunk(message, decode_chunk(view))
+        self.calls.append(chunk.shard_index, message)
+
+    def complete(self, trailer: PushTrailer, source: ChunkSource) -> CompletedPush:
+        """Sends what differs from what was sent, and what was not sent.
+
+        The trailer goes when the push is delivered.
+        """
+        sent_bytes = sum(len(sent.message) for sent in self._sent.values())
+        kept_bytes = 0
+        pushes = []
+        for shard_index, own in enumerate(self._placement.chunks_by_shard):
+            bitmap = tuple(any(source.presence(chunk)) for chunk in own)
+            present = [chunk for chunk, bit in zip(own, bitmap, strict=True) if bit]
+            push = OutgoingPush(
+                self.header,
+                trailer,
+                shard_incarnation=self.incarnations[shard_index],
+                chunk_bitmap=bitmap,
+                chunk_indexes=[chunk.index for chunk in present],
+                notify=self._loop.notify,
+            )
+            for chunk in present:  # in ascending order, as the next forward pass reads
+                if self._is_unchanged(chunk, source):
+                    kept_bytes += len(self._sent[chunk.index].message)
+                else:
+                    self.send(chunk, source)
+                push.append(chunk.index, self._sent[chunk.index].message)
+            pushes.append(push)
+        return CompletedPush(pushes, is_wasted=2 * kept_bytes < sent_bytes)
+
+    def _is_unchanged(self, chunk: Chunk, source: ChunkSource) -> bool:
+        sent = self._sent.get(chunk.index)
+        return (
+            sent is not None
+            and sent.frame.presence == bits_to_bytes(source.presence(chunk))
+            and sent.frame.digest == source.digest(chunk)
+        )
+
+
+class Usefulness:
+    """Whether sending ahead still pays."""
+
+    def __init__(self) -> None:
+        self._wasted_count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been in vain for too many steps in a row."""
+        return self._wasted_count >= _WASTED_COUNT_MAX
+
+    def note(self, *, is_wasted: bool) -> bool:
+        """A step has used or wasted what went ahead; whether that ends it now."""
+        self._wasted_count = self._wasted_count + 1 if is_wasted else 0
+        return self._wasted_count == _WASTED_COUNT_MAX

@@ -1,0 +1,288 @@
+"""Steps that overlap with what the script computes; see `docs/overlap.md`.
+
+A step sends what its gradient is, and leaves the push under way. Chunks have gone ahead
+of it while the backward pass went on, and values come while the next forward pass
+waits for those that it reads. Everything else that needs the step completes it first.
+
+Only the thread that computes touches tensors. Gradients are announced by threads of
+autograd, while that one waits for them.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pswire.schema import OptimizerSpec
+from psworker.event_loop import EventLoop
+from psworker.exchange import PushExchange
+from psworker.next_push import delivery_of, incarnations_of_shards, next_header
+from psworker.overlap.arriving_values import ArrivingValues
+from psworker.overlap.expectation import Expectation, held_entries
+from psworker.overlap.hooks import ModelHooks
+from psworker.overlap.sent_ahead import SentAhead, Usefulness
+from psworker.push_result import PushResult
+from psworker.session import Session
+from psworker.stepper import Stepper
+from psworker.steps import NO_EXTRAS, Groups, PushExtras
+from psworker.tensor_chunks import ChunkSource
+from psworker.transport.values import PushTrailer
+
+logger: Final = logging.getLogger("psworker")
+
+
+class OverlappedStepper(Stepper):
+    """Pushes of a worker that overlap with its computing."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: Session,
+        values: ArrivingValues,
+        *,
+        specs: Mapping[str, OptimizerSpec],
+        models: Iterable[nn.Module],
+        **named: Any,  # noqa: ANN401
+    ) -> None:
+        """As a stepper.
+
+        Args:
+            loop: Where calls run.
+            session: The worker.
+            values: Where values go.
+            specs: All optimizers by name.
+            models: What is trained, as the user calls it.
+            named: As those of `Stepper`.
+        """
+        super().__init__(loop, session, values, **named)
+        self._values = values
+        self._held = {
+            name: frozenset(held_entries(spec)) for name, spec in specs.items()
+        }
+        self._expectation = Expectation(values.placement, specs)
+        self._usefulness = Usefulness()
+        self._ahead: SentAhead | None = None
+        self._is_at_once = False
+        self._turn = threading.RLock()
+        self._hooks = ModelHooks(
+            models,
+            values.tensors,
+            gradient_is_there=self.gradient_is_there,
+            about_to_read=self.about_to_read,
+        )
+
+    # From the model
+
+    def gradient_is_there(self, entry_index: int) -> None:
+        """A backward pass has added to a gradient: sends what is final by it.
+
+        Raises:
+            StepTimeoutError: The step before is not complete in time.
+        """
+        with self._turn:
+            if self._is_closed:
+                return
+            ready = self._expectation.note(entry_index)
+            optimizer = self._expectation.optimizer
+            if not ready or optimizer is None or self._usefulness.is_over:
+                return
+            if self._ahead is None:
+                self._begin_ahead(optimizer)
+            if self._ahead is None:
+                return
+            source = ChunkSource(_Gradients(self._store.tensors, self._held[optimizer]))
+            for chunk in ready:
+                if source.is_dense(chunk):  # else not coalesced yet
+                    self._ahead.send(chunk, source)
+
+    def about_to_read(self, entry_indexes: Sequence[int]) -> None:
+        """Returns once these tensors hold the values of the last step.
+
+        Raises:
+            StepTimeoutError: They did not come in time.
+        """
+        if not self._values.is_open:
+            return
+        with self._turn:
+            exchange = self._unfinished
+            while not self._values.are_there(entry_indexes):
+                if exchange is None or not exchange.write_next(self._values):
+                    self.settle()
+                    break
+            self._values.flush()
+            if self._values.written:
+                # Before a forward pass changes them.
+                self._buffers.note_written(self._values)
+            self._values.note_read(entry_indexes)
+
+    # Steps
+
+    @override
+    def settle(self) -> None:
+        if not self._values.is_open or self._is_closed:
+            return
+        with self._turn:
+            exchange = self._unfinished
+            had_data = self.pending.has_drawn
+            try:
+                if self._lost is not None:
+                    result = self._lose(exchange)
+                elif exchange is not None:
+                    result = self._finish(exchange, self._values)
+                else:
+                    self._values.close()
+                    return
+            finally:
+                if self._unfinished is None:
+                    self._values.close()
+            if self._values.is_mixed or (
+                result.rejoined and (had_data or self._values.was_read)
+            ):
+                self._has_stale_gradient = True
+
+    @override
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        extras: PushExtras = NO_EXTRAS,
+        **named: Any,
+    ) -> PushResult | None:
+        # Whoever loads state keeps it until it knows that it has counted.
+        self._is_at_once = not self._hooks.sees_reads or extras.loads is not None
+        result = super().step(spec, groups, extras=extras, **named)
+        with self._turn:
+            self._expectation.stepped(spec.name)
+            self._hooks.watch_gradients()
+        return result
+
+    @override
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
+        self._drop_ahead()
+        return super().push_nothing(spec, groups, extras)
+
+    @override
+    def rejoin(self) -> None:
+        self._drop_ahead()
+        was_open = self._values.is_open
+        super().rejoin()
+        self._values.close()
+        if was_open and self._settled is not None:
+            # Its step has returned: the next one pushes its own gradient.
+            self.last_push, self._settled = self._settled, None
+
+    @override
+    def close(self) -> None:
+        self._hooks.remove()
+        self._drop_ahead()
+        super().close()
+        if self._values.is_open and self._unfinished is not None:
+            self._unfinished.cancel()
+        self._values.close()
+
+    # Inside
+
+    @override
+    def _lose(self, exchange: PushExchange | None) -> PushResult:
+        self._drop_ahead()
+        return super()._lose(exchange)
+
+    @override
+    def _begin(
+        self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
+    ) -> PushExchange:
+        with self._turn:
+            sequence = self.sequence_acknowledged + 1
+            header = next_header(self._session, spec.name, sequence)
+            incarnations = incarnations_of_shards(self._session)
+            ahead, self._ahead = self._ahead, None
+            is_empty = all(tensor is None for tensor in source.tensors)
+            is_other = ahead is not None and (
+                ahead.header != header or ahead.incarnations != incarnations
+            )
+            if ahead is not None and (is_empty or is_other):
+                self._note_use(is_wasted=is_other)
+                ahead.calls.drop()
+                ahead = None
+            if ahead is None:
+                return PushExchange.begin(
+                    header,
+                    trailer,
+                    source,
+                    placement=self._store.placement,
+                    incarnations=incarnations,
+                    loop=self._loop,
+                    is_forward_order=True,
+                )
+            completed = ahead.complete(trailer, source)
+            self._note_use(is_wasted=completed.is_wasted)
+            return PushExchange(
+                completed.pushes, source, (), trailer.ranges, ahead=ahead.calls
+            )
+
+    @override
+    def _conclude(self, exchange: PushExchange) -> PushResult | None:
+        self._taken_back()
+        if self._is_at_once:
+            return self._finish(exchange, self._values)
+        self._unfinished = exchange
+        self._values.open()
+        exchange.start(
+            self._loop, delivery_of(self._session, exchange, self._timeout_s)
+        )
+        return None
+
+    def _begin_ahead(self, optimizer: str) -> None:
+        """Opens the next push, once the one before is complete."""
+        self.settle()
+        record = self._session.membership.record
+        is_here = record is not None and record.member_of(self._session.worker)
+        if (
+            not is_here
+            or self._has_stale_gradient
+            or self._unfinished is not None
+            or not self._arrival.is_over
+        ):
+            return  # the step finds out what there is to do
+        self._ahead = SentAhead(
+            next_header(self._session, optimizer, self.sequence_acknowledged + 1),
+            incarnations_of_shards(self._session),
+            self._store.placement,
+            self._loop,
+        )
+        self._session.shards.begin_ahead(self._ahead.calls)
+
+    def _drop_ahead(self) -> None:
+        with self._turn:
+            if self._ahead is not None:
+                self._ahead.calls.drop()
+                self._ahead = None
+
+    def _note_use(self, *, is_wasted: bool) -> None:
+        if self._usefulness.note(is_wasted=is_wasted):
+            logger.warning(
+                "prepare(overlap=True): most of what was sent during the backward pass "
+                "was changed before step() in ten steps running, as by clipping or "
+                "unscaling; gradients are sent in step() from now on"
+            )
+
+
+class _Gradients(Sequence[torch.Tensor | None]):
+    """The gradient of each entry that an optimizer holds, as it is when it's read."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], held: frozenset[int]) -> None:
+        self._tensors = tensors
+        self._held = held
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, index: int) -> torch.Tensor | None:  # type: ignore[override]
+        return self._tensors[index].grad if index in self._held else None

@@ -1,0 +1,105 @@
+"""`prepare(overlap=True)`: the numbers of `overlap=False`, bit for bit."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pswire.addresses import Address, parse_address
+from psworker.overlap import sent_ahead
+from tests.doubles.fault_proxy import DOWN, FaultProxy
+from tests.integration.job import Job, connect, run_workers
+from tests.integration.overlap_scripts import SCRIPTS, Script
+
+Values = tuple[list[torch.Tensor], float]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+
+
+@pytest.fixture
+def wasted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each step that chunks went ahead of, whether that was in vain."""
+    found: list[bool] = []
+    plain = sent_ahead.SentAhead.complete
+
+    def complete(*given: Any) -> sent_ahead.CompletedPush:  # noqa: ANN401
+        completed = plain(*given)
+        found.append(completed.is_wasted)
+        return completed
+
+    monkeypatch.setattr(sent_ahead.SentAhead, "complete", complete)
+    return found
+
+
+def trained(
+    folder: Path,
+    make: Callable[[], Script],
+    *,
+    overlap: bool,
+    shard_count: int = 2,
+    worker_count: int = 1,
+    delay_s: float = 0.0,
+    **settings: Any,  # noqa: ANN401, as the job has them
+) -> Values:
+    """Values after a script, and what the script itself has made of them."""
+    names = [f"w{rank}" for rank in range(worker_count)]
+    # Before threads are there, which share torch's seed.
+    built = {name: (script := make(), *script.build()) for name in names}
+
+    def work(worker_id: str) -> Values:
+        script, models, optimizers = built[worker_id]
+        with connect(job, worker_id) as ps:
+            prepared = ps.prepare(
+                *models, *optimizers, overlap=overlap, **script.prepare
+            )
+            count = len(models)
+            script.run(
+                list(prepared[:count]), list(prepared[count:]), int(worker_id[1:])
+            )
+            ps.wait()
+            values = [p.detach().clone() for m in models for p in m.parameters()]
+            return values, float(getattr(script, "total", 0.0))
+
+    with ExitStack() as stack:
+
+        def slowly(address: Address) -> Address:
+            proxy = stack.enter_context(FaultProxy(str(address)))
+            proxy.slow(delay_s=delay_s, ways=(DOWN,))
+            return parse_address(proxy.address)
+
+        job = stack.enter_context(
+            Job(
+                folder,
+                shard_count=shard_count,
+                workers_min=worker_count,
+                advertise=dict.fromkeys(range(shard_count) if delay_s else (), slowly),
+                **settings,
+            )
+        )
+        results = run_workers(dict.fromkeys(names, work))
+    return results["w0"]
+
+
+def assert_same(ours: Values, theirs: Values) -> None:
+    assert ours[1] == theirs[1]
+    for mine, exact in zip(ours[0], theirs[0], strict=True):
+        assert torch.equal(mine, exact)
+
+
+@pytest.mark.parametrize("number", range(len(SCRIPTS)))
+def test_the_numbers_are_those_without_overlap(number: int, tmp_path: Path) -> None:
+    make = SCRIPTS[number]
+    counts = {"shard_count": 1 + number % 3, "worker_count": 1 + number % 2}
+
+    # Values come late, so that whoever does not wait for them has the old ones.
+    ours = trained(tmp_path / "on", make, overlap=True, delay_s=0.02, **counts)
+
+    assert_same(ours, trained(tmp_path / "off", make, overlap=False, **counts))
