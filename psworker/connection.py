@@ -16,7 +16,7 @@ from psworker import event_loop, fork_guard
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
 from psworker.config import WorkerConfig
-from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
+from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data_link import DataLink
 from psworker.edited_values import EditedValues
 from psworker.errors import (
@@ -27,6 +27,7 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.group_channel import refuse_late_group
+from psworker.job_splits import check_recorded, to_record
 from psworker.optimizer import PreparedOptimizer
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
@@ -264,6 +265,28 @@ class Connection:
         self._refuse_closed()
         if self._stepper is not None:
             self._stepper.settle()
+
+    def record_split(self, name: str, split: Split) -> Split:
+        """Records a split of data with the job, or checks it against the recorded one.
+
+        The first worker that names it records it. Every other one, and an evaluation
+        with `SnapshotReader.split`, then has the same or an error.
+
+        Args:
+            name: Its name in the job, up to 1,024 bytes.
+            split: What `psworker.data.split` returned.
+
+        Returns:
+            The same split.
+
+        Raises:
+            SplitError: The job has another one of this name; the text says how they
+                differ.
+        """
+        self._refuse_closed()
+        record = to_record(name, split)
+        check_recorded(split, self._loop.run(self._session.record_split(record)))
+        return split
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""

@@ -10,6 +10,7 @@
     ├── OptimizerUnsupportedError                 shards can't run this class
     ├── OptimizerMismatchError                    another optimizer than the job's
     ├── DataOrderError                            another order of data than the job's
+    ├── SplitError                                another split than the job's
     ├── EvictedError                              the job goes on without this worker
     ├── JobEndedError                             the job is over
     │   └── JobFailedError                        ... because it can't go on
@@ -93,6 +94,10 @@ class OptimizerMismatchError(PsError):
 
 class DataOrderError(PsError):
     """The loader's order of samples differs from the one of the other workers."""
+
+
+class SplitError(PsError):
+    """The split differs from the one that the job recorded under that name."""
 
 
 class EvictedError(PsError):

@@ -18,12 +18,15 @@ from torch.utils.data import DataLoader
 from psworker.buffer_policies import BufferChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
+from psworker.data.split_value import Split
 from psworker.errors import ClosedError, ConfigurationError, UnsupportedError
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
+from psworker.job_splits import check_recorded, to_record
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
+from psworker.recorded_split import RecordedSplit
 from psworker.wrappers import data_parallel_in
 
 
@@ -208,6 +211,26 @@ class GroupConnection:
         """Returns once the newest values are in the models; see `Connection.wait`."""
         if self._inner is not None:
             self._inner.wait()
+
+    def record_split(self, name: str, split: Split) -> Split:
+        """Records a split with the job, once for the group; see `Connection`."""
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+        if self._steps is None and not self.generation:
+            raise ConfigurationError(
+                "the processes of a group record splits once prepare() was called"
+            )
+        inner = self._inner
+        if self._steps is None:
+            assert inner is not None, "prepared without the group"
+            return inner.record_split(name, split)
+
+        def record() -> RecordedSplit:
+            assert inner is not None, "the leader is registered"
+            return to_record(name, inner.record_split(name, split))
+
+        check_recorded(split, self._channel.led(record))
+        return split
 
     def close(self) -> None:
         """Leaves the job, in the leader; more calls do nothing."""

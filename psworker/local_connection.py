@@ -5,17 +5,22 @@ knew of psworker, bit by bit. No thread, no network.
 """
 
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, read_choice
+from psworker.data.split_value import Split
 from psworker.errors import ClosedError, ConfigurationError
+from psworker.job_splits import check_recorded, to_record
 from psworker.local_optimizer import LocalSteps, attach
 from psworker.prepare import check_clip_norm, check_objects
 from psworker.push_result import PushResult
 from psworker.torchrun import TorchrunProcess
+
+if TYPE_CHECKING:
+    from psworker.recorded_split import RecordedSplit
 
 LOCAL_MODE: Final = "local"
 LOCAL_WORKER_ID: Final = "local"
@@ -32,6 +37,7 @@ class LocalConnection:
         self._worker_id = worker_id or LOCAL_WORKER_ID
         self._steps = LocalSteps(LOCAL_MODE)
         self._is_prepared = False
+        self._splits: dict[str, RecordedSplit] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +153,14 @@ class LocalConnection:
 
     def wait(self) -> None:
         """Returns at once: a step that has returned is complete."""
+
+    def record_split(self, name: str, split: Split) -> Split:
+        """Notes a split; another one of the same name is refused, as in a job."""
+        if self._steps.is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
+        record = to_record(name, split)
+        check_recorded(split, self._splits.setdefault(name, record))
+        return split
 
     def close(self) -> None:
         """Ends it; a later `step()` is refused, as in a job."""

@@ -16,6 +16,7 @@ from psworker.errors import EvictedError, JobEndedError, StartTimeoutError
 from psworker.membership import Membership
 from psworker.pending import DataReport
 from psworker.push_history import PushHistory
+from psworker.recorded_split import RecordedSplit
 from psworker.registration import register, taken_by
 from psworker.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.shard_calls import ShardCalls
@@ -171,6 +172,19 @@ class Session:
         self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():
             await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
+    async def record_split(self, split: RecordedSplit) -> RecordedSplit:
+        """Records a split; the one that then has its name."""
+
+        async def attempt(timeout_s: float) -> RecordedSplit:
+            return await self.control.record_split(
+                self.worker, split, timeout_s=timeout_s
+            )
+
+        with told_to_users():
+            return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
             )
 

@@ -9,11 +9,11 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pswire.reasons import ErrorReason, Refusal
 from psworker import event_loop
@@ -21,6 +21,7 @@ from psworker.config import find_coordinator
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
+    SplitError,
     WaitTimeoutError,
     error_of_refusal,
 )
@@ -34,7 +35,11 @@ from psworker.transport.snapshot_client import SnapshotClient
 if TYPE_CHECKING:
     import torch
 
+    from psworker.data.split_value import Split
+    from psworker.recorded_split import RecordedSplit
     from psworker.transport import values
+
+T = TypeVar("T")
 
 _ANSWER_MARGIN_S: Final = 5.0
 """What a call may take longer than the wait it asks for, before we stop believing in
@@ -225,7 +230,57 @@ class SnapshotReader:
     ) -> None:
         self.close()
 
+    def split(
+        self,
+        name: str,
+        data: object,
+        *,
+        labels: object = None,
+        groups: object = None,
+        times: object = None,
+        timeout: float = 60.0,
+    ) -> "Split":
+        """The split that the job's workers have recorded, drawn again from the data.
+
+        Args:
+            name: Its name in the job.
+            data: What was split, or its number of samples.
+            labels: As the workers gave them to `psworker.data.split`.
+            groups: Likewise.
+            times: Likewise.
+            timeout: Longest wait for the coordinator, in seconds.
+
+        Raises:
+            SplitError: None of that name is recorded, or the data gives another one.
+            ConnectError: No coordinator was reached.
+        """
+        from psworker.job_splits import read_back
+
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{name!r} is no name of a split; give a string")
+
+        async def ask() -> "tuple[RecordedSplit, ...]":
+            return await self._coordinator().list_splits(name, timeout_s=timeout)
+
+        found = self._ask(ask, timeout)
+        if not found:
+            raise SplitError(
+                f"the job has no split {name!r}; it has {self._split_names(timeout)}: "
+                "let a worker record it with ps.record_split(name, split)"
+            )
+        return read_back(found[0], data, labels=labels, groups=groups, times=times)
+
+    def _split_names(self, timeout_s: float) -> str:
+        async def ask() -> "tuple[RecordedSplit, ...]":
+            return await self._coordinator().list_splits(timeout_s=timeout_s)
+
+        names = [repr(each.name) for each in self._ask(ask, timeout_s)]
+        return ", ".join(names) or "none"
+
     def _read(self, newer_than: int, timeout_s: float) -> Snapshot:
+        return self._ask(lambda: self._pull_newest(newer_than, timeout_s), timeout_s)
+
+    def _ask(self, work: "Callable[[], Coroutine[Any, Any, T]]", timeout_s: float) -> T:
         if not timeout_s > 0:
             raise ConfigurationError(f"timeout must be above 0 s, not {timeout_s}")
         with self._lock:
@@ -235,7 +290,7 @@ class SnapshotReader:
         if self._control is None:
             wait_reachable(self._address, connect_timeout_s)
         try:
-            return self._loop.run(self._pull_newest(newer_than, timeout_s))
+            return self._loop.run(work())
         except concurrent.futures.CancelledError:
             raise ClosedError("the snapshot reader was closed meanwhile") from None
         except CallError as error:
@@ -258,14 +313,13 @@ class SnapshotReader:
         return await self._pull(await self._request(newer_than, timeout_s))
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
-        if self._control is None:
-            self._control = ControlClient(str(self._address))
+        control = self._coordinator()
         deadline = now() + timeout_s
         away_until: float | None = None
         while True:
             left_s = max(0.0, deadline - now())
             try:
-                found = await self._control.request_snapshot(
+                found = await control.request_snapshot(
                     newer_than, wait_s=left_s, timeout_s=left_s + _ANSWER_MARGIN_S
                 )
             except CallError as error:
@@ -283,6 +337,11 @@ class SnapshotReader:
             else:
                 self._has_answered = True
                 return found
+
+    def _coordinator(self) -> ControlClient:
+        if self._control is None:
+            self._control = ControlClient(str(self._address))
+        return self._control
 
     async def _pull(self, found: "values.Snapshot") -> Snapshot:
         image = SnapshotImage(found.schema, len(found.shards))

@@ -1,10 +1,13 @@
 """What `connect()` returns, whatever is behind it."""
 
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from psworker.buffer_policies import BufferChoice
 from psworker.push_result import PushResult
+
+if TYPE_CHECKING:
+    from psworker.data.split_value import Split
 
 
 class WorkerConnection(Protocol):
@@ -93,6 +96,16 @@ class WorkerConnection(Protocol):
 
     def wait(self) -> None:
         """Returns once the newest values are in the models."""
+
+    def record_split(self, name: str, split: "Split") -> "Split":
+        """Records a split of data, or checks it against the one of that name.
+
+        Returns:
+            The same split.
+
+        Raises:
+            SplitError: Another one is recorded under that name.
+        """
         ...
 
     def close(self) -> None:

@@ -38,6 +38,12 @@ GRADIENT_NORM_MAX: Final = 1e18
 """Largest L2 norm of a gradient that counts as finite. Its square still fits a
 float32, so a norm accumulated in float32 can't mistake a large one for infinite."""
 
+SPLIT_COUNT_MAX: Final = 256
+"""Most splits of data that a job records. A status lists them all."""
+
+SPLIT_RECIPE_BYTES_MAX: Final = 64 << 10
+"""Longest recipe of a split. One with digests of all columns has under 1 KiB."""
+
 SHARD_COUNT_MAX: Final = 1024
 """Most shards of a job."""
 

@@ -25,6 +25,7 @@ from psserver.host.data_leases import DataLeases, DataReport
 from psserver.host.history import CoordinatorHistory
 from psserver.host.job_waits import JobWaits
 from psserver.host.monotonic import now_ms
+from psserver.host.recorded_splits import RecordedSplits
 from psserver.host.restored_job import restored_core
 from psserver.host.snapshot_requests import SnapshotRequests
 from psserver.host.watch_queues import Queue, WatchQueues
@@ -56,6 +57,7 @@ class CoordinatorHost:
         changes: Notified whenever anything may have changed.
         waits: For whom the job waits.
         data: Leases of data.
+        splits: Splits of data that were recorded.
         snapshots: Readers that want one.
         history: What it decided, for an offline check.
     """
@@ -70,6 +72,7 @@ class CoordinatorHost:
         self.waits = JobWaits(self.core)
         self._wished_mode: tuple[Mode, int] | None = None
         self.data = DataLeases(self.core, self.changes, store)
+        self.splits = RecordedSplits(store)
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump
         )

@@ -6,6 +6,7 @@ from psserver.host.coordinator_host import CoordinatorHost
 from psserver.rpc.data_control import DataControl
 from psserver.rpc.public_control import PublicControl
 from psserver.rpc.shard_control import ShardControl
+from psserver.rpc.split_control import SplitControl
 from psserver.rpc.worker_control import WorkerControl
 
 SERVICE = "pswire.v1.CoordinatorService"
@@ -19,6 +20,7 @@ def coordinator_handler(host: CoordinatorHost) -> grpc.GenericRpcHandler:
             **ShardControl(host).methods(),
             **WorkerControl(host).methods(),
             **DataControl(host).methods(),
+            **SplitControl(host).methods(),
             **PublicControl(host).methods(),
         },
     )

@@ -7,6 +7,7 @@ from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered
 from psserver.rpc.record_codec import address_message
+from psserver.rpc.split_codec import split_message
 from psserver.rpc.status_report import status_message
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.reasons import ErrorReason, Refusal
@@ -81,7 +82,11 @@ class PublicControl:
     ) -> messages.GetStatusResponse:
         """Tells where the job stands."""
         check_protocol(request.protocol_version)
-        return status_message(self._host.core, self._host.waits, now_ms())
+        status = status_message(self._host.core, self._host.waits, now_ms())
+        status.splits.extend(
+            split_message(each, with_recipe=False) for each in self._host.splits.all()
+        )
+        return status
 
 
 def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:

@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from typing import Self
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.ledger import Enrolments
 from psserver.core.record import Record, WorkerKey
+from psserver.core.split_book import RecordedSplit
 from psserver.storage.job_codec import (
     StoredJob,
     StoredShard,
@@ -186,6 +188,18 @@ class JobStore:
         )
         self._note_write()
 
+    def load_splits(self) -> tuple[RecordedSplit, ...]:
+        """The splits that earlier processes recorded, in their order."""
+        rows = self._db.execute("SELECT value FROM splits ORDER BY rowid").fetchall()
+        return tuple(RecordedSplit(**json.loads(value)) for (value,) in rows)
+
+    def save_split(self, split: RecordedSplit) -> None:
+        """Keeps a split."""
+        self._db.execute(
+            "INSERT INTO splits VALUES (?, ?)", (split.name, json.dumps(asdict(split)))
+        )
+        self._note_write()
+
     def _prepare(self) -> None:
         # Exclusive: held from the first write to the end of the process.
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -197,6 +211,9 @@ class JobStore:
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS epochs (loader TEXT, epoch INTEGER, "
             "value TEXT, PRIMARY KEY (loader, epoch))"
+        )
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS splits (name TEXT PRIMARY KEY, value TEXT)"
         )
         self._db.execute(
             "INSERT OR IGNORE INTO facts VALUES ('format', ?)", (str(FORMAT_VERSION),)

@@ -119,6 +119,15 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         "parameter_bytes": status.parameter_bytes,
         "workers": [_worker_json(worker, status) for worker in status.workers],
         "shards": [_shard_json(shard, status.mode) for shard in status.shards],
+        "splits": [
+            {
+                "name": split.name,
+                "digest": split.digest,
+                "item_count": split.item_count,
+                "recorder": split.recorder,
+            }
+            for split in status.splits
+        ],
         "epochs": [_epoch_json(epoch) for epoch in status.epochs],
     }
 
@@ -238,6 +247,11 @@ def _facts(status: JobStatus) -> list[str]:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     if status.clip_grad_norm:
         facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
+    facts += [
+        f"split       {printable(split.name)}: {split.item_count} items, digest "
+        f"{printable(split.digest)[:12]}"
+        for split in status.splits
+    ]
     if status.epochs:
         facts.append(f"data        {_epoch_text(status.epochs[0])}")
     staleness = _staleness_text(status.shards)

@@ -11,6 +11,7 @@ from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange, DataReport
+from psworker.recorded_split import RecordedSplit
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
 
@@ -198,6 +199,32 @@ class ControlClient:
             response.closed,
             messages.epoch_report_of(response.account) if response.closed else None,
         )
+
+    async def record_split(
+        self, worker: values.Identity, split: RecordedSplit, *, timeout_s: float
+    ) -> RecordedSplit:
+        """Records a split; the one that then has its name. Idempotent."""
+        response = await self._call(
+            self._stub.RecordSplit,
+            pb.RecordSplitRequest(
+                job_id=self._job_id,
+                worker=messages.identity_to_message(worker),
+                split=messages.split_to_message(split),
+            ),
+            timeout_s,
+        )
+        return messages.split_of(response.recorded)
+
+    async def list_splits(
+        self, name: str = "", *, timeout_s: float
+    ) -> tuple[RecordedSplit, ...]:
+        """The split of a name with its recipe, or all without."""
+        response = await self._call(
+            self._stub.ListSplits,
+            pb.ListSplitsRequest(protocol_version=PROTOCOL_VERSION, name=name),
+            timeout_s,
+        )
+        return tuple(map(messages.split_of, response.splits))
 
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float

@@ -14,6 +14,7 @@ from pswire.v1 import (
 )
 from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange
+from psworker.recorded_split import RecordedSplit
 from psworker.transport import values
 
 _MODES = {
@@ -179,6 +180,27 @@ def epoch_report_of(message: coordinator_service_pb2.EpochAccount) -> EpochRepor
         never=message.never_count,
         left_out=message.left_out_count,
         is_over=message.closed,
+    )
+
+
+def split_of(message: coordinator_service_pb2.SplitRecord) -> RecordedSplit:
+    """Reads a recorded split."""
+    return RecordedSplit(
+        name=message.name,
+        recipe=message.recipe,
+        digest=message.digest,
+        item_count=message.item_count,
+        recorder=message.recorder,
+    )
+
+
+def split_to_message(split: RecordedSplit) -> coordinator_service_pb2.SplitRecord:
+    """Writes a split to be recorded."""
+    return coordinator_service_pb2.SplitRecord(
+        name=split.name,
+        recipe=split.recipe,
+        digest=split.digest,
+        item_count=split.item_count,
     )
 
 

@@ -10,6 +10,7 @@ from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.epoch_report import EpochReport
+from psworker.recorded_split import RecordedSplit
 from psworker.transport import messages
 from psworker.transport.call_error import translated
 from psworker.transport.values import Mode, Waiting
@@ -98,6 +99,7 @@ class JobStatus:
         parameter_bytes: Bytes of parameters over all shards.
         failure: Why the job failed, else empty.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        splits: Splits of data that were recorded, without their recipes.
         epochs: Data of the epochs that were opened last, the newest first.
     """
 
@@ -117,6 +119,7 @@ class JobStatus:
     parameter_bytes: int
     failure: str
     clip_grad_norm: float = 0.0
+    splits: tuple[RecordedSplit, ...] = ()
     epochs: tuple[EpochReport, ...] = ()
 
 
@@ -199,6 +202,7 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         parameter_bytes=message.parameter_bytes,
         failure=message.failure,
         clip_grad_norm=message.clip_grad_norm,
+        splits=tuple(map(messages.split_of, message.splits)),
         epochs=tuple(map(messages.epoch_report_of, message.epochs)),
     )
 

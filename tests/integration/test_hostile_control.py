@@ -127,6 +127,7 @@ def forged_join(
     [
         *("RegisterWorker", "RegisterShard", "Join", "Leave", "OpenEpoch", "LeaseData"),
         *("ReportFence", "ReportProgress", "SetMode", "GetStatus"),
+        *("RecordSplit", "ListSplits"),
     ],
 )
 def test_garbage_to_the_coordinator_is_refused(target: Target, method: str) -> None:
@@ -149,3 +150,43 @@ def test_a_worker_names_no_more_loaders_than_it_can_use(target: Target) -> None:
     _, text, reason = refusal_of(join(forged.SerializeToString(), timeout=TIMEOUT_S))
     assert reason == ErrorReason.LIMIT_EXCEEDED
     assert "257 loaders" in text
+
+
+SPLITS: Final[dict[str, tuple[dict[str, Any], ErrorReason]]] = {
+    "no name": ({"name": ""}, ErrorReason.MALFORMED_MESSAGE),
+    "a long name": ({"name": "x" * 1025}, ErrorReason.MALFORMED_MESSAGE),
+    "no digest": ({"digest": "z" * 64}, ErrorReason.MALFORMED_MESSAGE),
+    "a negative count": ({"item_count": -1}, ErrorReason.MALFORMED_MESSAGE),
+    "a long recipe": ({"recipe": "x" * 65_537}, ErrorReason.LIMIT_EXCEEDED),
+}
+
+
+def forged_split(
+    target: Target,
+    worker_id: str = "w0",
+    **changes: Any,  # noqa: ANN401, fields
+) -> tuple[object, str, object]:
+    values: dict[str, Any] = {"name": "x", "digest": "0" * 64, "recipe": "{}"}
+    request = coordinator_service_pb2.RecordSplitRequest(
+        job_id=target.job.shards[0].job_id,
+        worker=membership_pb2.WorkerIdentity(worker_id=worker_id, incarnation=1),
+        split=coordinator_service_pb2.SplitRecord(**{**values, **changes}),
+    )
+    record = asked(target.coordinator, "RecordSplit")
+    return refusal_of(record(request.SerializeToString(), timeout=TIMEOUT_S))
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_a_forged_split_is_refused_and_not_kept(target: Target, case: str) -> None:
+    changes, expected = SPLITS[case]
+    _, text, reason = forged_split(target, **changes)
+    assert reason == expected, text
+    assert_readable(text)
+    assert target.job.ask(target.job.coordinator.splits.all) == ()
+    target.step()
+
+
+def test_only_a_worker_of_the_job_records_splits(target: Target) -> None:
+    _, text, reason = forged_split(target, worker_id="nobody")
+    assert reason == ErrorReason.WORKER_UNKNOWN, text
+    assert target.job.ask(target.job.coordinator.splits.all) == ()

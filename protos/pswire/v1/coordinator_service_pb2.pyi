@@ -1263,6 +1263,134 @@ class EpochAccount(google.protobuf.message.Message):
 global___EpochAccount = EpochAccount
 
 @typing.final
+class SplitRecord(google.protobuf.message.Message):
+    """A split of data, as a worker has drawn it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    RECIPE_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    ITEM_COUNT_FIELD_NUMBER: builtins.int
+    RECORDER_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name in the job: 1 to 1,024 bytes."""
+    recipe: builtins.str
+    """How to draw it again: JSON of psworker, at most 64 KiB. Never read by a server."""
+    digest: builtins.str
+    """SHA-256 of its positions, in hexadecimal."""
+    item_count: builtins.int
+    """Positions that there are."""
+    recorder: builtins.str
+    """Id of the worker that recorded it. Ignored in a request."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        recipe: builtins.str = ...,
+        digest: builtins.str = ...,
+        item_count: builtins.int = ...,
+        recorder: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "item_count", b"item_count", "name", b"name", "recipe", b"recipe", "recorder", b"recorder"]) -> None: ...
+
+global___SplitRecord = SplitRecord
+
+@typing.final
+class RecordSplitRequest(google.protobuf.message.Message):
+    """Records a split."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    SPLIT_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    @property
+    def split(self) -> global___SplitRecord:
+        """The split."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        split: global___SplitRecord | None = ...,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["split", b"split", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "split", b"split", "worker", b"worker"]) -> None: ...
+
+global___RecordSplitRequest = RecordSplitRequest
+
+@typing.final
+class RecordSplitResponse(google.protobuf.message.Message):
+    """What is recorded under the name: what was sent, or what somebody has before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORDED_FIELD_NUMBER: builtins.int
+    @property
+    def recorded(self) -> global___SplitRecord:
+        """The split. The caller compares the digests."""
+
+    def __init__(
+        self,
+        *,
+        recorded: global___SplitRecord | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["recorded", b"recorded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["recorded", b"recorded"]) -> None: ...
+
+global___RecordSplitResponse = RecordSplitResponse
+
+@typing.final
+class ListSplitsRequest(google.protobuf.message.Message):
+    """Asks for splits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    name: builtins.str
+    """Name of one, told with its recipe. Empty for all, without their recipes."""
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "protocol_version", b"protocol_version"]) -> None: ...
+
+global___ListSplitsRequest = ListSplitsRequest
+
+@typing.final
+class ListSplitsResponse(google.protobuf.message.Message):
+    """Splits that were recorded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPLITS_FIELD_NUMBER: builtins.int
+    @property
+    def splits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SplitRecord]:
+        """In the order of recording. Empty when none has the name."""
+
+    def __init__(
+        self,
+        *,
+        splits: collections.abc.Iterable[global___SplitRecord] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["splits", b"splits"]) -> None: ...
+
+global___ListSplitsResponse = ListSplitsResponse
+
+@typing.final
 class RequestSnapshotRequest(google.protobuf.message.Message):
     """Asks for a snapshot."""
 
@@ -1531,6 +1659,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     EVICTED_COUNT_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
+    SPLITS_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
     """Stage."""
@@ -1571,6 +1700,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         """All shards."""
 
     @property
+    def splits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SplitRecord]:
+        """Splits that were recorded, without their recipes."""
+
+    @property
     def epochs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EpochAccount]:
         """Data of the epochs that were opened last, the newest first."""
 
@@ -1593,9 +1726,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         workers_floor: builtins.int = ...,
         evicted_count: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
+        splits: collections.abc.Iterable[global___SplitRecord] | None = ...,
         epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

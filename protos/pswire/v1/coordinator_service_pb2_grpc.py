@@ -90,6 +90,16 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataResponse.FromString,
                 _registered_method=True)
+        self.RecordSplit = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/RecordSplit',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitResponse.FromString,
+                _registered_method=True)
+        self.ListSplits = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ListSplits',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.FromString,
+                _registered_method=True)
         self.RequestSnapshot = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/RequestSnapshot',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.SerializeToString,
@@ -194,6 +204,20 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordSplit(self, request, context):
+        """Records a split of data under a name, if none has it yet. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSplits(self, request, context):
+        """Tells splits that were recorded. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RequestSnapshot(self, request, context):
         """Finds or makes a snapshot newer than a version. Idempotent.
         """
@@ -280,6 +304,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.LeaseData,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataResponse.SerializeToString,
+            ),
+            'RecordSplit': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordSplit,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitResponse.SerializeToString,
+            ),
+            'ListSplits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSplits,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.SerializeToString,
             ),
             'RequestSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.RequestSnapshot,
@@ -600,6 +634,60 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/LeaseData',
             pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.LeaseDataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordSplit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/RecordSplit',
+            pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.RecordSplitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSplits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ListSplits',
+            pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,18 @@ class CoordinatorServiceStub:
     Leases that the worker holds and has not reported are returned again.
     """
 
+    RecordSplit: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RecordSplitRequest,
+        pswire.v1.coordinator_service_pb2.RecordSplitResponse,
+    ]
+    """Records a split of data under a name, if none has it yet. Idempotent."""
+
+    ListSplits: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ListSplitsRequest,
+        pswire.v1.coordinator_service_pb2.ListSplitsResponse,
+    ]
+    """Tells splits that were recorded. Idempotent."""
+
     RequestSnapshot: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
         pswire.v1.coordinator_service_pb2.RequestSnapshotResponse,
@@ -185,6 +197,18 @@ class CoordinatorServiceAsyncStub:
     """Leases ranges of an epoch, waiting until there are some or it is closed.
     Leases that the worker holds and has not reported are returned again.
     """
+
+    RecordSplit: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.RecordSplitRequest,
+        pswire.v1.coordinator_service_pb2.RecordSplitResponse,
+    ]
+    """Records a split of data under a name, if none has it yet. Idempotent."""
+
+    ListSplits: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ListSplitsRequest,
+        pswire.v1.coordinator_service_pb2.ListSplitsResponse,
+    ]
+    """Tells splits that were recorded. Idempotent."""
 
     RequestSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
@@ -304,6 +328,22 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         """Leases ranges of an epoch, waiting until there are some or it is closed.
         Leases that the worker holds and has not reported are returned again.
         """
+
+    @abc.abstractmethod
+    def RecordSplit(
+        self,
+        request: pswire.v1.coordinator_service_pb2.RecordSplitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.RecordSplitResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.RecordSplitResponse]]:
+        """Records a split of data under a name, if none has it yet. Idempotent."""
+
+    @abc.abstractmethod
+    def ListSplits(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ListSplitsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ListSplitsResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ListSplitsResponse]]:
+        """Tells splits that were recorded. Idempotent."""
 
     @abc.abstractmethod
     def RequestSnapshot(

@@ -1,0 +1,95 @@
+"""Splits of data that the job's workers have agreed on: who is first decides.
+
+Pure. Names and recipes are a client's data: kept and told, never read.
+"""
+
+import re
+from dataclasses import dataclass
+
+from pswire.limits import NAME_BYTES_MAX, SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
+from pswire.reasons import ErrorReason, Refusal
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSplit:
+    """A split under its name.
+
+    Attributes:
+        name: The user's name for it.
+        recipe: How to draw it again, as JSON of psworker.
+        digest: SHA-256 of its positions, in hexadecimal.
+        item_count: Positions that there are.
+        recorder: Id of the worker that recorded it.
+    """
+
+    name: str
+    recipe: str
+    digest: str
+    item_count: int
+    recorder: str
+
+    def validate(self) -> None:
+        """Checks a client's values.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+        """
+        if not 0 < len(self.name.encode()) <= NAME_BYTES_MAX:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"split {self.name[:64]!r} is empty or longer than {NAME_BYTES_MAX} "
+                "bytes",
+            )
+        size = len(self.recipe.encode())
+        if size > SPLIT_RECIPE_BYTES_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the recipe of split {self.name[:64]!r} has {size} bytes, the limit "
+                f"is {SPLIT_RECIPE_BYTES_MAX}",
+            )
+        if not _DIGEST.fullmatch(self.digest) or self.item_count < 0:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"split {self.name[:64]!r} has digest {self.digest[:70]!r} and "
+                f"{self.item_count} items, which is no SHA-256 or no number",
+            )
+
+
+class SplitBook:
+    """All splits of a job, by name.
+
+    Args:
+        splits: As they were kept.
+    """
+
+    def __init__(self, splits: tuple[RecordedSplit, ...] = ()) -> None:
+        self._splits = {each.name: each for each in splits}
+
+    def record(self, split: RecordedSplit) -> RecordedSplit:
+        """Keeps the first split of a name; returns what is kept under it.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`; no state changed.
+        """
+        split.validate()
+        known = self._splits.get(split.name)
+        if known is not None:
+            return known
+        if len(self._splits) >= SPLIT_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the job has {len(self._splits)} splits, the limit is "
+                f"{SPLIT_COUNT_MAX}",
+            )
+        self._splits[split.name] = split
+        return split
+
+    def named(self, name: str) -> RecordedSplit | None:
+        """The split of a name."""
+        return self._splits.get(name)
+
+    def all(self) -> tuple[RecordedSplit, ...]:
+        """All splits, in the order of recording."""
+        return tuple(self._splits.values())

@@ -1,0 +1,81 @@
+"""Splits that a job records: one for all workers and every later evaluation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import psworker
+from pswire.addresses import parse_address
+from psworker.ctl.status import read_status, status_json, status_text
+from psworker.data import split
+from tests.integration.job import Job, connect
+
+LABELS = [number % 4 for number in range(80)]
+
+
+def drawn(seed: int = 0) -> psworker.data.Split:
+    return split(80, by="class", labels=LABELS, seed=seed)
+
+
+def test_all_workers_and_an_evaluation_have_the_split_of_the_first(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path) as job:
+        with connect(job, "w0") as first, connect(job, "w1") as second:
+            made = first.record_split("folds \x1b[1m", drawn())
+            assert second.record_split("folds \x1b[1m", drawn()).digest == made.digest
+            with pytest.raises(psworker.SplitError) as caught:
+                second.record_split("folds \x1b[1m", drawn(seed=1))
+            assert str(caught.value) == (
+                "split 'folds \\x1b[1m' differs from the one that worker 'w0' has "
+                "recorded: seed is 1, not 0; give every worker the same data, "
+                "arguments and release of the library, or record this split under "
+                "another name"
+            )
+        job.stop_coordinator()
+        job.start_coordinator()
+        with psworker.SnapshotReader(job.address) as reader:
+            again = reader.split("folds \x1b[1m", 80, labels=LABELS)
+            assert again.digest == made.digest
+            assert again.test.tolist() == made.test.tolist()
+            with pytest.raises(psworker.SplitError, match="labels is"):
+                reader.split("folds \x1b[1m", 80, labels=LABELS[::-1])
+            with pytest.raises(
+                psworker.SplitError, match=r"no split 'x'; it has 'folds .*: let a wor"
+            ):
+                reader.split("x", 80)
+            with pytest.raises(psworker.ConfigurationError, match="no name of a split"):
+                reader.split("", 80)
+        address = parse_address(job.address)
+        status = read_status(address)
+        (told,) = json.loads(json.dumps(status_json(address, status)["splits"]))
+        assert told == {
+            "name": "folds \x1b[1m",
+            "digest": made.digest,
+            "item_count": 80,
+            "recorder": "w0",
+        }
+        text = status_text(status)
+        assert f"80 items, digest {made.digest[:12]}" in text
+        assert "\x1b" not in text
+
+
+def test_a_split_of_another_kind_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=1) as job, connect(job, "w0") as ps:
+        with pytest.raises(psworker.ConfigurationError, match="a list is no split: "):
+            ps.record_split("x", [1, 2])  # type: ignore[arg-type]
+        with pytest.raises(psworker.ConfigurationError, match="no name of a split"):
+            ps.record_split("", drawn())
+        with pytest.raises(psworker.ProtocolError, match="longer than 1024 bytes"):
+            ps.record_split("x" * 1025, drawn())
+
+
+def test_a_script_alone_has_splits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+    with psworker.connect() as ps:
+        assert ps.record_split("x", drawn()).digest == drawn().digest
+        with pytest.raises(psworker.SplitError, match="this script has recorded: seed"):
+            ps.record_split("x", drawn(seed=1))
+    with pytest.raises(psworker.ClosedError):
+        ps.record_split("x", drawn())
