@@ -265,7 +265,12 @@ class ClockTable:
         """Whether BSP may begin, since all pushes of the mode before are done."""
         if self.mode is not Mode.BSP or self.is_settled:
             return False
-        return not any(self.unfinished) and all(
+        # One that ended may have pushed for a clock of BSP already, which comes next.
+        has_streamed = any(
+            self.is_streamed(end.member, self.done_of(end.member.worker) + 1)
+            for end in self.unfinished
+        )
+        return not has_streamed and all(
             self.done_of(m.worker) >= m.base_sequence for m in self.members
         )
 

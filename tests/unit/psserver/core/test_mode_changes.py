@@ -192,6 +192,32 @@ def test_a_push_of_the_old_mode_under_way_is_applied_by_itself() -> None:
     assert shard.clock_orders() == [(6, "ab")]
 
 
+def test_bsp_begins_although_one_ended_that_has_pushed_its_first_clock() -> None:
+    """That push is of the clock that comes next, and not one that comes before it."""
+    shard = asp("a", "b")
+    shard.send_trailer(push_id("a"), trailer([0]))
+    shard.change(Mode.BSP, 1, bases={"a": 1, "b": 1}, sequences={"a": 1, "b": 0})
+    shard.push("b", 1, chunks=[0])
+    gone = departure("b", base_clock=1, last_clock=2, evicted=True)
+    shard.change(
+        Mode.BSP,
+        1,
+        bases={"a": 1},
+        sequences={"a": 1},
+        departures=(gone,),
+        steps=1,
+    )
+    assert shard.apply_all() == []
+
+    shard.send_chunk(push_id("a"), 0)
+    shard.apply_all()
+    shard.step("a", 2, [0])
+
+    assert shard.answered() == [("a", 1), ("a", 2), ("b", 1)]
+    assert shard.clock_orders() == [(2, "ab")]
+    assert shard.core.version == 3
+
+
 def test_an_answer_of_the_old_mode_waits_for_all_that_is_under_way() -> None:
     """In BSP all have the same values, from the first clock on."""
     shard = far_apart()
