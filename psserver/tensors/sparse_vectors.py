@@ -37,8 +37,8 @@ def sparse_vector(
 def at_origin(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements, sharing memory, as a tensor with storage offset 0.
 
-    torch (2.13 and before) adds a sparse vector to a dense one on the CPU at twice its
-    storage offset: into the memory of others, or into nobody's.
+    torch (2.13 and before) adds a coalesced sparse vector to a dense one on the CPU at
+    twice the storage offset of that: into the memory of others, or into nobody's.
 
     Args:
         tensor: 1-D and contiguous, on the CPU.

@@ -291,7 +291,7 @@ def test_rows_of_16_bits_are_updated_on_master_values(class_name: str) -> None:
 
 @pytest.mark.parametrize("class_name", ["SGD", "Adagrad", "SparseAdam"])
 def test_what_is_in_no_row_keeps_its_bits(class_name: str) -> None:
-    """torch adds a sparse vector to a view at twice its offset: into a neighbour."""
+    """torch adds sparse vectors to views at twice their offset: into a neighbour."""
     generator = torch.Generator().manual_seed(7)
     parameters = make_parameters(generator)
     optimizer = optimizer_over(class_name, parameters, lr=0.1)
@@ -309,6 +309,32 @@ def test_what_is_in_no_row_keeps_its_bits(class_name: str) -> None:
     ):
         changed = (now != before.detach()).reshape(len(now), -1).any(1).nonzero()
         assert changed.flatten().tolist() == (touched.tolist() if index == 2 else [])
+
+
+@pytest.mark.parametrize("class_name", ["Adagrad", "SparseAdam"])
+def test_state_that_tables_shared_is_their_own_after_they_part(class_name: str) -> None:
+    """Of one element each: such a sparse vector torch takes for coalesced."""
+    generator = torch.Generator().manual_seed(13)
+    shapes = ((4, 1), (6, 1), (2, 1))
+    parameters = [
+        torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes
+    ]
+    optimizer = getattr(torch.optim, class_name)(parameters, lr=0.1)
+    shards = SparseShards(parameters, {"optimizer": optimizer}, shard_count=1)
+    assert len(shards.placement.chunks) == 1
+    exact = [torch.nn.Parameter(each.detach().double()) for each in parameters]
+    one = getattr(torch.optim, class_name)(exact, lr=0.1)
+
+    for step in range(9):
+        given: list[torch.Tensor | None] = [
+            rows(generator, shape, 1) if step < 3 or step % 3 == index else None
+            for index, shape in enumerate(shapes)
+        ]
+        push = Push("w0", 1, given)
+        shards.train([push])
+        step_in_one_process(one, exact, [push])
+
+    assert shards.deviation(exact) <= DEVIATION_MAX
 
 
 @pytest.mark.parametrize(
