@@ -15,6 +15,7 @@ from torch import nn
 import psworker
 from psserver.core.record import Mode
 from psworker.snapshot import Snapshot
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers
 
 SEED: Final = 11
@@ -104,14 +105,15 @@ def latest(job: Job) -> Snapshot:
         return reader.latest(timeout=20)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 def test_a_snapshot_with_batch_norm_evaluates_the_same_everywhere(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    overlap: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work(worker_id: str) -> nn.Module:
         rows = SHARES[worker_id]
         model = Net()
         with connect(job, worker_id) as ps:
-            _, optimizer = ps.prepare(model, optimizer_of(model))
+            _, optimizer = ps.prepare(model, optimizer_of(model), overlap=overlap)
             for step in range(STEP_COUNT):
                 optimizer.zero_grad()
                 backward(model, step, rows)
@@ -168,8 +170,15 @@ CHOICE: Final = {"statistic": "mean", "count": "leader", "own": "local"}
 class Counter:
     """A worker that writes numbers into its buffers and steps."""
 
-    def __init__(self, job: Job, worker_id: str, choice: Any = None) -> None:  # noqa: ANN401
-        self.ps = connect(job, worker_id)
+    def __init__(
+        self,
+        job: Job,
+        worker_id: str,
+        choice: Any = None,  # noqa: ANN401
+        *,
+        address: str = "",
+    ) -> None:
+        self.ps = connect(job, worker_id, address=address)
         self.model = Counting()
         sgd = torch.optim.SGD(self.model.parameters(), lr=1.0)
         _, self.optimizer = self.ps.prepare(
@@ -273,6 +282,28 @@ def test_a_late_joiner_has_the_buffers_of_the_others_but_its_own(
                 late = crew.results()["w1"]
                 with late.ps:
                     assert late.held() == (5, 5, 0)
+
+
+def test_a_worker_that_joins_again_has_the_buffers_of_the_others(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path, lease_ttl_ms=1_500) as job, FaultProxy(job.address) as proxy:
+        first = Counter(job, "w0", address=proxy.address)
+        second = Counter(job, "w1")
+        with first.ps, second.ps:
+            both(lambda: first.step(5), lambda: second.step(5))
+            proxy.refuse()
+            job.wait_record(lambda record: len(record.members) == 1)
+            proxy.heal()
+            second.step(8)
+            first.model.count = torch.tensor(100)  # another tensor, written to as well
+            first.step(30)
+            assert first.ps.last_push is not None
+            assert first.ps.last_push.rejoined
+            assert first.held() == (8, 8, 30)
+
+            both(lambda: first.step(9), lambda: second.step(9))
+            assert first.held()[:2] == second.held()[:2] == (9, 9)
 
 
 def test_asp_moves_the_mean_by_a_share_and_takes_the_leaders(tmp_path: Path) -> None:
