@@ -118,16 +118,11 @@ class ClockCommits:
             is_right = choice.workers == own and all(
                 self._is_complete(member, choice.clock) for member in contributors
             )
-        if is_right and self._state.rules.is_clipped:
-            measured = self.measure.known(choice)
-            is_right = measured is not None
-            if measured is not None:
-                self.measure.check_commit(choice, measured)
-        if is_right:
+        if is_right and self.measure.admits_commit(choice):
             self._state.committed = choice
-        else:
-            self._told.clear()
-        return is_right
+            return True
+        self._told.clear()
+        return False
 
     def note_ready(self, worker: WorkerKey, sequence: int) -> None:
         """Every shard holds all of a worker's push, as the worker says."""

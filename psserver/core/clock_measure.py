@@ -55,22 +55,29 @@ class ClockMeasure:
             self._ordered = None
             self._known = choice._replace(sum_of_squares=sum_of_squares)
 
-    def check_commit(self, choice: ClockChoice, measured: ClockChoice) -> None:
-        """Refuses a commit whose scale does not follow from its norm.
+    def admits_commit(self, choice: ClockChoice) -> bool:
+        """Whether the contributors of a commit are those that were measured.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE`; no state changed.
+            Refusal: `MALFORMED_MESSAGE` for a scale that does not follow from the norm;
+                no state changed.
         """
         norm = norm_of(choice.sum_of_squares)
         limit = self._state.rules.clip_grad_norm
         expected = gradient_scale(norm, limit)
         if choice.gradient_scale != expected:
+            clipping = (
+                f"clipped to {limit}" if limit else "which this job does not clip"
+            )
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
                 f"a commit of clock {choice.clock} says gradient scale "
-                f"{choice.gradient_scale}: the norm {norm} that it names, clipped to "
-                f"{limit}, makes {expected}",
+                f"{choice.gradient_scale}: the norm {norm} that it names, {clipping}, "
+                f"makes {expected}",
             )
+        measured = self.known(choice) if limit else choice
+        if measured is None:
+            return False
         if choice.sum_of_squares < measured.sum_of_squares:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
@@ -78,6 +85,7 @@ class ClockMeasure:
                 f"{norm}: the part on this shard alone has "
                 f"{norm_of(measured.sum_of_squares)}",
             )
+        return True
 
 
 def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:

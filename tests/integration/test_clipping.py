@@ -85,13 +85,16 @@ class Training:
         worker_id: str,
         *,
         before_step: Callable[[int], None] = lambda step: None,
+        overlap: bool = False,
     ) -> tuple[list[torch.Tensor], list[float]]:
         """Trains on this worker's rows of every batch."""
         rank = int(worker_id[1:])
         model, optimizer = self.build(rank)
         norms = []
         with connect(job, worker_id) as ps:
-            model, optimizer = ps.prepare(model, optimizer, clip_grad_norm=self.clip)
+            model, optimizer = ps.prepare(
+                model, optimizer, clip_grad_norm=self.clip, overlap=overlap
+            )
             rows = BATCHES[job.workers_min]
             start = sum(rows[:rank])
             for step in range(STEP_COUNT):
@@ -141,6 +144,57 @@ def test_clipped_steps_equal_one_process(
     print(f"seed {SEED}: deviation {measured:.2e}, norms {min(norms)} to {max(norms)}")
     assert measured <= DEVIATION_MAX
     assert math.isfinite(measured)
+
+
+def test_steps_that_overlap_are_clipped_alike(tmp_path: Path) -> None:
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers(
+            dict.fromkeys(("w0", "w1"), lambda w: SGD.on_worker(job, w, overlap=True))
+        )
+    values, norms = SGD.in_one_process()
+    for found, found_norms in results.values():
+        assert found_norms == pytest.approx(norms, rel=3e-6)
+        assert deviation(found, values) <= DEVIATION_MAX
+
+
+def test_rows_of_a_sparse_embedding_count_in_the_norm(tmp_path: Path) -> None:
+    def build(*, sparse: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Embedding(50, 8, sparse=sparse), nn.Linear(8, 3))
+        return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def backward(model: nn.Module, step: int, part: slice) -> None:
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(0, 50, (16,), generator=generator)[part]
+        model.zero_grad()
+        (model(rows) * 6).square().mean().backward()
+
+    def work(worker_id: str) -> tuple[list[torch.Tensor], list[float]]:
+        part = slice(0, 11) if worker_id == "w0" else slice(11, 16)
+        norms = []
+        with connect(job, worker_id) as ps:
+            model, optimizer = ps.prepare(*build(sparse=True), clip_grad_norm=1.0)
+            for step in range(5):
+                backward(model, step, part)
+                optimizer.step(weight=part.stop - part.start)
+                assert ps.last_push is not None
+                assert ps.last_push.grad_norm is not None
+                norms.append(ps.last_push.grad_norm)
+        return values_of(model), norms
+
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+
+    model, optimizer = build(sparse=False)
+    norms = []
+    for step in range(5):
+        backward(model, step, slice(0, 16))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+    assert max(norms) > 1.0
+    for found, found_norms in results.values():
+        assert found_norms == pytest.approx(norms, rel=3e-6)
+        assert deviation(found, values_of(model)) <= DEVIATION_MAX
 
 
 def test_modes_change_and_the_numbers_stay(tmp_path: Path) -> None:

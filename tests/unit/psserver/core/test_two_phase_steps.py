@@ -209,6 +209,22 @@ def test_a_commit_of_what_is_not_all_here_is_refused() -> None:
     assert shard.of(ApplyChunk) == []
 
 
+def test_a_commit_with_a_scale_where_nothing_is_clipped_is_refused() -> None:
+    shard = complete("a", "b")
+    scaled = choice(1, "a", "b")._replace(sum_of_squares=4.0, gradient_scale=0.5)
+
+    with pytest.raises(Refusal) as caught:
+        shard.core.commit(key("a"), scaled)
+
+    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+    assert caught.value.message == (
+        "a commit of clock 1 says gradient scale 0.5: the norm 2.0 that it names, "
+        "which this job does not clip, makes 1.0"
+    )
+    assert shard.of(ApplyChunk) == []
+    assert shard.core.commit(key("a"), choice(1, "a", "b"))
+
+
 def test_a_commit_of_a_clock_ahead_is_refused() -> None:
     shard = complete("a", "b")
     assert not shard.core.commit(key("a"), choice(2, "a", "b"))
