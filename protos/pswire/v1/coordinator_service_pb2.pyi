@@ -611,7 +611,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     parameter_bytes: builtins.int
     """Bytes of parameters it holds."""
     optimizer_bytes: builtins.int
-    """Bytes of optimizer state it holds."""
+    """Bytes of optimizer state it holds, with master values of 16-bit parameters."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     frontier: builtins.int
@@ -1597,7 +1597,7 @@ class ShardStatus(google.protobuf.message.Message):
     version: builtins.int
     """Version of its values."""
     optimizer_bytes: builtins.int
-    """Bytes of optimizer state it holds."""
+    """Bytes of optimizer state it holds, with master values of 16-bit parameters."""
     frontier: builtins.int
     """Smallest clock over the members."""
     queued_push_count: builtins.int
