@@ -5,6 +5,8 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,11 +30,14 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.group_channel import refuse_late_group
 from psworker.job_splits import check_recorded, to_record
+from psworker.model_schema import describe_optimizer
 from psworker.optimizer import PreparedOptimizer
+from psworker.optimizer_state import states_of
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
+from psworker.prepare_again import sort_again
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.rejoining import EvictedWorker, join_first
@@ -42,6 +47,23 @@ from psworker.tensor_chunks import ValueStore
 from psworker.transport.call_error import CallError
 
 logger: Final = logging.getLogger("psworker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """What `prepare` has made.
+
+    Attributes:
+        given: What the first call was given.
+        link: What loaders have of this connection.
+        optimizers: The job's by name, as prepared last.
+        loaders: Prepared loaders by `id()` of the user's.
+    """
+
+    given: Prepared
+    link: DataLink
+    optimizers: dict[str, PreparedOptimizer]
+    loaders: dict[int, Any]
 
 
 class Connection:
@@ -57,6 +79,7 @@ class Connection:
         self._pending = PendingData()
         self._stepper: Stepper | None = None
         self._loaders: tuple[LeasedLoader, ...] = ()
+        self._active: _Active | None = None
         self._is_closed = False
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
@@ -183,8 +206,10 @@ class Connection:
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
-        Returns when the job has started and the model holds its values. Call it once,
-        with everything.
+        Returns when the job has started and the model holds its values. Give it
+        everything at once. Called again with the same models and a new optimizer, it
+        puts that in the place of the last one, on all shards; all workers of a script
+        do so at the same place.
 
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
@@ -216,11 +241,9 @@ class Connection:
             StartTimeoutError: The job did not start in time.
         """
         self._refuse_closed()
-        if self._stepper is not None:
-            raise ConfigurationError(
-                "prepare() was called already: give it everything in one call"
-            )
         refuse_late_group(objects)
+        if self._active is not None:
+            return self._prepare_again(self._active, objects, clip_grad_norm)
         given = sort_objects(objects, clip_grad_norm=clip_grad_norm, buffers=buffers)
         if buffers is None:
             tell_defaults(given.buffers)
@@ -237,6 +260,7 @@ class Connection:
         self._loaders = tuple(
             loader for loader in replaced.values() if isinstance(loader, LeasedLoader)
         )
+        by_loader = dict(replaced)
         self._stepper = stepper = self._join(given, overlap=overlap)
         optimizers = {
             name: PreparedOptimizer(optimizer, given.specs[name], stepper, given.bound)
@@ -244,6 +268,7 @@ class Connection:
         }
         given.states.clear()  # the shards have it
         link.start(stepper, optimizers)
+        self._active = _Active(given, link, optimizers, by_loader)
         by_id = {id(given.optimizers[name]): each for name, each in optimizers.items()}
         point_schedulers(given.schedulers, by_id)
         replaced.update(by_id)
@@ -287,6 +312,45 @@ class Connection:
         record = to_record(name, split)
         check_recorded(split, self._loop.run(self._session.record_split(record)))
         return split
+
+    def _prepare_again(
+        self,
+        active: "_Active",
+        objects: Sequence[Any],
+        clip_grad_norm: float | None,
+    ) -> Any:  # noqa: ANN401, what was given
+        """Puts new optimizers in the place of those of the last call."""
+        assert self._stepper is not None, "the worker has joined"
+        given = active.given
+        if clip_grad_norm not in (None, given.clip_grad_norm):
+            raise ConfigurationError(
+                f"the job clips as the first prepare() said, clip_grad_norm="
+                f"{given.clip_grad_norm or None}; leave it out when prepare() is "
+                "called again"
+            )
+        again = sort_again(objects, given, active.optimizers, active.loaders)
+        specs = {
+            name: describe_optimizer(
+                name,
+                optimizer,
+                given.bound,
+                exchange_count=active.optimizers[name].spec.exchange_count + 1,
+            )
+            for name, optimizer in again.optimizers.items()
+        }
+        for spec in specs.values():
+            self._stepper.declare(spec)
+        replaced: dict[int, Any] = dict(again.loaders)
+        for name, optimizer in again.optimizers.items():
+            states = states_of(optimizer, given.bound.index_of_tensors())
+            made = PreparedOptimizer(optimizer, specs[name], self._stepper, given.bound)
+            made.take_place(states)
+            active.optimizers[name].retire()
+            active.optimizers[name] = replaced[id(optimizer)] = made
+        point_schedulers(again.schedulers, replaced)
+        active.link.start(self._stepper, active.optimizers)
+        results = tuple(replaced.get(id(each), each) for each in objects)
+        return results[0] if len(results) == 1 else results
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""

@@ -139,7 +139,21 @@ class GroupSteps:
         self._refuse_closed()
         return self._led(lambda leader: leader.push_nothing(spec, groups, extras))
 
-    def optimizer_state(self, optimizer: str) -> States:
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Tells the job of other groups, or of another optimizer, in the leader.
+
+        Raises:
+            PsError: What the leader's call has raised, in all processes.
+        """
+        self._refuse_closed()
+
+        def declare() -> None:
+            assert self._leader is not None, "the leader has prepared its optimizers"
+            self._leader.declare(spec)
+
+        self._channel.led(declare)
+
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer, in the leader alone: no call to the others.
 
         Raises:
@@ -151,7 +165,7 @@ class GroupSteps:
                 "only rank 0 of a process group speaks to the shards, where the "
                 "optimizer's state is: call state_dict() there, as for saving"
             )
-        return self._leader.optimizer_state(optimizer)
+        return self._leader.optimizer_state(optimizer, spec_digest)
 
     def close(self) -> None:
         """Refuses everything from now on."""

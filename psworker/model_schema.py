@@ -77,9 +77,19 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
 
 
 def describe_optimizer(
-    name: str, optimizer: torch.optim.Optimizer, bound: BoundSchema
+    name: str,
+    optimizer: torch.optim.Optimizer,
+    bound: BoundSchema,
+    *,
+    exchange_count: int = 0,
 ) -> OptimizerSpec:
     """Describes an optimizer over a schema.
+
+    Args:
+        name: Its name in the job.
+        optimizer: The user's.
+        bound: The schema.
+        exchange_count: How many others had its place before.
 
     Raises:
         OptimizerUnsupportedError: Shards can't run its class.
@@ -110,6 +120,7 @@ def describe_optimizer(
             each.name for each in SUPPORTED[kind.__name__].hyperparameters
         ),
         groups=groups,
+        exchange_count=exchange_count,
     )
 
 

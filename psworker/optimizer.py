@@ -13,7 +13,7 @@ from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
-from psworker.model_schema import BoundSchema
+from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
@@ -70,6 +70,8 @@ class PreparedOptimizer(Optimizer):
         self._bound = bound
         # Loaded here and not yet taken by the shards.
         self._unsent: States | None = None
+        self._digest = ""  # of the first declaration
+        self._is_retired = False
         self.name = spec.name
         self.spec = spec
         self._is_prepared = True
@@ -128,6 +130,11 @@ class PreparedOptimizer(Optimizer):
                 "step(closure) is not possible: the optimizer runs on the shards, "
                 "which can't compute the loss again; call backward() first, then step()"
             )
+        if self._is_retired:
+            raise ConfigurationError(
+                f"prepare() was called again and put another optimizer in place of "
+                f"this {self.name}: step the one that it returned"
+            )
         check_weight(weight)
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
@@ -149,14 +156,44 @@ class PreparedOptimizer(Optimizer):
         self._note_sent(result)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after `prepare`: all workers would have to change at once."""
-        if self._is_prepared:
-            raise UnsupportedError(
-                "add_param_group() after prepare() is not in this release: the shards "
-                "have the groups of prepare(); add the group before, with lr=0 until "
-                "it shall train"
-            )
+        """Adds a group, here and on the shards; the state of the others stays.
+
+        All workers of a script do so at the same place. Returns when the shards know.
+
+        Raises:
+            ConfigurationError: A parameter belongs to no model given to `prepare`.
+            LimitError: Groups were added too often.
+            WaitTimeoutError: The shards did not hear of it in time.
+        """
         super().add_param_group(param_group)
+        if not self._is_prepared:
+            return
+        try:
+            spec = describe_optimizer(
+                self.name,
+                self._inner,
+                self._bound,
+                exchange_count=self.spec.exchange_count,
+            )
+            self._steps.declare(spec)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        self.spec = spec
+        self._digest = spec.digest
+
+    def is_of(self, inner: object) -> bool:
+        """Whether this was made of that optimizer of the user's."""
+        return inner is self._inner
+
+    def take_place(self, states: States | None) -> None:
+        """Begins in place of another one, perhaps with state that the user loaded."""
+        self._digest = self.spec.digest
+        self._unsent = states or None
+
+    def retire(self) -> None:
+        """Another one has its place: from now on its steps are refused."""
+        self._is_retired = True
 
     def state_dict(self) -> dict[str, Any]:
         """State and groups, as a plain optimizer of the user's class has them.
@@ -169,7 +206,7 @@ class PreparedOptimizer(Optimizer):
         """
         states = self._unsent
         if states is None:
-            states = self._steps.optimizer_state(self.name)
+            states = self._steps.optimizer_state(self.name, self._digest)
         try:
             fill(self, self._bound.tensors, states)
             return super().state_dict()
@@ -198,7 +235,7 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def _extras(self) -> PushExtras:
-        return PushExtras(loads=self._unsent)
+        return PushExtras(spec_digest=self._digest, loads=self._unsent)
 
     def _note_sent(self, result: PushResult) -> None:
         """Keeps loaded state until a push that brings it has counted."""

@@ -29,6 +29,7 @@ class ShardStateCalls:
         optimizer: str,
         clock: int,
         *,
+        spec_digest: str,
         only_settings: bool,
         on_waiting: Callable[[Waiting], None],
         timeout_s: float,
@@ -53,6 +54,7 @@ class ShardStateCalls:
                     optimizer,
                     generation,
                     clock,
+                    spec_digest=spec_digest,
                     only_settings=only_settings,
                     on_waiting=on_waiting,
                     timeout_s=timeout_s,
@@ -74,6 +76,7 @@ class ShardStateCalls:
         sequence: int,
         parts_of: Callable[[int], Iterable[StatePart]],
         *,
+        spec_digest: str,
         timeout_s: float,
     ) -> None:
         """Stages state on all shards, for this worker's next push.
@@ -82,6 +85,7 @@ class ShardStateCalls:
             optimizer: Its name.
             sequence: The push.
             parts_of: Parts of a shard's chunks.
+            spec_digest: Declaration of the optimizer, empty for the first.
             timeout_s: Longest time for all of it.
 
         Raises:
@@ -100,6 +104,7 @@ class ShardStateCalls:
                     generation,
                     sequence,
                     parts_of(shard_index),
+                    spec_digest=spec_digest,
                     timeout_s=timeout_s,
                 )
 

@@ -162,6 +162,15 @@ class OverlappedStepper(Stepper):
         return result
 
     @override
+    def declare(self, spec: OptimizerSpec) -> None:
+        with self._turn:
+            self._drop_ahead()
+            super().declare(spec)
+            self._held[spec.name] = frozenset(held_entries(spec))
+            self._expectation.declare(spec)
+            self._values.expect(held_entries(spec))
+
+    @override
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:

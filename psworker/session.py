@@ -188,6 +188,22 @@ class Session:
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
             )
 
+    async def declare_optimizer(self, spec: OptimizerSpec) -> None:
+        """Tells the job that an optimizer has other groups, or is another one.
+
+        Raises:
+            OptimizerMismatchError: The job has no such optimizer.
+            LimitError: Too much was declared already.
+        """
+
+        async def attempt(timeout_s: float) -> None:
+            await self.control.declare_optimizer(self.worker, spec, timeout_s=timeout_s)
+
+        with told_to_users():
+            await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
     async def wait_start(
         self, done: SeedOrder | None, *, timeout_s: float
     ) -> SeedOrder | Member:

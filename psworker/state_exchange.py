@@ -6,6 +6,7 @@ In the user's thread.
 from collections.abc import Iterator
 
 from pswire.reasons import Refusal
+from pswire.schema import OptimizerSpec
 from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.optimizer_state import States, gather, parts_of
@@ -34,7 +35,17 @@ class StateExchange:
         self._store = store
         self._timeout_s = timeout_s
 
-    def pull(self, optimizer: str, clock: int) -> States:
+    def declare(self, spec: OptimizerSpec, clock: int) -> None:
+        """Tells the job of an optimizer; returns when every shard knows.
+
+        Raises:
+            EvictedError: This worker is no member any more.
+            WaitTimeoutError: It took too long.
+        """
+        self._loop.run(self._session.declare_optimizer(spec))
+        self.pull_settings(spec.name, clock, spec.digest)
+
+    def pull(self, optimizer: str, clock: int, spec_digest: str = "") -> States:
         """The state of an optimizer as of a clock.
 
         Raises:
@@ -45,6 +56,7 @@ class StateExchange:
             self._session.shards.states.pull(
                 optimizer,
                 clock,
+                spec_digest=spec_digest,
                 only_settings=False,
                 on_waiting=WaitingLog().note,
                 timeout_s=self._timeout_s,
@@ -55,12 +67,15 @@ class StateExchange:
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
 
-    def pull_settings(self, optimizer: str, clock: int) -> OptimizerSettings:
+    def pull_settings(
+        self, optimizer: str, clock: int, spec_digest: str = ""
+    ) -> OptimizerSettings:
         """What the newest update of an optimizer was made with; see `pull`."""
         _, settings = self._loop.run(
             self._session.shards.states.pull(
                 optimizer,
                 clock,
+                spec_digest=spec_digest,
                 only_settings=True,
                 on_waiting=WaitingLog().note,
                 timeout_s=self._timeout_s,
@@ -68,7 +83,9 @@ class StateExchange:
         )
         return settings
 
-    def stage(self, optimizer: str, sequence: int, states: States) -> None:
+    def stage(
+        self, optimizer: str, sequence: int, states: States, spec_digest: str = ""
+    ) -> None:
         """Sends state to all shards, which the push of this number will load.
 
         Raises:
@@ -83,6 +100,10 @@ class StateExchange:
 
         self._loop.run(
             self._session.shards.states.stage(
-                optimizer, sequence, parts, timeout_s=self._timeout_s
+                optimizer,
+                sequence,
+                parts,
+                spec_digest=spec_digest,
+                timeout_s=self._timeout_s,
             )
         )

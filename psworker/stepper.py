@@ -8,7 +8,6 @@ settled before the next one begins.
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 
@@ -30,7 +29,7 @@ from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
 from psworker.jump import find_jump, pull_jump
 from psworker.next_push import delivery_of, incarnations_of_shards, next_header
-from psworker.optimizer_state import States
+from psworker.optimizer_calls import OptimizerCalls, T
 from psworker.pending import PendingData
 from psworker.push_account import PushAccount
 from psworker.push_result import PushResult, combine
@@ -40,12 +39,10 @@ from psworker.stand_in import StandIn
 from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource, ValueStore
-from psworker.transport.values import Member, OptimizerSettings, PushTrailer
-
-T = TypeVar("T")
+from psworker.transport.values import Member, PushTrailer
 
 
-class Stepper:
+class Stepper(OptimizerCalls):
     """Pushes of a worker.
 
     Attributes:
@@ -75,7 +72,7 @@ class Stepper:
         self._store = store
         self._rejoining = rejoining
         self._edited = edited
-        self._states = StateExchange(loop, session, store, timeout_s)
+        super().__init__(StateExchange(loop, session, store, timeout_s))
         self._buffers = buffers
         self._buffers.note_all(store)
         self._timeout_s = timeout_s
@@ -159,7 +156,7 @@ class Stepper:
         self._edited.check()
         try:
             self._catch_up()
-            self._stage(spec, extras.loads)
+            self._stage(spec, extras)
         except EvictedError:
             self.pending.take()
             return self._lose(None)
@@ -194,6 +191,7 @@ class Stepper:
             ranges=() if is_discarded else drawn.ranges,
             loss_scale=loss_scale,
             gradient_norm=norm if is_finite else 0.0,
+            optimizer_digest=extras.spec_digest,
             loads_state=extras.loads is not None,
             scheduler_steps=extras.scheduler_steps,
             averaged_buffers=averaged_buffers,
@@ -236,13 +234,14 @@ class Stepper:
             groups=groups,
             is_finite=True,
             ranges=(),
+            optimizer_digest=extras.spec_digest,
             loads_state=extras.loads is not None,
             scheduler_steps=extras.scheduler_steps,
         )
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
             self._catch_up()
-            self._stage(spec, extras.loads)
+            self._stage(spec, extras)
             exchange = self._begin(spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
@@ -252,18 +251,20 @@ class Stepper:
             self._shadow = self._store.copy()
         return self._finish(exchange, self._shadow)
 
-    def optimizer_state(self, optimizer: str) -> States:
-        """The state of an optimizer after all that this worker has pushed.
-
-        Raises:
-            StepTimeoutError: What was pushed is not complete in time.
-            WaitTimeoutError: The state did not come in time.
-        """
-        return self._read(lambda: self._states.pull(optimizer, self.clock))
-
-    def settings_used(self, optimizer: str) -> OptimizerSettings:
-        """What the newest update of an optimizer was made with."""
-        return self._read(lambda: self._states.pull_settings(optimizer, self.clock))
+    def as_member(self, work: Callable[[int], T]) -> T:
+        """Does work as a member; see `OptimizerCalls`."""
+        while True:
+            self.refuse_closed()
+            self.settle()
+            if self._lost is not None:
+                self.rejoin()
+            if self._unfinished is not None:
+                self._settled = self._finish(self._unfinished, self._taken_back())
+            try:
+                self._catch_up()
+                return work(self.clock)
+            except EvictedError:
+                self.rejoin()
 
     def rejoin(self) -> None:
         """Joins again after an eviction that was noticed between two steps.
@@ -343,25 +344,11 @@ class Stepper:
             return self._finish(self._unfinished, self._taken_back())
         return None
 
-    def _read(self, read: Callable[[], T]) -> T:
-        """Reads from the shards, as often as it takes to be a member."""
-        while True:
-            self.refuse_closed()
-            self.settle()
-            if self._lost is not None:
-                self.rejoin()
-            if self._unfinished is not None:
-                self._settled = self._finish(self._unfinished, self._taken_back())
-            try:
-                self._catch_up()
-                return read()
-            except EvictedError:
-                self.rejoin()
-
-    def _stage(self, spec: OptimizerSpec, loads: States | None) -> None:
+    def _stage(self, spec: OptimizerSpec, extras: PushExtras) -> None:
         """Sends the state that the next push will load, if it does."""
-        if loads is not None:
-            self._states.stage(spec.name, self.sequence_acknowledged + 1, loads)
+        if extras.loads is not None:
+            sequence = self.sequence_acknowledged + 1
+            self._states.stage(spec.name, sequence, extras.loads, extras.spec_digest)
 
     def _catch_up(self) -> None:
         """Takes the place back from who stood in for this worker, with the values.

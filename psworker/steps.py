@@ -18,10 +18,12 @@ class PushExtras:
     """What goes with a push of an optimizer beside its gradient.
 
     Attributes:
+        spec_digest: Which declaration of the optimizer it is by, empty for the first.
         loads: State that shards shall give the optimizer first.
         scheduler_steps: Steps of its schedulers.
     """
 
+    spec_digest: str = ""
     loads: States | None = None
     scheduler_steps: tuple[int, ...] = ()
 
@@ -55,6 +57,10 @@ class Steps(Protocol):
         """Pushes weight 0 for the next clock."""
         ...
 
-    def optimizer_state(self, optimizer: str) -> States:
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer after all that this worker has pushed."""
+        ...
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Tells the job that an optimizer has other groups, or is another one."""
         ...

@@ -269,9 +269,30 @@ class OptimizerSpec:
         class_name: Its class in `torch.optim`.
         hyperparameter_names: Names of the values of each group.
         groups: Its groups, in the user's order.
+        exchange_count: How often the script has put another optimizer in its place.
     """
 
     name: str
     class_name: str
     hyperparameter_names: tuple[str, ...]
     groups: tuple[ParameterGroup, ...]
+    exchange_count: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Tells declarations of one optimizer apart; values of groups are not in it."""
+        what = [
+            self.class_name,
+            self.exchange_count,
+            self.hyperparameter_names,
+            [group.entry_indexes for group in self.groups],
+        ]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+    def goes_on_from(self, other: "OptimizerSpec") -> bool:
+        """Whether state of another declaration holds for this one: groups were added.
+
+        An optimizer that was put in place of another begins without, as in torch.
+        """
+        mine = (self.class_name, self.exchange_count)
+        return mine == (other.class_name, other.exchange_count)

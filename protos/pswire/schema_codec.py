@@ -100,6 +100,7 @@ def optimizer_to_message(spec: OptimizerSpec) -> schema_pb2.OptimizerSpec:
             )
             for group in spec.groups
         ],
+        exchange_count=spec.exchange_count,
     )
 
 
@@ -138,6 +139,7 @@ def optimizer_from_message(
         class_name=message.class_name,
         hyperparameter_names=names,
         groups=tuple(groups),
+        exchange_count=message.exchange_count,
     )
 
 

@@ -123,7 +123,7 @@ class CoordinatorCore:
         worker that was not yet a member keeps its place in the queue, too.
         """
         if schema is not None:
-            self.model.agree(schema, optimizers, clip_grad_norm)
+            self.model.restore(schema, optimizers, clip_grad_norm)
         self._progress.restore(record)
         self._progress.roster = Roster(incarnations)
         self._patient_until_ms = now_ms + self.settings.return_ms
@@ -323,6 +323,19 @@ class CoordinatorCore:
         entry.loaders = loaders
         entry.state = WorkerState.JOINING
         self._progress.pump(now_ms)
+
+    def declare_optimizer(self, entry: WorkerEntry, spec: OptimizerSpec) -> None:
+        """A worker steps an optimizer with other groups, or another one, from now on.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, `SHARD_LOST` or
+                `WORKER_INCARNATION_STALE`, or what makes the optimizer useless; no
+                state changed.
+        """
+        self._check_alive()
+        self.check_present(entry)
+        if self.model.declare(spec):
+            self._progress.effects.append(SchemaFixed())
 
     def leave(
         self,

@@ -88,7 +88,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFixed:
-    """The first worker has told what the job trains: tell every shard."""
+    """A worker has told what the job trains, or of its optimizers: tell every shard."""
 
 
 CoordinatorEffect = (

@@ -38,6 +38,7 @@ class ApplyChunk:
         staleness: In SSP and ASP, updates since the values it came from.
         average: In SSP and ASP, how its buffers enter those of the shard.
         gradient_scale: What the mean is multiplied by.
+        spec_digest: Declaration of the optimizer that they are of.
     """
 
     clock: int
@@ -46,6 +47,7 @@ class ApplyChunk:
     contributions: tuple[StagedContribution, ...]
     total_weight: float
     hyperparameters: tuple[tuple[float, ...], ...]
+    spec_digest: str = ""
     pusher: WorkerKey | None = None
     staleness: int = 0
     average: BufferAverage | None = None
@@ -74,6 +76,7 @@ class LoadState:
 
     push: PushId
     optimizer: str
+    spec_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +221,16 @@ class HyperparametersDiffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeclarationsDiffer:
+    """Workers of one clock step different declarations; the first one's counts."""
+
+    clock: int
+    optimizer: str
+    used: WorkerKey
+    other: WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTorn:
     """A worker's bytes contradicted its finite verdict; it was left out."""
 
@@ -240,5 +253,6 @@ ShardEffect = (
     | DiscardSeed
     | CopyImage
     | HyperparametersDiffer
+    | DeclarationsDiffer
     | ChunkTorn
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from psserver.core.clock_table import ClockTable
-from psserver.core.effects import HyperparametersDiffer
+from psserver.core.effects import DeclarationsDiffer, HyperparametersDiffer
 from psserver.core.push import Trailer
 from psserver.core.record import Member, WorkerKey
 
@@ -21,14 +21,27 @@ class HyperparameterComparison:
 
     def __init__(self) -> None:
         self._warned: set[tuple[WorkerKey, WorkerKey]] = set()
+        self._told: set[tuple[WorkerKey, WorkerKey]] = set()
 
     def differences(
         self, clock: int, used: WorkerKey, trailers: Trailers
-    ) -> list[HyperparametersDiffer]:
+    ) -> list[HyperparametersDiffer | DeclarationsDiffer]:
         """Workers with weight whose values differ from those used, not yet named."""
-        found = []
+        found: list[HyperparametersDiffer | DeclarationsDiffer] = []
         for other, trailer in trailers.items():
             if trailer.weight == 0 or (used, other) in self._warned:
+                continue
+            if trailer.spec_digest != trailers[used].spec_digest:
+                if (used, other) not in self._told:
+                    self._told.add((used, other))
+                    found.append(
+                        DeclarationsDiffer(
+                            clock=clock,
+                            optimizer=trailer.optimizer,
+                            used=used,
+                            other=other,
+                        )
+                    )
                 continue
             group = _first_difference(trailers[used], trailer)
             if group is None:

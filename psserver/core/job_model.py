@@ -5,6 +5,14 @@ from pswire.optimizers import check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
+DECLARATION_COUNT_MAX = 256
+"""Most declarations of optimizers after the first ones. Each stays, for workers that
+come late; a script that needs more makes one with every few steps."""
+
+DECLARED_ENTRY_COUNT_MAX = 500_000
+"""Parameters in all declarations: with more a shard could not be told of them, whose
+watch begins with one message that holds all."""
+
 DIFFERENCE_LINES_MAX = 40
 """Lines of a difference that a person will read."""
 
@@ -15,12 +23,14 @@ class JobModel:
     Attributes:
         schema: None until the first worker has told it.
         optimizers: In the order in which `prepare` got them.
+        declared: What was declared of them since, oldest first.
         clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
     """
 
     def __init__(self) -> None:
         self.schema: ModelSchema | None = None
         self.optimizers: tuple[OptimizerSpec, ...] = ()
+        self.declared: tuple[OptimizerSpec, ...] = ()
         self.clip_grad_norm = 0.0
 
     def agree(
@@ -63,6 +73,65 @@ class JobModel:
                 f"{_clip_text(clip_grad_norm)}: give all workers' prepare() the same",
             )
         return False
+
+    @property
+    def all_optimizers(self) -> tuple[OptimizerSpec, ...]:
+        """All declarations, of each optimizer the first one first."""
+        return self.optimizers + self.declared
+
+    def restore(
+        self,
+        schema: ModelSchema,
+        optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float,
+    ) -> None:
+        """Goes on with what was kept.
+
+        Args:
+            schema: Tensors of the job.
+            optimizers: As `all_optimizers`.
+            clip_grad_norm: As it was.
+        """
+        first: dict[str, OptimizerSpec] = {}
+        for spec in optimizers:
+            first.setdefault(spec.name, spec)
+        self.agree(schema, tuple(first.values()), clip_grad_norm)
+        self.declared = optimizers[len(first) :]
+
+    def declare(self, spec: OptimizerSpec) -> bool:
+        """Takes a later declaration of an optimizer.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, or what makes it useless;
+                no state changed.
+        """
+        if self.schema is None or spec.name not in {o.name for o in self.optimizers}:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"{spec.name[:64]!r} is not one of the job's optimizers "
+                f"{[o.name for o in self.optimizers]}",
+            )
+        known = self.all_optimizers
+        if (spec.name, spec.digest) in {(each.name, each.digest) for each in known}:
+            return False
+        _check_runnable(self.schema, (spec,))
+        entry_count = sum(len(g.entry_indexes) for each in known for g in each.groups)
+        if (
+            len(self.declared) >= DECLARATION_COUNT_MAX
+            or entry_count > DECLARED_ENTRY_COUNT_MAX
+        ):
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the groups of the job's optimizers were changed {len(self.declared)} "
+                f"times, the limit is {DECLARATION_COUNT_MAX} times, or "
+                f"{DECLARED_ENTRY_COUNT_MAX} parameters in all; give the optimizer its "
+                "groups at once, with lr=0 until they shall train",
+            )
+        self.declared += (spec,)
+        return True
 
     @property
     def byte_count(self) -> int:

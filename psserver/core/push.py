@@ -55,6 +55,7 @@ class Trailer:
         gradient_norm: L2 norm of the sender's whole gradient, 0 if it is not finite.
         loads_state: Whether the state that the worker has staged is loaded first.
         scheduler_steps: Steps of the worker's schedulers of this optimizer.
+        spec_digest: Declaration of the optimizer that the hyperparameters are of.
     """
 
     optimizer: str
@@ -68,6 +69,7 @@ class Trailer:
     gradient_norm: float = 0.0
     loads_state: bool = False
     scheduler_steps: tuple[int, ...] = ()
+    spec_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,11 +36,11 @@ class OpenPush:
     Attributes:
         remaining: Chunks that are not applied yet.
         queued: Of those, chunks that have a place in their lane.
-        hyperparameters: Values for each group that count for it.
+        used: Trailer whose hyperparameters count for it.
     """
 
     remaining: set[int]
-    hyperparameters: tuple[tuple[float, ...], ...]
+    used: Trailer
     queued: set[int] = field(default_factory=set)
 
 
@@ -265,7 +265,7 @@ class PushProgress:
     def _opened(self, push: PushId, trailer: Trailer) -> OpenPush:
         opened = OpenPush(
             remaining=set(trailer.chunk_indexes),
-            hyperparameters=self._settings(push, trailer).hyperparameters,
+            used=self._settings(push, trailer),
         )
         self._open[push] = opened
         return opened
@@ -315,7 +315,8 @@ class PushProgress:
                 optimizer=entry.trailer.optimizer,
                 contributions=contributions_to(chunk_index, {push.worker: entry}),
                 total_weight=entry.trailer.weight,
-                hyperparameters=known.hyperparameters,
+                hyperparameters=known.used.hyperparameters,
+                spec_digest=known.used.spec_digest,
                 pusher=push.worker,
                 staleness=self._staleness_of(push, chunk_index),
                 average=BufferAverage(

@@ -39,6 +39,7 @@ def orders_to_apply(
             contributions=contributions_to(index, entries),
             total_weight=total_weight,
             hyperparameters=source.hyperparameters,
+            spec_digest=source.spec_digest,
             gradient_scale=gradient_scale,
         )
         for index in chunk_indexes

@@ -121,7 +121,13 @@ class ShardState:
         """
         self.used[trailer.optimizer] = trailer
         if trailer.loads_state:
-            self.effects.append(LoadState(push=push, optimizer=trailer.optimizer))
+            self.effects.append(
+                LoadState(
+                    push=push,
+                    optimizer=trailer.optimizer,
+                    spec_digest=trailer.spec_digest,
+                )
+            )
 
     def end(
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()

@@ -110,6 +110,7 @@ class ChunkUpdates:
                 contributions=contributions,
                 total_weight=effect.total_weight,
                 hyperparameters=effect.hyperparameters,
+                spec_digest=effect.spec_digest,
                 pusher=effect.pusher,
                 staleness=effect.staleness,
                 average=effect.average,

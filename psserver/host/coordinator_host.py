@@ -117,10 +117,11 @@ class CoordinatorHost:
                     assert self.core.model.schema is not None
                     self._store.save_model(
                         self.core.model.schema,
-                        self.core.model.optimizers,
+                        self.core.model.all_optimizers,
                         self.core.model.clip_grad_norm,
                     )
-                    self._log_clipping()
+                    if not self.core.model.declared:
+                        self._log_clipping()
                     self._queues.tell_shards(effect)
                 case Abort():
                     log.debug("fence %d: %s", effect.fence_number, effect.reason)

@@ -13,6 +13,7 @@ from psserver.core.effects import (
     CommitSeed,
     ContributionAwaited,
     CopyImage,
+    DeclarationsDiffer,
     DiscardSeed,
     FenceReport,
     Finish,
@@ -40,7 +41,11 @@ from psserver.host.provisional_chunks import ProvisionalCalls
 from psserver.host.push_session import PushSession
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel, shard_model
-from psserver.host.shard_warnings import warn_hyperparameters, warn_torn
+from psserver.host.shard_warnings import (
+    warn_declarations,
+    warn_hyperparameters,
+    warn_torn,
+)
 from psserver.host.staged_states import StagedStates
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.optimizer_states import encode_state
@@ -167,11 +172,17 @@ class ShardHost:
         *,
         clip_grad_norm: float = 0.0,
     ) -> None:
-        """Learns what the job trains, which may change until the job starts."""
+        """Learns what the job trains, which may change until the job starts.
+
+        After that only declarations of its optimizers are added.
+        """
         known = self._model
+        if known is not None and known.core.clocks.record is not None:
+            known.declare(optimizers)
+            self.changes.notify()
+            return
         if known is not None and (
-            known.core.clocks.record is not None
-            or (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
+            (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
             == (schema, optimizers, clip_grad_norm)
         ):
             return
@@ -316,7 +327,9 @@ class ShardHost:
             chunk.byte_count,
         )
 
-    async def state_messages(self, optimizer: str, chunk_index: int) -> list[bytes]:
+    async def state_messages(
+        self, optimizer: str, chunk_index: int, spec_digest: str
+    ) -> list[bytes]:
         """Encodes the state that an optimizer has of a chunk, in pieces.
 
         Raises:
@@ -325,7 +338,8 @@ class ShardHost:
         engine = self.model.engine
 
         def work() -> list[bytes]:
-            return list(encode_state(engine.export_state(optimizer, chunk_index)))
+            state = engine.export_state(optimizer, chunk_index, spec_digest=spec_digest)
+            return list(encode_state(state))
 
         size = self.model.placement.chunks[chunk_index].byte_count
         return await self._arithmetic.result(work, size)
@@ -384,13 +398,17 @@ class ShardHost:
                 )
             case HyperparametersDiffer():
                 warn_hyperparameters(effect)
+            case DeclarationsDiffer():
+                warn_declarations(effect)
             case ChunkTorn():
                 self._note_torn(model, effect)
 
     def _load_state(self, model: ShardModel, effect: LoadState) -> None:
         staged = self.states.of(effect.push, effect.optimizer)
         assert staged is not None, "a push that loads nothing is refused"
-        model.engine.load_state(effect.optimizer, staged.chunks)
+        model.engine.load_state(
+            effect.optimizer, staged.chunks, spec_digest=effect.spec_digest
+        )
 
     def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
         record = model.core.clocks.record

@@ -17,7 +17,7 @@ class ShardModel:
 
     Attributes:
         schema: Tensors of the job.
-        optimizers: Optimizers of the job.
+        optimizers: Optimizers of the job, as declared, of each the first one first.
         placement: How the tensors are cut.
         engine: Values and optimizer state.
         core: The protocol.
@@ -30,6 +30,16 @@ class ShardModel:
     engine: ApplyEngine
     core: ShardCore
     chunks: tuple[Chunk, ...]
+
+    def declare(self, optimizers: tuple[OptimizerSpec, ...]) -> None:
+        """Takes what was declared of the optimizers since; what is known stays.
+
+        Raises:
+            Refusal: For an optimizer that this shard can't run.
+        """
+        for spec in optimizers[len(self.optimizers) :]:
+            self.engine.declare(spec)
+        self.optimizers = optimizers
 
 
 def shard_rules(

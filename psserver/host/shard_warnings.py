@@ -2,7 +2,11 @@
 
 import logging
 
-from psserver.core.effects import ChunkTorn, HyperparametersDiffer
+from psserver.core.effects import (
+    ChunkTorn,
+    DeclarationsDiffer,
+    HyperparametersDiffer,
+)
 
 log = logging.getLogger("psserver.shard")
 
@@ -16,6 +20,19 @@ def warn_hyperparameters(effect: HyperparametersDiffer) -> None:
         effect.clock,
         effect.group,
         *effect.values,
+    )
+
+
+def warn_declarations(effect: DeclarationsDiffer) -> None:
+    """Workers step different declarations of an optimizer."""
+    log.warning(
+        "%s and %s step %r with different parameter groups at clock %d: those of %s "
+        "count, and gradients of parameters that they lack are left out",
+        effect.used,
+        effect.other,
+        effect.optimizer[:64],
+        effect.clock,
+        effect.used,
     )
 
 

@@ -17,7 +17,7 @@ from psserver.rpc.push_codec import (
     push_id,
     waiting_message,
 )
-from psserver.rpc.readiness import catch_up
+from psserver.rpc.readiness import catch_up, declaration_known
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.optimizer_states import StateKey, decode_state
 from pswire.reasons import ErrorReason, Refusal
@@ -53,7 +53,7 @@ class StateParts:
         chunks.setdefault(part.chunk_index, {}).update(decode_state(part.tensors))
 
     def take_checked(
-        self, host: ShardHost
+        self, host: ShardHost, spec_digest: str = ""
     ) -> dict[str, dict[int, dict[StateKey, torch.Tensor]]]:
         """What has come, by optimizer and chunk, once.
 
@@ -64,7 +64,9 @@ class StateParts:
         states, self._states = self._states, {}
         for optimizer, chunks in states.items():
             for chunk_index, state in chunks.items():
-                host.model.engine.check_state(optimizer, chunk_index, state)
+                host.model.engine.check_state(
+                    optimizer, chunk_index, state, spec_digest=spec_digest
+                )
         return states
 
 
@@ -81,7 +83,7 @@ async def pull(
     clock = checked_clock(request.clock)
     await catch_up(host, request.generation)
     core = host.model.core
-    host.model.engine.check_optimizer(request.optimizer)
+    await declaration_known(host, request.optimizer, request.optimizer_digest)
     started_ms = now_ms()
 
     def is_over() -> bool:
@@ -96,7 +98,9 @@ async def pull(
     _check_member(host, worker)
     if not request.only_settings:
         for chunk in host.model.chunks:
-            for part in await host.state_messages(request.optimizer, chunk.index):
+            for part in await host.state_messages(
+                request.optimizer, chunk.index, request.optimizer_digest
+            ):
                 yield messages.PullOptimizerStateResponse(
                     part=push_pb2.OptimizerStatePart(
                         chunk_index=chunk.index,
@@ -125,7 +129,7 @@ async def stage(
             header = message.header
             check_target(host, header)
             await catch_up(host, header.generation)
-            host.model.engine.check_optimizer(header.optimizer)
+            await declaration_known(host, header.optimizer, header.optimizer_digest)
             _check_next(host, push_id(header.worker, header.sequence))
         if message.HasField("part"):
             _check_part(header, message.part)
@@ -133,7 +137,7 @@ async def stage(
     if header is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
     push = push_id(header.worker, header.sequence)
-    states = parts.take_checked(host)
+    states = parts.take_checked(host, header.optimizer_digest)
     _check_next(host, push)
     if push.sequence > host.model.core.closed_sequence(push.worker):
         own = states.get(header.optimizer, {})

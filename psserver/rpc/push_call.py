@@ -22,7 +22,7 @@ from psserver.rpc.push_codec import (
     read_push_message,
     read_trailer,
 )
-from psserver.rpc.readiness import catch_up
+from psserver.rpc.readiness import catch_up, declaration_known
 from psserver.tensors.contribution import SparsePayload
 from pswire import failpoints
 from pswire.frames import ENCODING_SPARSE_ROWS, ChunkFrame, bits_from_bytes
@@ -81,6 +81,7 @@ class PushCall:
                 raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
             call = await cls._admit(host, header, wants_values=wants_values)
             try:
+                await call._await_declaration(message)
                 call.take(message)
                 call.start_reading(requests)
             except BaseException:
@@ -214,13 +215,21 @@ class PushCall:
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
-            async for message in requests:
-                self.take(read_push_message(message))
+            async for data in requests:
+                message = read_push_message(data)
+                await self._await_declaration(message)
+                self.take(message)
         except Refusal as refusal:
             await _discard(requests)
             self.session.fail(refusal)
         except Exception as error:  # the call must end, whatever it was
             self.session.fail(as_refusal(error, "push"))
+
+    async def _await_declaration(self, message: PushMessage) -> None:
+        if message.trailer is not None and message.trailer.optimizer_digest:
+            await declaration_known(
+                self._host, self._header.optimizer, message.trailer.optimizer_digest
+            )
 
     def _presence_of(self, chunk_index: int, presence: bytes) -> tuple[bool, ...]:
         chunks = self._host.model.placement.chunks

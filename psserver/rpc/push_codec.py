@@ -187,7 +187,9 @@ def read_trailer(
             f"{GRADIENT_NORM_MAX:g}",
         )
     hyperparameters = tuple(tuple(group.values) for group in trailer.groups)
-    model.engine.check_hyperparameters(optimizer, hyperparameters)
+    model.engine.check_hyperparameters(
+        optimizer, hyperparameters, spec_digest=trailer.optimizer_digest
+    )
     sent = bits_from_bytes(trailer.chunk_bitmap, len(model.chunks))
     return Trailer(
         optimizer=optimizer,
@@ -205,6 +207,7 @@ def read_trailer(
         gradient_norm=trailer.gradient_norm,
         loads_state=trailer.loads_state,
         scheduler_steps=tuple(trailer.scheduler_steps),
+        spec_digest=trailer.optimizer_digest,
     )
 
 

@@ -32,7 +32,7 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
     if core.model.schema is not None:
         view.schema.CopyFrom(schema_to_message(core.model.schema))
         view.optimizers.extend(
-            optimizer_to_message(optimizer) for optimizer in core.model.optimizers
+            optimizer_to_message(optimizer) for optimizer in core.model.all_optimizers
         )
         view.clip_grad_norm = core.model.clip_grad_norm
     if core.record is not None:

@@ -39,6 +39,9 @@ class WorkerControl:
             ),
             "WatchWorker": streamed(self.watch_worker, messages.WatchWorkerRequest),
             "Join": answered(self.join, messages.JoinRequest),
+            "DeclareOptimizer": answered(
+                self.declare_optimizer, messages.DeclareOptimizerRequest
+            ),
             "Leave": answered(self.leave, messages.LeaveRequest),
         }
 
@@ -112,6 +115,21 @@ class WorkerControl:
         )
         self._host.pump()
         return messages.JoinResponse()
+
+    async def declare_optimizer(
+        self, request: messages.DeclareOptimizerRequest, context: Context
+    ) -> messages.DeclareOptimizerResponse:
+        """Takes a later declaration of an optimizer."""
+        entry = self._callers.entry(request)
+        schema = self._host.core.model.schema
+        if schema is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED, "no worker has told yet what the job trains"
+            )
+        spec = optimizer_from_message(request.optimizer, schema)
+        self._host.core.declare_optimizer(entry, spec)
+        self._host.pump()
+        return messages.DeclareOptimizerResponse()
 
     async def leave(
         self, request: messages.LeaveRequest, context: Context

@@ -175,6 +175,7 @@ def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float
                 )
                 for group in optimizer["groups"]
             ),
+            exchange_count=optimizer.get("exchange_count", 0),
         )
         for optimizer in data["optimizers"]
     )

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from operator import not_
+from operator import and_, not_
 
 import torch
 
@@ -108,6 +108,33 @@ def _mean(
         gradient, presence, positions = sparse_mean(chunk, counted, total_weight)
         return Mean(gradient, presence, positions=positions)
     return Mean(*weighted_mean(chunk, contributions, total_weight))
+
+
+def within(chunk: Chunk, mean: Mean, membership: Sequence[bool]) -> Mean:
+    """A mean without the slices that are none of an optimizer's.
+
+    Args:
+        chunk: The chunk.
+        mean: Of pushes, some of which were made by other declarations perhaps.
+        membership: Slices that the optimizer takes.
+    """
+    wanted = tuple(map(and_, mean.presence, membership))
+    if wanted == mean.presence:
+        return mean
+    sizes = [
+        mean.positions[place].numel()
+        if place in mean.positions
+        else piece.element_count
+        for place, piece in compress(enumerate(chunk.slices), mean.presence)
+    ]
+    parts = mean.gradient.split(sizes)
+    kept = list(compress(parts, compress(wanted, mean.presence)))
+    return replace(
+        mean,
+        gradient=torch.cat(kept) if kept else mean.gradient[:0],
+        presence=wanted,
+        positions={at: where for at, where in mean.positions.items() if wanted[at]},
+    )
 
 
 def is_finite(gradient: torch.Tensor) -> bool:

@@ -8,28 +8,33 @@ here and torch's own threads would only compete with them.
 """
 
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
+from psserver.tensors.aggregate import (
+    Mean,
+    finite_mean,
+    is_finite,
+    square_sum,
+)
 from psserver.tensors.buffers import ShardBuffers
-from psserver.tensors.chunk_optimizer import ChunkOptimizer
 from psserver.tensors.contribution import ChunkRows, Contribution
+from psserver.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.tensors.master_values import MasterValues
 from psserver.tensors.optimizer_state import check_state
 from psserver.tensors.pulled_values import PulledValues
+from psserver.tensors.received_chunks import present_count
 from psserver.tensors.received_rows import read_rows
+from psserver.tensors.shard_optimizers import ShardOptimizers
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.sparse_mean import elements_of
 from psserver.tensors.supported_optimizers import (
-    check_entries,
     check_hyperparameters,
-    check_optimizer,
 )
 from pswire.frames import bits_to_bytes, encode_chunk
 from pswire.optimizer_states import ChunkState, StateKey
@@ -83,10 +88,7 @@ class ApplyEngine:
         self._placement = placement
         self._shard_index = shard_index
         self._row_lengths = [entry.row_length for entry in schema.entries]
-        self._specs = {spec.name: spec for spec in optimizers}
-        for spec in optimizers:
-            check_optimizer(spec)
-            check_entries(schema, spec)
+        self._declared = DeclaredOptimizers(schema, optimizers)
         self._delay = delay or DelayRules()
         self.pulled = PulledValues()
         self._locks = {
@@ -108,16 +110,14 @@ class ApplyEngine:
         return (
             self._masters.byte_count
             + self.pulled.byte_count
-            + sum(
-                held.state_byte_count
-                for chunks in self._optimizers.values()
-                for held in chunks.values()
-            )
+            + self._optimizers.state_byte_count
         )
 
     def updatable(self, chunk_index: int) -> tuple[bool, ...]:
         """Slices of a chunk that some optimizer has, and buffers that were pushed."""
-        return self._buffers.with_changed(chunk_index, self._updatable[chunk_index])
+        return self._buffers.with_changed(
+            chunk_index, self._optimizers.updatable(chunk_index)
+        )
 
     @property
     def buffer_entries(self) -> tuple[int, ...]:
@@ -150,26 +150,26 @@ class ApplyEngine:
                 `OPTIMIZER_MISMATCH` for an optimizer that the job does not have.
         """
         chunk = self._vectors.chunk(chunk_index)
-        optimizer_of_chunk = self._optimizer(optimizer, chunk_index)
-        membership = optimizer_of_chunk.membership
+        self.check_optimizer(optimizer)
+        membership = self._optimizers.membership(optimizer, chunk_index)
         if len(presence) != len(membership):
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {chunk_index} has {len(membership)} slices, the presence "
                 f"bits are {len(presence)}",
             )
-        if presence == membership:
-            expected = optimizer_of_chunk.element_count
+        if all(membership) and all(presence):
+            expected = chunk.element_count
         else:
             allowed = self._buffers.with_all(chunk_index, membership)
-            expected = _present_count(chunk, presence, allowed, optimizer)
+            expected = present_count(chunk, presence, allowed, optimizer)
         rows = read_rows(
             chunk,
             presence,
             row_indices,
             row_lengths=self._row_lengths,
             membership=membership,
-            spec=self._spec(optimizer),
+            spec=self._declared.newest(optimizer),
         )
         for piece, each in zip(chunk.slices, rows, strict=False):
             if each is not None:
@@ -191,15 +191,32 @@ class ApplyEngine:
         """
         self._spec(optimizer)
 
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Takes a later declaration of an optimizer; see `DeclaredOptimizers`.
+
+        Raises:
+            Refusal: This shard can't run it.
+        """
+        self._declared.declare(spec)
+        self._optimizers.note_declared()
+
+    def has_declared(self, optimizer: str, digest: str) -> bool:
+        """Whether a push may be made by this declaration of an optimizer."""
+        return self._declared.has(optimizer, digest)
+
     def check_hyperparameters(
-        self, optimizer: str, hyperparameters: Sequence[Sequence[float]]
+        self,
+        optimizer: str,
+        hyperparameters: Sequence[Sequence[float]],
+        *,
+        spec_digest: str = "",
     ) -> None:
         """Checks a trailer's hyperparameters before it is staged.
 
         Raises:
             Refusal: `HYPERPARAMETER_INVALID` or `OPTIMIZER_MISMATCH`.
         """
-        check_hyperparameters(self._spec(optimizer), hyperparameters)
+        check_hyperparameters(self._spec(optimizer, spec_digest), hyperparameters)
 
     def apply(
         self,
@@ -213,6 +230,7 @@ class ApplyEngine:
         staleness: int = 0,
         average: BufferAverage | None = None,
         gradient_scale: float = 1.0,
+        spec_digest: str = "",
     ) -> AppliedChunk:
         """Updates a chunk by the weighted mean of its contributions.
 
@@ -227,16 +245,21 @@ class ApplyEngine:
             staleness: In SSP and ASP, updates since the values it came from.
             average: In SSP and ASP, how its buffers enter those of the shard.
             gradient_scale: What the mean is multiplied by, to clip it.
+            spec_digest: Declaration of the optimizer that the hyperparameters are of,
+                empty for the first. Slices that only others have are left alone.
         """
+        spec = self._spec(optimizer, spec_digest)
         chunk = self._vectors.chunk(chunk_index)
         gradients, with_buffers = self._buffers.part(chunk, contributions)
-        mean = finite_mean(chunk, gradients, total_weight)
+        mean = self._optimizers.within(
+            spec, chunk, finite_mean(chunk, gradients, total_weight)
+        )
         presence = mean.presence
         if not (any(presence) or with_buffers):
             return AppliedChunk(presence, mean.torn_worker_ids)
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and pusher is not None:
-            values = scaled_rates(self._spec(optimizer), values, staleness)
+            values = scaled_rates(spec, values, staleness)
         with self._locks[chunk_index]:
             if any(mean.presence):
                 if gradient_scale != 1.0:
@@ -244,7 +267,7 @@ class ApplyEngine:
                 gradient = mean.gradient
                 if self._delay.compensation and pusher is not None:
                     gradient = self._compensated(chunk, mean, pusher)
-                held = self._optimizer(optimizer, chunk_index)
+                held = self._optimizers.under(spec, chunk_index)
                 held.apply(gradient, mean.presence, values, mean.positions)
                 self._masters.publish(chunk, mean.presence)
             if with_buffers:
@@ -308,36 +331,57 @@ class ApplyEngine:
             )
 
     def export_state(
-        self, optimizer: str, chunk_index: int
+        self, optimizer: str, chunk_index: int, *, spec_digest: str = ""
     ) -> dict[StateKey, torch.Tensor]:
         """A copy of the state that an optimizer has of a chunk.
+
+        None of an optimizer that another one has been put in place of since.
 
         Raises:
             Refusal: `OPTIMIZER_MISMATCH`.
         """
-        held = self._optimizer(optimizer, chunk_index)
+        spec = self._spec(optimizer, spec_digest)
         with self._locks[chunk_index]:
-            return held.export()
+            held = self._optimizers.held(optimizer, chunk_index)
+            return held.export() if spec.goes_on_from(held.spec) else {}
 
-    def check_state(self, optimizer: str, chunk_index: int, state: ChunkState) -> None:
+    def check_state(
+        self,
+        optimizer: str,
+        chunk_index: int,
+        state: ChunkState,
+        *,
+        spec_digest: str = "",
+    ) -> None:
         """Checks state of a chunk before it is staged; changes nothing.
 
         Raises:
             Refusal: `CHUNK_INVALID` or `OPTIMIZER_MISMATCH`.
         """
         chunk = self._vectors.chunk(chunk_index)
-        held = self._optimizer(optimizer, chunk_index)
-        check_state(self._spec(optimizer), chunk, held.groups, state)
+        spec = self._spec(optimizer, spec_digest)
+        group_of = self._declared.group_of(spec)
+        groups = [group_of.get(piece.entry_index) for piece in chunk.slices]
+        check_state(spec, chunk, groups, state)
 
-    def load_state(self, optimizer: str, states: Mapping[int, ChunkState]) -> None:
+    def load_state(
+        self,
+        optimizer: str,
+        states: Mapping[int, ChunkState],
+        *,
+        spec_digest: str = "",
+    ) -> None:
         """Replaces an optimizer's state.
 
         Args:
             optimizer: Its name.
             states: By chunk, checked by `check_state`; others are without state.
+            spec_digest: Declaration of the optimizer that goes on from it.
         """
-        for chunk_index, held in self._optimizers[optimizer].items():
-            with self._locks[chunk_index]:
+        spec = self._spec(optimizer, spec_digest)
+        for chunk_index, lock in self._locks.items():
+            with lock:
+                held = self._optimizers.under(spec, chunk_index)
                 held.load(states.get(chunk_index, {}))
 
     def note_pulled(self, worker: WorkerKey) -> None:
@@ -385,16 +429,11 @@ class ApplyEngine:
 
     def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
         """Updates so far of each of an entry's slices on this shard."""
-        return tuple(
-            held.step_count(position)
-            for chunk_index, held in self._optimizers[optimizer].items()
-            for position, piece in enumerate(self._vectors.chunk(chunk_index).slices)
-            if piece.entry_index == entry_index
-        )
+        return self._optimizers.step_counts(optimizer, entry_index)
 
     def run_count(self, optimizer: str, chunk_index: int) -> int:
         """Runs of a chunk: what an update of it costs beside its bytes."""
-        return self._optimizer(optimizer, chunk_index).run_count
+        return self._optimizers.held(optimizer, chunk_index).run_count
 
     def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
         self._vectors = vectors
@@ -402,26 +441,11 @@ class ApplyEngine:
         self._buffers = ShardBuffers(
             self._schema, self._placement.chunks_by_shard[self._shard_index]
         )
-        self._optimizers: dict[str, dict[int, ChunkOptimizer]] = {}
-        for spec in self._specs.values():
-            group_of_entry = {
-                entry_index: position
-                for position, group in enumerate(spec.groups)
-                for entry_index in group.entry_indexes
-            }
-            self._optimizers[spec.name] = {
-                chunk.index: ChunkOptimizer(
-                    spec, chunk, group_of_entry, self._updated(chunk, group_of_entry)
-                )
-                for chunk in self._placement.chunks_by_shard[self._shard_index]
-            }
-        self._updatable = {
-            chunk.index: _union(
-                (False,) * len(chunk.slices),
-                *(held[chunk.index].membership for held in self._optimizers.values()),
-            )
-            for chunk in self._placement.chunks_by_shard[self._shard_index]
-        }
+        self._optimizers = ShardOptimizers(
+            self._declared,
+            self._placement.chunks_by_shard[self._shard_index],
+            self._updated,
+        )
 
     def _compensated(self, chunk: Chunk, mean: Mean, pusher: WorkerKey) -> torch.Tensor:
         """The mean for the values of now; as it is when that would not be finite."""
@@ -439,7 +463,7 @@ class ApplyEngine:
         found = compensated(mean.gradient, now, pulled, self._delay.compensation)
         return found if is_finite(found) else mean.gradient
 
-    def _updated(self, chunk: Chunk, members: Container[int]) -> torch.Tensor:
+    def _updated(self, chunk: Chunk, members: Collection[int]) -> torch.Tensor:
         """What an optimizer updates; frozen chunks of 16 bits have no masters."""
         if any(piece.entry_index in members for piece in chunk.slices):
             return self._masters.of(chunk.index)
@@ -449,38 +473,8 @@ class ApplyEngine:
         assert self._staging is not None, "begin_seed comes first"
         return self._staging
 
-    def _spec(self, optimizer: str) -> OptimizerSpec:
-        try:
-            return self._specs[optimizer]
-        except KeyError:
-            raise Refusal(
-                ErrorReason.OPTIMIZER_MISMATCH,
-                f"the job has no optimizer {optimizer[:64]!r}; it has "
-                + ", ".join(repr(name[:64]) for name in self._specs),
-            ) from None
-
-    def _optimizer(self, optimizer: str, chunk_index: int) -> ChunkOptimizer:
-        return self._optimizers[self._spec(optimizer).name][chunk_index]
-
-
-def _present_count(
-    chunk: Chunk,
-    presence: tuple[bool, ...],
-    membership: tuple[bool, ...],
-    optimizer: str,
-) -> int:
-    count = 0
-    for piece, present, is_member in zip(
-        chunk.slices, presence, membership, strict=True
-    ):
-        if present and not is_member:
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {chunk.index} has a slice of tensor {piece.entry_index}, "
-                f"which {optimizer[:64]!r} does not update",
-            )
-        count += piece.element_count * present
-    return count
+    def _spec(self, optimizer: str, digest: str = "") -> OptimizerSpec:
+        return self._declared.spec(optimizer, digest)
 
 
 def _union(*presences: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -27,7 +27,7 @@ from psserver.tensors.sparse_mean import Positions
 from psserver.tensors.sparse_vectors import at_origin, sparse_vector
 from psserver.tensors.supported_optimizers import make_optimizer
 from pswire.optimizer_states import ChunkState, StateKey, as_count
-from pswire.optimizers import SUPPORTED, unflatten_group
+from pswire.optimizers import SUPPORTED, SparseGradients, unflatten_group
 from pswire.placement import Chunk
 from pswire.schema import OptimizerSpec
 from pswire.torch_types import element_type_of
@@ -59,7 +59,7 @@ class ChunkOptimizer:
     """State and update of one (optimizer, chunk).
 
     Attributes:
-        groups: Group of each slice of the chunk, None for those it does not have.
+        spec: The optimizer, as it was declared.
         membership: Which slices the optimizer has.
         element_count: Elements of these slices.
     """
@@ -80,13 +80,13 @@ class ChunkOptimizer:
             values: Elements of the chunk, 1-D, to be updated in place: its master
                 values where it has any.
         """
-        self._spec = spec
+        self.spec = spec
         self._chunk = chunk
         self._values = values
-        self.groups = tuple(
+        self._groups = tuple(
             group_of_entry.get(piece.entry_index) for piece in chunk.slices
         )
-        self.membership = tuple(group is not None for group in self.groups)
+        self.membership = tuple(group is not None for group in self._groups)
         self._torch = make_optimizer(spec.class_name, element_type_of(values.dtype))
         for each in SUPPORTED[spec.class_name].hyperparameters:
             if each.from_defaults:
@@ -155,7 +155,7 @@ class ChunkOptimizer:
                     self._torch.state[parameter] = {
                         name: value.to(parameter.dtype)
                         if value.ndim
-                        else as_count(self._spec.class_name, value)
+                        else as_count(self.spec.class_name, value)
                         for name, value in own.items()
                     }
         self._runs = runs
@@ -228,7 +228,7 @@ class ChunkOptimizer:
                 state[key] = at_origin(value)
 
     def _group_of(self, slice_position: int) -> int:
-        group = self.groups[slice_position]
+        group = self._groups[slice_position]
         assert group is not None, "only slices of the optimizer come"
         return group
 
@@ -240,7 +240,9 @@ class ChunkOptimizer:
         a weight decay torch refuses sparse gradients. Workers do so before they send
         one, but the values of another worker may be the ones that count.
         """
-        named = dict(zip(self._spec.hyperparameter_names, values, strict=True))
+        if SUPPORTED[self.spec.class_name].sparse is SparseGradients.REFUSED:
+            return False
+        named = dict(zip(self.spec.hyperparameter_names, values, strict=True))
         return not any(named.get(each) for each in ("momentum", "weight_decay"))
 
     def _first_runs(self) -> list[_Run]:
@@ -268,7 +270,7 @@ class ChunkOptimizer:
             if present and group is not None
             else None
             for position, (present, group) in enumerate(
-                zip(presence, self.groups, strict=True)
+                zip(presence, self._groups, strict=True)
             )
         ]
         self._runs = [
@@ -294,7 +296,7 @@ class ChunkOptimizer:
         self, values: tuple[float, ...], is_sparse: bool
     ) -> dict[str, Any]:
         given = unflatten_group(
-            self._spec.class_name, self._spec.hyperparameter_names, values
+            self.spec.class_name, self.spec.hyperparameter_names, values
         )
         # No fused kernel of torch takes sparse gradients.
         switches = {"fused": False, "foreach": False} if is_sparse else {}

@@ -85,6 +85,12 @@ class ArrivingValues(ValueStore):
             local=local,
         )
 
+    def expect(self, entries: Iterable[int]) -> None:
+        """Values of these entries may come too, from the next step on."""
+        self._expected |= {
+            index for entry in entries for index in self._chunks_of[entry]
+        }
+
     def open(self) -> None:
         """A step is under way: its values will come."""
         self._lacking = set(self._expected)

@@ -46,6 +46,12 @@ class Expectation:
             return next(iter(self._held))
         return self._successors.get(self._newest)
 
+    def declare(self, spec: OptimizerSpec) -> None:
+        """An optimizer has other entries from now on; what it did is forgotten."""
+        self._held[spec.name] = frozenset(held_entries(spec))
+        self._known.pop(spec.name, None)
+        self._missing.clear()
+
     def note(self, entry_index: int) -> list[Chunk]:
         """A backward pass has added to a gradient; the chunks that are final by it."""
         self._counts[entry_index] += 1

@@ -112,6 +112,20 @@ class ControlClient:
             timeout_s,
         )
 
+    async def declare_optimizer(
+        self, worker: values.Identity, spec: OptimizerSpec, *, timeout_s: float
+    ) -> None:
+        """Declares an optimizer anew. Idempotent."""
+        await self._call(
+            self._stub.DeclareOptimizer,
+            pb.DeclareOptimizerRequest(
+                job_id=self._job_id,
+                worker=messages.identity_to_message(worker),
+                optimizer=optimizer_to_message(spec),
+            ),
+            timeout_s,
+        )
+
     async def leave(
         self,
         worker: values.Identity,

@@ -237,6 +237,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         chunk_bitmap=chunk_bitmap,
         ranges=[range_to_message(each) for each in trailer.ranges],
         gradient_norm=trailer.gradient_norm,
+        optimizer_digest=trailer.optimizer_digest,
         loads_state=trailer.loads_state,
         scheduler_steps=trailer.scheduler_steps,
     ).SerializeToString()

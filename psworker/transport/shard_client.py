@@ -265,6 +265,7 @@ class ShardClient:
         generation: int,
         clock: int,
         *,
+        spec_digest: str,
         only_settings: bool,
         on_waiting: Callable[[values.Waiting], None],
         timeout_s: float,
@@ -275,6 +276,7 @@ class ShardClient:
             optimizer: Its name.
             generation: Newest generation known here.
             clock: Clock that the state must have reached.
+            spec_digest: Declaration of the optimizer, empty for the first.
             only_settings: Whether the settings will do.
             on_waiting: Takes whom the call waits for.
             timeout_s: Deadline of the call.
@@ -291,6 +293,7 @@ class ShardClient:
             clock=clock,
             optimizer=optimizer,
             only_settings=only_settings,
+            optimizer_digest=spec_digest,
         )
         parts: list[tuple[int, bytes]] = []
         call = self._stub.PullOptimizerState(request, timeout=timeout_s)
@@ -316,6 +319,7 @@ class ShardClient:
         sequence: int,
         parts: Iterable[tuple[int, bytes]],
         *,
+        spec_digest: str,
         timeout_s: float,
     ) -> None:
         """Stages state of an optimizer for a push.
@@ -325,6 +329,7 @@ class ShardClient:
             generation: Newest generation known here.
             sequence: The push.
             parts: Chunk and safetensors file of each.
+            spec_digest: Declaration of the optimizer, empty for the first.
             timeout_s: Deadline of the call.
         """
         header = pb.StageOptimizerStateHeader(
@@ -335,6 +340,7 @@ class ShardClient:
             generation=generation,
             sequence=sequence,
             optimizer=optimizer,
+            optimizer_digest=spec_digest,
         )
 
         def requests() -> Iterator[pb.StageOptimizerStateRequest]:

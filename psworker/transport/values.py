@@ -230,6 +230,7 @@ class PushTrailer:
     ranges: tuple[DataRange, ...]
     loss_scale: float = 1.0
     gradient_norm: float = 0.0
+    optimizer_digest: str = ""
     loads_state: bool = False
     scheduler_steps: tuple[int, ...] = ()
     averaged_buffers: bytes = b""

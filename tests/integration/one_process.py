@@ -21,14 +21,14 @@ TOLERANCE: Final = 1e-6
 class Prepare(Protocol):
     """`ps.prepare`, or what returns its arguments."""
 
-    def __call__(self, *objects: Any) -> Any: ...  # noqa: ANN401, as `prepare`
+    def __call__(self, *objects: Any, **options: Any) -> Any: ...  # noqa: ANN401
 
 
 Script = Callable[[Prepare], Sequence[torch.Tensor]]
 """Trains with what `prepare` returns, and returns the tensors to compare."""
 
 
-def as_given(*objects: Any) -> Any:  # noqa: ANN401, as `prepare`
+def as_given(*objects: Any, **options: Any) -> Any:  # noqa: ANN401, as `prepare`
     """One process: nothing is prepared."""
     return objects[0] if len(objects) == 1 else objects
 

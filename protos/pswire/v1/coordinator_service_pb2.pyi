@@ -165,7 +165,9 @@ class ShardView(google.protobuf.message.Message):
 
     @property
     def optimizers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.OptimizerSpec]:
-        """Optimizers of the job."""
+        """Optimizers of the job, and what was declared of them since: of each name
+        the first declaration first.
+        """
 
     @property
     def record(self) -> pswire.v1.membership_pb2.Record:
@@ -962,6 +964,49 @@ class JoinResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___JoinResponse = JoinResponse
+
+@typing.final
+class DeclareOptimizerRequest(google.protobuf.message.Message):
+    """Declares an optimizer anew. Pushes that are made by it carry its digest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    @property
+    def optimizer(self) -> pswire.v1.schema_pb2.OptimizerSpec:
+        """The optimizer, under the name that it has in the job."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
+        optimizer: pswire.v1.schema_pb2.OptimizerSpec | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["optimizer", b"optimizer", "worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "optimizer", b"optimizer", "worker", b"worker"]) -> None: ...
+
+global___DeclareOptimizerRequest = DeclareOptimizerRequest
+
+@typing.final
+class DeclareOptimizerResponse(google.protobuf.message.Message):
+    """The declaration is durable, and the shards are told."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DeclareOptimizerResponse = DeclareOptimizerResponse
 
 @typing.final
 class LeaveRequest(google.protobuf.message.Message):

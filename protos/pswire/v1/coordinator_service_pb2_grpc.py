@@ -75,6 +75,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.DeclareOptimizer = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/DeclareOptimizer',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/Leave',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaveRequest.SerializeToString,
@@ -177,6 +182,14 @@ class CoordinatorServiceServicer(object):
 
     def Join(self, request, context):
         """Asks to become a member; the record comes on the watch. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeclareOptimizer(self, request, context):
+        """Declares an optimizer whose groups have grown, or that was put in place of
+        another; returns when that is durable. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,6 +302,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinResponse.SerializeToString,
+            ),
+            'DeclareOptimizer': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeclareOptimizer,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -553,6 +571,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/Join',
             pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeclareOptimizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/DeclareOptimizer',
+            pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

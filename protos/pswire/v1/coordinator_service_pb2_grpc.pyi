@@ -69,6 +69,14 @@ class CoordinatorServiceStub:
     ]
     """Asks to become a member; the record comes on the watch. Idempotent."""
 
+    DeclareOptimizer: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.DeclareOptimizerRequest,
+        pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse,
+    ]
+    """Declares an optimizer whose groups have grown, or that was put in place of
+    another; returns when that is durable. Idempotent.
+    """
+
     Leave: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.LeaveRequest,
         pswire.v1.coordinator_service_pb2.LeaveResponse,
@@ -177,6 +185,14 @@ class CoordinatorServiceAsyncStub:
         pswire.v1.coordinator_service_pb2.JoinResponse,
     ]
     """Asks to become a member; the record comes on the watch. Idempotent."""
+
+    DeclareOptimizer: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.DeclareOptimizerRequest,
+        pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse,
+    ]
+    """Declares an optimizer whose groups have grown, or that was put in place of
+    another; returns when that is durable. Idempotent.
+    """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.LeaveRequest,
@@ -302,6 +318,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.JoinResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.JoinResponse]]:
         """Asks to become a member; the record comes on the watch. Idempotent."""
+
+    @abc.abstractmethod
+    def DeclareOptimizer(
+        self,
+        request: pswire.v1.coordinator_service_pb2.DeclareOptimizerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse]]:
+        """Declares an optimizer whose groups have grown, or that was put in place of
+        another; returns when that is durable. Idempotent.
+        """
 
     @abc.abstractmethod
     def Leave(

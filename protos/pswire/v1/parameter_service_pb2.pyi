@@ -666,6 +666,7 @@ class PullOptimizerStateRequest(google.protobuf.message.Message):
     CLOCK_FIELD_NUMBER: builtins.int
     OPTIMIZER_FIELD_NUMBER: builtins.int
     ONLY_SETTINGS_FIELD_NUMBER: builtins.int
+    OPTIMIZER_DIGEST_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -682,6 +683,10 @@ class PullOptimizerStateRequest(google.protobuf.message.Message):
     """Name of the optimizer."""
     only_settings: builtins.bool
     """Whether only the settings are wanted."""
+    optimizer_digest: builtins.str
+    """Which declaration of the optimizer the state is to be of, as in a trailer.
+    The call is held until the shard knows it.
+    """
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The member."""
@@ -697,9 +702,10 @@ class PullOptimizerStateRequest(google.protobuf.message.Message):
         clock: builtins.int = ...,
         optimizer: builtins.str = ...,
         only_settings: builtins.bool = ...,
+        optimizer_digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "only_settings", b"only_settings", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "only_settings", b"only_settings", "optimizer", b"optimizer", "optimizer_digest", b"optimizer_digest", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
 
 global___PullOptimizerStateRequest = PullOptimizerStateRequest
 
@@ -804,6 +810,7 @@ class StageOptimizerStateHeader(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     OPTIMIZER_FIELD_NUMBER: builtins.int
+    OPTIMIZER_DIGEST_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -816,6 +823,8 @@ class StageOptimizerStateHeader(google.protobuf.message.Message):
     """The push that will load it: the worker's next."""
     optimizer: builtins.str
     """Name of the optimizer."""
+    optimizer_digest: builtins.str
+    """Which declaration of the optimizer it is for, as in a trailer."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -830,9 +839,10 @@ class StageOptimizerStateHeader(google.protobuf.message.Message):
         generation: builtins.int = ...,
         sequence: builtins.int = ...,
         optimizer: builtins.str = ...,
+        optimizer_digest: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job_id", b"job_id", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "sequence", b"sequence", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job_id", b"job_id", "optimizer", b"optimizer", "optimizer_digest", b"optimizer_digest", "protocol_version", b"protocol_version", "sequence", b"sequence", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
 
 global___StageOptimizerStateHeader = StageOptimizerStateHeader
 

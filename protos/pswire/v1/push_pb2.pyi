@@ -297,6 +297,7 @@ class PushTrailer(google.protobuf.message.Message):
     RANGES_FIELD_NUMBER: builtins.int
     AVERAGED_BUFFERS_FIELD_NUMBER: builtins.int
     GRADIENT_NORM_FIELD_NUMBER: builtins.int
+    OPTIMIZER_DIGEST_FIELD_NUMBER: builtins.int
     LOADS_STATE_FIELD_NUMBER: builtins.int
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     weight: builtins.float
@@ -322,6 +323,10 @@ class PushTrailer(google.protobuf.message.Message):
     gradient_norm: builtins.float
     """L2 norm of the sender's whole gradient, without its loss scale. By it a
     job that clips scales a push in SSP and ASP. 0 if it is not finite.
+    """
+    optimizer_digest: builtins.str
+    """Which declaration of the optimizer the groups are of: the digest of an
+    `OptimizerSpec`. Empty for the first one.
     """
     loads_state: builtins.bool
     """Whether the state that the sender has staged is loaded before the update.
@@ -352,10 +357,11 @@ class PushTrailer(google.protobuf.message.Message):
         ranges: collections.abc.Iterable[global___DataRange] | None = ...,
         averaged_buffers: builtins.bytes = ...,
         gradient_norm: builtins.float = ...,
+        optimizer_digest: builtins.str = ...,
         loads_state: builtins.bool = ...,
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 

@@ -228,10 +228,15 @@ class OptimizerSpec(google.protobuf.message.Message):
     CLASS_NAME_FIELD_NUMBER: builtins.int
     HYPERPARAMETER_NAMES_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
+    EXCHANGE_COUNT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name in the job, such as `optimizer`."""
     class_name: builtins.str
     """Its class in `torch.optim`, such as `AdamW`. One of an allow-list."""
+    exchange_count: builtins.int
+    """How often the script has put another optimizer in its place. State of the
+    shards goes on while it stays the same, and begins anew when it grows.
+    """
     @property
     def hyperparameter_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the hyperparameters, as in `GroupHyperparameters.values`."""
@@ -247,7 +252,8 @@ class OptimizerSpec(google.protobuf.message.Message):
         class_name: builtins.str = ...,
         hyperparameter_names: collections.abc.Iterable[builtins.str] | None = ...,
         groups: collections.abc.Iterable[global___ParameterGroup] | None = ...,
+        exchange_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "groups", b"groups", "hyperparameter_names", b"hyperparameter_names", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exchange_count", b"exchange_count", "groups", b"groups", "hyperparameter_names", b"hyperparameter_names", "name", b"name"]) -> None: ...
 
 global___OptimizerSpec = OptimizerSpec

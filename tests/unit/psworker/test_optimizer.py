@@ -8,7 +8,13 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from psworker.errors import ConfigurationError, HyperparameterError, UnsupportedError
+from pswire.schema import OptimizerSpec
+from psworker.errors import (
+    ConfigurationError,
+    HyperparameterError,
+    LimitError,
+    UnsupportedError,
+)
 from psworker.model_schema import bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import point_schedulers
@@ -36,14 +42,21 @@ class RecordingStepper:
     """Stands in for the steps of a member: notes what it was asked."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
+    declared: list[OptimizerSpec] = field(default_factory=list)
+    refusal: Exception | None = None
     result: PushResult = field(default_factory=lambda: outcome("applied"))
 
     def step(self, spec: object, groups: object, **how: object) -> PushResult:
         self.steps.append({"groups": groups, **how})
         return self.result
 
-    def optimizer_state(self, optimizer: str) -> "States":
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> "States":
         return {}
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.declared.append(spec)
 
 
 def prepared(
@@ -165,11 +178,34 @@ def test_a_weight_is_a_number_of_samples(model: nn.Module, weight: float) -> Non
     assert not stepper.steps
 
 
-def test_a_group_can_not_be_added_later(model: nn.Module) -> None:
-    optimizer, _ = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+def test_a_group_that_is_added_is_declared_and_named_by_pushes() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer, stepper = prepared(inner, model)
 
-    with pytest.raises(UnsupportedError, match="not in this release"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    optimizer.step()
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.2})
+    optimizer.step()
+
+    (declared,) = stepper.declared
+    assert [group.entry_indexes for group in declared.groups] == [(0, 1), (2, 3)]
+    digests = [step["extras"].spec_digest for step in stepper.steps]
+    assert digests == ["", declared.digest]
+    assert len(stepper.steps[1]["groups"]) == 2
+    assert optimizer.param_groups is inner.param_groups
+
+
+def test_a_group_that_is_refused_is_not_there() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer, stepper = prepared(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
+    stepper.refusal = LimitError("too many")
+
+    with pytest.raises(LimitError):
+        optimizer.add_param_group({"params": model[1].parameters()})
+
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
+    assert stepper.steps[0]["extras"].spec_digest == ""
 
 
 def test_a_hyperparameter_that_is_no_number_is_named(model: nn.Module) -> None:

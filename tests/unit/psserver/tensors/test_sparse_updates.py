@@ -121,9 +121,7 @@ class SparseShards(Shards):
 
     def state(self) -> list[ChunkState]:
         return [
-            self.engines[chunk.shard_index]
-            ._optimizer("optimizer", chunk.index)
-            .export()
+            self.engines[chunk.shard_index].export_state("optimizer", chunk.index)
             for chunk in self.placement.chunks
         ]
 

@@ -1,0 +1,104 @@
+"""What `prepare` is given when it is called again: other optimizers for its models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from psworker.errors import ConfigurationError
+from psworker.optimizer import PreparedOptimizer
+from psworker.prepare import Prepared
+from psworker.wrappers import without_wrappers
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAgain:
+    """What changes.
+
+    Attributes:
+        optimizers: New optimizers by the name of the one that each is in place of.
+        loaders: The prepared loader of each that was given, by its `id()`.
+        schedulers: Learning rate schedulers.
+    """
+
+    optimizers: dict[str, Optimizer]
+    loaders: dict[int, Any]
+    schedulers: tuple[LRScheduler, ...]
+
+
+def sort_again(
+    objects: Sequence[Any],
+    given: Prepared,
+    optimizers: Mapping[str, PreparedOptimizer],
+    loaders: Mapping[int, Any],
+) -> PreparedAgain:
+    """Finds what each object is in the job.
+
+    Args:
+        objects: What was given now.
+        given: What was given first.
+        optimizers: The job's by name, as prepared last.
+        loaders: Prepared loaders by `id()` of what they were made from.
+
+    Raises:
+        ConfigurationError: It does not fit what was given first.
+    """
+    found = PreparedAgain({}, {}, tuple(o for o in objects if _is(o, LRScheduler)))
+    models = [without_wrappers(each) for each in given.models.values()]
+    prepared = list(loaders.values())
+    for each in objects:
+        if _is(each, nn.Module):
+            if not any(without_wrappers(each) is model for model in models):
+                raise ConfigurationError(
+                    "prepare() again takes the models of the first call only: the "
+                    "job's shards hold those; connect to another job for another model"
+                )
+        elif id(each) in loaders or any(each is known for known in prepared):
+            found.loaders[id(each)] = loaders.get(id(each), each)
+        elif _is(each, DataLoader):
+            raise ConfigurationError(
+                "prepare() again takes the loaders of the first call only: leave "
+                "loaders out, and go on with those that it has returned"
+            )
+        elif not _is(each, Optimizer | LRScheduler):
+            raise ConfigurationError(
+                f"prepare() does not take a {type(each).__name__}: it takes models "
+                "(nn.Module), optimizers (torch.optim), loaders (DataLoader) and "
+                "learning rate schedulers"
+            )
+    _match([each for each in objects if _is(each, Optimizer)], optimizers, found)
+    return found
+
+
+def _match(
+    given: Sequence[Any],
+    optimizers: Mapping[str, PreparedOptimizer],
+    found: PreparedAgain,
+) -> None:
+    """Matches optimizers by their order, as their names were given."""
+    if len(given) != len(optimizers) or len({id(each) for each in given}) < len(given):
+        raise ConfigurationError(
+            f"prepare() again takes as many optimizers as the job has, which are "
+            f"{', '.join(optimizers)}, in the order of the first call: a new one where "
+            "one is exchanged, and the prepared one where not"
+        )
+    for each, (name, known) in zip(given, optimizers.items(), strict=True):
+        if each is known:
+            continue
+        if isinstance(each, PreparedOptimizer) or any(
+            other.is_of(each) for other in optimizers.values()
+        ):
+            raise ConfigurationError(
+                f"{name} can't be exchanged for an optimizer that was prepared "
+                "already; build a new one, or give the one that prepare() returned, "
+                "at its place"
+            )
+        found.optimizers[name] = each
+
+
+def _is(each: object, kind: Any) -> bool:  # noqa: ANN401, a class or a union of them
+    return isinstance(each, kind)
