@@ -208,7 +208,7 @@ class PreparedOptimizer(Optimizer):
         if states is None:
             states = self._steps.optimizer_state(self.name, self._digest)
         try:
-            fill(self, self._bound.tensors, states)
+            fill(self, self._bound.tensors, states, class_name=self.spec.class_name)
             return super().state_dict()
         finally:
             self.state.clear()

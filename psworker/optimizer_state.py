@@ -48,18 +48,24 @@ def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
     return found
 
 
-def fill(optimizer: Optimizer, tensors: Sequence[torch.Tensor], states: States) -> None:
+def fill(
+    optimizer: Optimizer,
+    tensors: Sequence[torch.Tensor],
+    states: States,
+    *,
+    class_name: str,
+) -> None:
     """Gives an optimizer of torch state, on the devices and in the shapes it wants.
 
     Args:
         optimizer: Whose `state` is replaced.
         tensors: Parameters by position in the schema.
         states: Of each.
+        class_name: Class of torch whose state it is.
     """
     optimizer.state.clear()
     for index, state in states.items():
         parameter = tensors[index]
-        class_name = type(optimizer).__name__
         optimizer.state[parameter] = {
             name: as_count(class_name, value)
             if name in SCALARS
