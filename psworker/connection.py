@@ -271,6 +271,8 @@ class Connection:
         self._active = _Active(given, link, optimizers, by_loader)
         by_id = {id(given.optimizers[name]): each for name, each in optimizers.items()}
         point_schedulers(given.schedulers, by_id)
+        for each in optimizers.values():
+            each.follow(given.schedulers, is_late=stepper.member.base_clock > 0)
         replaced.update(by_id)
         results = tuple(replaced.get(id(each), each) for each in objects)
         return results[0] if len(results) == 1 else results
@@ -348,6 +350,8 @@ class Connection:
             active.optimizers[name].retire()
             active.optimizers[name] = replaced[id(optimizer)] = made
         point_schedulers(again.schedulers, replaced)
+        for name in again.optimizers:
+            active.optimizers[name].follow(again.schedulers, is_late=False)
         active.link.start(self._stepper, active.optimizers)
         results = tuple(replaced.get(id(each), each) for each in objects)
         return results[0] if len(results) == 1 else results

@@ -13,6 +13,7 @@ from psworker.optimizer_state import States
 from psworker.pending import PendingData
 from psworker.push_result import PushResult
 from psworker.steps import NO_EXTRAS, Groups, PushExtras, Steps
+from psworker.transport.values import OptimizerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,11 @@ class GroupSteps:
             self._leader.declare(spec)
 
         self._channel.led(declare)
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update was made with, in the leader alone."""
+        assert self._leader is not None, "the others' schedulers follow their script"
+        return self._leader.settings_used(optimizer)
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer, in the leader alone: no call to the others.

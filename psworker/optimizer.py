@@ -4,10 +4,11 @@ It is a `torch.optim.Optimizer` over the user's own parameter groups, so schedul
 gradient scalers, clipping and step hooks work on it as on any other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
@@ -17,7 +18,9 @@ from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
+from psworker.schedules import Schedules
 from psworker.steps import Groups, PushExtras, Steps
+from psworker.transport.values import OptimizerSettings
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +75,8 @@ class PreparedOptimizer(Optimizer):
         self._unsent: States | None = None
         self._digest = ""  # of the first declaration
         self._is_retired = False
+        self._schedules = Schedules((), self)
+        self._is_late = False
         self.name = spec.name
         self.spec = spec
         self._is_prepared = True
@@ -139,6 +144,7 @@ class PreparedOptimizer(Optimizer):
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
+        before = self._schedules.steps
         result = self._steps.step(
             self.spec,
             self.groups,
@@ -149,6 +155,40 @@ class PreparedOptimizer(Optimizer):
         )
         if result is not None:  # else it brings no state
             self._note_sent(result)
+        if self._is_late and not (result and result.dropped):
+            self._settle_late(before)
+
+    def follow(self, schedulers: Iterable[LRScheduler], *, is_late: bool) -> None:
+        """Tells with every push where its schedulers are.
+
+        Args:
+            schedulers: All that `prepare` was given.
+            is_late: Whether the job has trained already: they catch up with its.
+        """
+        self._schedules = Schedules(schedulers, self)
+        if not (is_late and self._schedules.steps):
+            return
+        setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker came
+        settings = self._steps.settings_used(self.name)
+        self._catch_up(self._schedules.steps, settings)
+        self._is_late = True
+
+    def _settle_late(self, before: tuple[int, ...]) -> None:
+        """After the first step of a late worker: its schedulers go where others' are.
+
+        Args:
+            before: Where they were when the step was made.
+        """
+        self._is_late = False
+        self._catch_up(before, self._steps.settings_used(self.name))
+
+    def _catch_up(self, before: tuple[int, ...], settings: OptimizerSettings) -> None:
+        self._schedules.catch_up(before, settings.scheduler_steps)
+        if self._schedules.follows_metric:
+            # What the job has measured is not known here: only the rates it led to.
+            position = self.spec.hyperparameter_names.index("lr")
+            for mine, theirs in zip(self.param_groups, settings.groups, strict=False):
+                mine["lr"] = theirs[position]
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
@@ -235,7 +275,11 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def _extras(self) -> PushExtras:
-        return PushExtras(spec_digest=self._digest, loads=self._unsent)
+        return PushExtras(
+            spec_digest=self._digest,
+            loads=self._unsent,
+            scheduler_steps=self._schedules.steps,
+        )
 
     def _note_sent(self, result: PushResult) -> None:
         """Keeps loaded state until a push that brings it has counted."""

@@ -1,6 +1,6 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
+from psworker.schedules import parts
 from psworker.sparse_gradients import refuse_modules
 
 
@@ -96,17 +97,11 @@ def point_schedulers(
         schedulers: The user's.
         replaced: The prepared optimizer of each, by `id()` of the user's.
     """
-    for scheduler in _with_inner(schedulers):
-        optimizer = replaced.get(id(getattr(scheduler, "optimizer", None)))
-        if optimizer is not None:
-            scheduler.optimizer = optimizer
-
-
-def _with_inner(schedulers: Sequence[LRScheduler]) -> Iterator[LRScheduler]:
-    """Schedulers, and those that chains and sequences are made of."""
-    for scheduler in schedulers:
-        yield scheduler
-        yield from _with_inner(getattr(scheduler, "_schedulers", ()))
+    for given in schedulers:
+        for scheduler in parts(given):
+            optimizer = replaced.get(id(getattr(scheduler, "optimizer", None)))
+            if optimizer is not None:
+                scheduler.optimizer = optimizer
 
 
 def _named(base: str, objects: Sequence[Any], kind: type[Any]) -> dict[str, Any]:

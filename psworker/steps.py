@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pswire.schema import OptimizerSpec
 from psworker.optimizer_state import States
 from psworker.push_result import PushResult
+from psworker.transport.values import OptimizerSettings
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,10 @@ class Steps(Protocol):
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer after all that this worker has pushed."""
+        ...
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update of an optimizer was made with."""
         ...
 
     def declare(self, spec: OptimizerSpec) -> None:

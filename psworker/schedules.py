@@ -1,0 +1,65 @@
+"""Schedulers of a prepared optimizer, and how those of a late worker catch up.
+
+A push tells how many steps each scheduler of its worker has taken. A worker that joins
+later lets its own take as many. Until its first step it may be one behind, since the
+others step theirs after their push; after that step, when pushes of one clock can be
+compared, it is where they are.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+
+class Schedules:
+    """The schedulers that `prepare` was given for one optimizer, in its order."""
+
+    def __init__(self, schedulers: Iterable[LRScheduler], optimizer: object) -> None:
+        """Finds those of an optimizer.
+
+        Args:
+            schedulers: All that `prepare` was given.
+            optimizer: The one that they must work on.
+        """
+        self._schedulers = [
+            each
+            for each in schedulers
+            if any(getattr(own, "optimizer", None) is optimizer for own in parts(each))
+        ]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps that each has taken."""
+        return tuple(_steps_of(each) for each in self._schedulers)
+
+    @property
+    def follows_metric(self) -> bool:
+        """Whether a rate depends on what the job has measured so far."""
+        return any(isinstance(each, ReduceLROnPlateau) for each in self._schedulers)
+
+    def catch_up(self, before: Sequence[int], told: Sequence[int]) -> None:
+        """Lets each take the steps that the job's has had and it has not.
+
+        Those that follow a metric stay, since the metrics of then are not known here.
+
+        Args:
+            before: `steps` when the push was made that is compared.
+            told: Those of the push whose settings counted.
+        """
+        if len(told) != len(self._schedulers):
+            return  # that worker has others
+        for each, own, theirs in zip(self._schedulers, before, told, strict=True):
+            if not isinstance(each, ReduceLROnPlateau):
+                for _ in range(theirs - own):
+                    each.step()
+
+
+def parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """A scheduler, and those that chains and sequences are made of."""
+    yield scheduler
+    for each in getattr(scheduler, "_schedulers", ()):
+        yield from parts(each)
+
+
+def _steps_of(scheduler: LRScheduler) -> int:
+    return max(int(getattr(each, "last_epoch", 0)) for each in parts(scheduler))
