@@ -4,10 +4,12 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Final
 
+import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from psworker.errors import ClosedError
+from psworker.gradients import collect_gradients, stored_elements
 from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
 
@@ -50,7 +52,9 @@ class LocalSteps:
         if self.clip_grad_norm is None:
             return
         groups = optimizer.param_groups
-        held = [parameter for group in groups for parameter in group["params"]]
+        held = [
+            _clippable(parameter) for group in groups for parameter in group["params"]
+        ]
         # A loss scaler leaves the scale in for optimizers that take it out.
         scale = getattr(optimizer, "grad_scale", None)
         factor = 1.0 if scale is None else float(scale)
@@ -71,6 +75,17 @@ class LocalSteps:
             grad_norm=self._grad_norm,
         )
         self._grad_norm = None
+
+
+def _clippable(parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor whose gradient torch can clip: of a sparse one, its elements."""
+    (gradient,) = collect_gradients([parameter])
+    if gradient is None or not gradient.is_sparse:
+        return parameter
+    elements = stored_elements(gradient)
+    holder = torch.empty_like(elements)
+    holder.grad = elements
+    return holder
 
 
 def attach(optimizer: Optimizer, steps: LocalSteps) -> None:

@@ -127,6 +127,33 @@ def test_clipped_numbers_are_those_of_the_plain_script(
     assert deviation(values_of(model), values_of(plain)) <= DEVIATION_MAX[kind]
 
 
+def test_rows_of_a_sparse_table_are_clipped_as_a_dense_one(
+    ps: WorkerConnection,
+) -> None:
+    def train(
+        model: nn.Module, optimizer: torch.optim.Optimizer, *, clips: bool
+    ) -> None:
+        for step in range(STEP_COUNT):
+            optimizer.zero_grad()
+            model(torch.tensor([step % 5, 2, 2])).square().sum().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.7)
+            optimizer.step()
+
+    plain, model = nn.Embedding(6, 3), nn.Embedding(6, 3, sparse=True)
+    model.load_state_dict(plain.state_dict())
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), clips=True)
+    _, optimizer = ps.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), clip_grad_norm=0.7
+    )
+    train(model, optimizer, clips=False)
+
+    assert ps.last_push is not None
+    assert ps.last_push.grad_norm is not None
+    assert ps.last_push.grad_norm > 0.7
+    assert deviation(values_of(model), values_of(plain)) <= 1e-6
+
+
 def test_what_is_no_norm_is_refused(ps: WorkerConnection) -> None:
     model = new_model()
     for wrong, told in (
