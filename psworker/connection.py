@@ -37,7 +37,7 @@ from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
 from psworker.prepare import Prepared, point_schedulers, sort_objects
-from psworker.prepare_again import sort_again
+from psworker.prepare_again import refuse_other_policies, sort_again
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.rejoining import EvictedWorker, join_first
@@ -243,6 +243,7 @@ class Connection:
         self._refuse_closed()
         refuse_late_group(objects)
         if self._active is not None:
+            refuse_other_policies(self._active.given, buffers)
             return self._prepare_again(self._active, objects, clip_grad_norm)
         given = sort_objects(objects, clip_grad_norm=clip_grad_norm, buffers=buffers)
         if buffers is None:

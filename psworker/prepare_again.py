@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.errors import ConfigurationError
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared
@@ -28,6 +29,19 @@ class PreparedAgain:
     optimizers: dict[str, Optimizer]
     loaders: dict[int, Any]
     schedulers: tuple[LRScheduler, ...]
+
+
+def refuse_other_policies(given: Prepared, choice: BufferChoice) -> None:
+    """Checks that a second call names no other policies of buffers.
+
+    Raises:
+        ConfigurationError: It does, or what it names is none.
+    """
+    if choice is not None and choose_policies(given.bound, choice) != given.buffers:
+        raise ConfigurationError(
+            "buffers keep the policies of the first prepare(); leave buffers out, or "
+            "give the same, when prepare() is called again"
+        )
 
 
 def sort_again(

@@ -195,6 +195,12 @@ class Counter:
         self.model.weight.grad = torch.full((3,), float(gradient))
         self.optimizer.step(weight=weight)
 
+    def wait_alone(self, job: Job) -> None:
+        """Returns once this worker knows that it is the only member."""
+        record = job.wait_record(lambda record: len(record.members) == 1)
+        membership = self.ps._session.membership
+        self.ps._loop.run(membership.wait_generation(record.generation), 10)
+
     def held(self) -> tuple[float, int, float]:
         model = self.model
         return model.statistic[0].item(), int(model.count), model.own[0].item()
@@ -266,7 +272,7 @@ def test_the_next_rank_leads_when_the_leader_has_left(job: Job) -> None:
         both(lambda: first.step(5), lambda: second.step(6))
         assert second.held()[1] == 5
         first.ps.close()
-        job.wait_record(lambda record: len(record.members) == 1)
+        second.wait_alone(job)
         second.step(7)
         assert values_of(latest(job)) == (7, 7, 0)
 
@@ -293,7 +299,7 @@ def test_a_worker_that_joins_again_has_the_buffers_of_the_others(
         with first.ps, second.ps:
             both(lambda: first.step(5), lambda: second.step(5))
             proxy.refuse()
-            job.wait_record(lambda record: len(record.members) == 1)
+            second.wait_alone(job)
             proxy.heal()
             second.step(8)
             first.model.count = torch.tensor(100)  # another tensor, written to as well
@@ -419,3 +425,19 @@ def test_a_process_that_is_alone_takes_the_same_option() -> None:
         with pytest.raises(psworker.ConfigurationError, match="is no policy"):
             ps.prepare(model, sgd, buffers="median")
         ps.prepare(model, sgd, buffers=CHOICE)
+
+
+def test_policies_stay_when_prepare_is_called_again(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        worker = Counter(job, "w0")
+        with worker.ps:
+            adam = torch.optim.Adam(worker.model.parameters())
+            with pytest.raises(psworker.ConfigurationError) as caught:
+                worker.ps.prepare(worker.model, adam, buffers="mean")
+            assert str(caught.value) == (
+                "buffers keep the policies of the first prepare(); leave buffers out, "
+                "or give the same, when prepare() is called again"
+            )
+            _, worker.optimizer = worker.ps.prepare(worker.model, adam, buffers=CHOICE)
+            worker.step(6)
+            assert values_of(latest(job)) == (6, 6, 0)

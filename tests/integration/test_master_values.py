@@ -174,3 +174,27 @@ def test_a_shard_tells_what_masters_take(dtype: torch.dtype, tmp_path: Path) -> 
         engine = job.shards[0].model.engine
         held = job.ask(lambda: (engine.byte_count, engine.state_byte_count))
     assert held == ((128, 256) if dtype is torch.bfloat16 else (256, 0))
+
+
+def test_an_unfrozen_parameter_of_16_bits_gets_master_values(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=1) as job, connect(job, "w0") as ps:
+        model = nn.Linear(1, 1).bfloat16()
+        with torch.no_grad():
+            model.weight.fill_(256)
+            model.bias.fill_(256)
+        sgd = torch.optim.SGD([model.weight], lr=1.0)
+        model, optimizer = ps.prepare(model, sgd)
+        quarter = torch.tensor(0.25).bfloat16()
+
+        def step() -> None:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, quarter.item())
+            optimizer.step()
+
+        step()
+        optimizer.add_param_group({"params": [model.bias]})
+        for _ in range(4):
+            step()
+    # 0.25 is less than a place of bfloat16 at 256: it takes a master to add up.
+    assert model.weight.item() == 256 - 1.0  # 1.25, to the even one
+    assert model.bias.item() == 256 - 1.0
