@@ -158,3 +158,33 @@ def test_a_gradient_that_overflows_on_cuda_skips_the_clock(tmp_path: Path) -> No
     with Job(tmp_path, shard_count=2, workers_min=2) as job:
         results = run_workers({"w0": work, "w1": work})
     assert results == {"w0": (True, True), "w1": (True, True)}
+
+
+def test_buffers_on_cuda_are_kept_equal(tmp_path: Path) -> None:
+    def work(worker_id: str) -> list[torch.Tensor]:
+        rank = int(worker_id[1:])
+        model = nn.Sequential(nn.BatchNorm1d(3)).to("cuda")
+        model.register_buffer("table", torch.arange(5.0, device="cuda"))
+        with connect(job, worker_id) as ps:
+            _, optimizer = ps.prepare(model, adam(model), buffers={"table": "mean"})
+            for step in range(3):
+                if step == 1:
+                    model.get_buffer("table").data.add_(2.0 * rank)
+                optimizer.zero_grad()
+                inputs = torch.tensor([[0.0], [4.0]], device="cuda") + 10 * rank
+                model(inputs.expand(2, 3)).square().sum().backward()
+                optimizer.step(weight=1)
+        return [buffer.cpu() for buffer in model.buffers()]
+
+    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+    for mine, theirs in zip(*results.values(), strict=True):
+        assert torch.equal(mine, theirs)
+    named = {tuple(each.shape): each for each in results["w0"]}
+    # w1 alone has written to the table, and through `.data`.
+    assert named[5,].tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert named[()].item() == 3
+    # The mean of 2 and 12, with a momentum of 0.1, three times.
+    expected = torch.full((3,), 7 * (1 - 0.9**3))
+    found = [each for each in results["w0"] if each.shape == (3,)]
+    assert any(torch.allclose(each, expected) for each in found)
