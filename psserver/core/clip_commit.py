@@ -42,7 +42,11 @@ def orphaned_clock(record: Record) -> int:
     Returns:
         0 when there is none.
     """
-    commit_clock = record.commit.clock if record.commit is not None else 0
+    commit = record.commit
+    if commit is not None and not commit.is_scaled:
+        is_driven = any(record.member_of(worker) for worker in commit.workers)
+        return 0 if is_driven else commit.clock
+    commit_clock = commit.clock if commit is not None else 0
     bases = [member.base_clock for member in record.members]
     clocks = (
         end.last_clock

@@ -22,6 +22,8 @@ class ClockCommits:
     Attributes:
         chosen: On shard 0 with backup workers, the newest choice.
         measure: When the job clips, the norm of the clock.
+        standing: When the job clips and has backup workers, the newest choice that a
+            driver or a record has told, to be measured.
     """
 
     def __init__(self, state: ShardState) -> None:
@@ -30,6 +32,7 @@ class ClockCommits:
         self._ready: dict[WorkerKey, int] = {}
         self.chosen: ClockChoice | None = None
         self.measure = ClockMeasure(state)
+        self.standing: ClockChoice | None = None
 
     def committed(self, clock: int) -> ClockChoice | None:
         """What a clock consists of, if it is committed."""
@@ -66,9 +69,10 @@ class ClockCommits:
             self._state.committed = ClockChoice(clock, tuple(complete))
             return self._state.committed
         if self._state.rules.has_backups:
+            if contributors and not members:
+                self.stand(ClockChoice(clock, tuple(complete)))
             self._choose(clock, contributors, entries)
-            for worker in complete:
-                self._tell(worker, contributors, ClockChoice(clock, ()))
+            self._tell_own(clock, contributors, entries)
         elif len(complete) == len(contributors):
             choice = ClockChoice(clock, tuple(complete))
             told = self.measure.of(choice, entries) if is_clipped else choice
@@ -81,8 +85,16 @@ class ClockCommits:
         self, clock: int, contributors: tuple[Member, ...]
     ) -> ClockChoice | None:
         """The sum of squares of a clock as it consists now, if it is known."""
-        workers = tuple(member.worker for member in contributors)
-        return self.measure.known(ClockChoice(clock, workers))
+        choice = ClockChoice(clock, tuple(member.worker for member in contributors))
+        if self._state.rules.has_backups:
+            standing = self._standing(clock)
+            return None if standing is None else self.measure.known(standing)
+        return self.measure.known(choice)
+
+    def stand(self, choice: ClockChoice) -> None:
+        """Whose pushes a clock consists of is certain; its scale is to follow."""
+        if self._standing(choice.clock) is None:
+            self.standing = choice._replace(gradient_scale=0.0)
 
     def tell_again(self, worker: WorkerKey) -> None:
         """The worker's call is a new one: it may not have heard."""
@@ -118,6 +130,12 @@ class ClockCommits:
             is_right = choice.workers == own and all(
                 self._is_complete(member, choice.clock) for member in contributors
             )
+        rules = self._state.rules
+        if is_right and not choice.is_scaled and rules.is_clipped and rules.has_backups:
+            self.stand(choice)
+            return False
+        if not (choice.is_scaled or rules.is_clipped):
+            choice = choice._replace(gradient_scale=1.0)
         if is_right and self.measure.admits_commit(choice):
             self._state.committed = choice
             return True
@@ -132,6 +150,32 @@ class ClockCommits:
             self._ready[worker] = sequence
 
     # Inside
+
+    def _standing(self, clock: int) -> ClockChoice | None:
+        known = self.standing
+        return known if known is not None and known.clock == clock else None
+
+    def _tell_own(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> None:
+        """With backup workers: tells each that its push is complete.
+
+        When the job clips, those that were chosen are told in its place what the clock
+        measures, once that is known.
+        """
+        standing = self._standing(clock)
+        if standing is not None:
+            standing = self.measure.of(standing, entries)
+        for member in contributors:
+            worker = member.worker
+            entry = entries.get(worker)
+            if entry is None or not entry.is_complete:
+                continue
+            is_chosen = standing is not None and worker in standing.workers
+            if is_chosen and standing is not None:
+                self._tell(worker, contributors, standing)
+            else:
+                self._tell(worker, contributors, ClockChoice(clock, ()))
 
     def _tell(
         self,
@@ -179,7 +223,11 @@ class ClockCommits:
             return
         chosen = (*weighty[:count], *idle)
         if any(self._state.clocks.member_of(worker) for worker in chosen):
-            self.chosen = ClockChoice(clock, tuple(sorted(chosen)))
+            self.chosen = ClockChoice(
+                clock,
+                tuple(sorted(chosen)),
+                gradient_scale=0.0 if rules.is_clipped else 1.0,
+            )
 
 
 def _weight(entry: PushEntry | None) -> float:

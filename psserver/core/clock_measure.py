@@ -98,7 +98,7 @@ def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:
     """
     if known is None or known[:2] != choice[:2]:
         return
-    if known.gradient_scale != choice.gradient_scale:
+    if choice.is_scaled and known.gradient_scale != choice.gradient_scale:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"a commit of clock {choice.clock} says gradient scale "

@@ -107,7 +107,10 @@ class ClockProgress:
             if clock > applied and self._clocks.contributors(clock)
         )
         if commit is not None and commit.clock > applied:
-            self._state.committed = commit
+            if commit.is_scaled:
+                self._state.committed = commit
+            else:
+                self.commits.stand(commit)
         if self.open is not None:
             self.open.disarm()
 

@@ -296,8 +296,8 @@ class CoordinatorCore:
         """A worker has completed `prepare` and asks to become a member.
 
         Raises:
-            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `UNSUPPORTED`,
-                `SHARD_LOST` or `WORKER_INCARNATION_STALE`; no state changed.
+            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `SHARD_LOST` or
+                `WORKER_INCARNATION_STALE`; no state changed.
         """
         self._check_alive()
         self.check_present(entry)
@@ -308,15 +308,6 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
-        if clip_grad_norm and self.settings.backup_worker_count:
-            raise Refusal(
-                ErrorReason.UNSUPPORTED,
-                "clip_grad_norm does not go with backup workers in this release: the "
-                "norm is that of all contributors, and a clock that leaves some out is "
-                "not measured; start the coordinator without --backup-workers, or call "
-                "torch.nn.utils.clip_grad_norm_ before step(), which clips each "
-                "worker's own gradient",
-            )
         if model.agree(schema, optimizers, clip_grad_norm):
             self._progress.model = model
             self._progress.effects.append(SchemaFixed())

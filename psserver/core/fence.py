@@ -153,7 +153,7 @@ def following_record(fence: ActiveFence, previous: Record) -> Record:
             e for e in previous.departures if _is_open(e, previous, reports)
         ),
         skipped_clocks=tuple(sorted(skipped)),
-        commit=begun_commit(previous, reports) or _measured_commit(fence),
+        commit=_commit(fence, previous),
     )
 
 
@@ -176,7 +176,7 @@ def begun_commit(
         and choice.clock > applied_min
         and is_of_bsp(record, choice.clock)
     ]
-    return max(begun, key=lambda choice: choice.clock, default=None)
+    return max(begun, key=lambda choice: (choice.clock, choice.is_scaled), default=None)
 
 
 def holding_of(report: FenceReport, worker: WorkerKey) -> WorkerHolding:
@@ -187,9 +187,13 @@ def holding_of(report: FenceReport, worker: WorkerKey) -> WorkerHolding:
     )
 
 
-def _measured_commit(fence: ActiveFence) -> ClockChoice | None:
+def _commit(fence: ActiveFence, previous: Record) -> ClockChoice | None:
+    """The clock that a record commits, or whose contributors it tells."""
     reports = [fence.reports[index] for index in sorted(fence.reports)]
-    return measured_commit(reports, fence.clip_grad_norm)
+    begun = begun_commit(previous, reports)
+    if begun is not None and begun.is_scaled:
+        return begun
+    return measured_commit(reports, fence.clip_grad_norm) or begun
 
 
 def _is_open(end: Departure, record: Record, reports: Collection[FenceReport]) -> bool:

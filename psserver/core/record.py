@@ -106,13 +106,18 @@ class ClockChoice(NamedTuple):
 
     When the job clips by the global norm, also with the sum of squares of its mean
     gradient, on one shard until it is committed, then over all; and with what that
-    gradient is multiplied by.
+    gradient is multiplied by: 0 for contributors that stand while that is to follow.
     """
 
     clock: int
     workers: tuple[WorkerKey, ...]
     sum_of_squares: float = 0.0
     gradient_scale: float = 1.0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it can be committed."""
+        return self.gradient_scale > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,7 +144,7 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
         checked_clock(choice.clock),
         workers,
         choice.sum_of_squares,
-        choice.gradient_scale or 1.0,
+        choice.gradient_scale,
     )
 
 

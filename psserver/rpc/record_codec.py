@@ -134,7 +134,7 @@ def read_choice(message: messages.ClockChoice) -> ClockChoice:
         message.clock,
         tuple(map(read_identity, message.workers)),
         message.sum_of_squares,
-        message.gradient_scale or 1.0,
+        message.gradient_scale,
     )
 
 

@@ -107,7 +107,7 @@ def choice_of(message: membership_pb2.ClockChoice) -> values.ClockChoice:
         message.clock,
         tuple(map(identity_of, message.workers)),
         message.sum_of_squares,
-        message.gradient_scale or 1.0,
+        message.gradient_scale,
     )
 
 

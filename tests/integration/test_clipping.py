@@ -7,6 +7,7 @@ One process has the gradient of the union of all batches, and clips it by
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from psserver.core.record import Mode
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.held_commits import commits_held
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
-from tests.integration.ones_worker import Worker
+from tests.integration.ones_worker import Worker, run_all
 
 SEED: Final = 20261128
 STEP_COUNT: Final = 12
@@ -173,7 +174,7 @@ def test_rows_of_a_sparse_embedding_count_in_the_norm(tmp_path: Path) -> None:
         part = slice(0, 11) if worker_id == "w0" else slice(11, 16)
         norms = []
         with connect(job, worker_id) as ps:
-            model, optimizer = ps.prepare(*build(sparse=True), clip_grad_norm=1.0)
+            model, optimizer = ps.prepare(*built[worker_id], clip_grad_norm=1.0)
             for step in range(5):
                 backward(model, step, part)
                 optimizer.step(weight=part.stop - part.start)
@@ -182,6 +183,8 @@ def test_rows_of_a_sparse_embedding_count_in_the_norm(tmp_path: Path) -> None:
                 norms.append(ps.last_push.grad_norm)
         return values_of(model), norms
 
+    # Here, since the seed is one for all threads.
+    built = {worker_id: build(sparse=True) for worker_id in ("w0", "w1")}
     with Job(tmp_path, workers_min=2) as job:
         results = run_workers({"w0": work, "w1": work})
 
@@ -258,7 +261,7 @@ def test_each_optimizer_is_clipped_by_its_own_norm(tmp_path: Path) -> None:
         (model(inputs) * 5).square().mean().backward()
 
     def work(worker_id: str) -> tuple[list[torch.Tensor], list[float]]:
-        model, own = build()
+        model, own = built[worker_id]
         rows = slice(0, 11) if worker_id == "w0" else slice(11, 16)
         norms = []
         with connect(job, worker_id) as ps:
@@ -271,6 +274,8 @@ def test_each_optimizer_is_clipped_by_its_own_norm(tmp_path: Path) -> None:
                 norms.append(ps.last_push.grad_norm)
         return values_of(model), norms
 
+    # Here, since the seed is one for all threads.
+    built = {worker_id: build() for worker_id in ("w0", "w1")}
     with Job(tmp_path, workers_min=2) as job:
         results = run_workers({"w0": work, "w1": work})
 
@@ -395,14 +400,18 @@ def test_the_clip_survives_a_restart_and_another_one_is_refused(
     ]
 
 
-def test_backup_workers_are_refused_with_it(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1)
-    with (
-        Job(tmp_path, backup_worker_count=1) as job,
-        connect(job, "w0") as ps,
-        pytest.raises(
-            psworker.UnsupportedError,
-            match="clip_grad_norm does not go with backup workers",
-        ),
-    ):
-        ps.prepare(model, torch.optim.SGD(model.parameters(), 0.1), clip_grad_norm=1)
+def test_with_backup_workers_the_norm_is_of_those_that_count(tmp_path: Path) -> None:
+    with Job(tmp_path, workers_min=3, backup_worker_count=1) as job:
+        with ThreadPoolExecutor(3) as pool:
+            crew = list(pool.map(lambda w: ones_worker(job, w), ("w0", "w1", "w2")))
+        first, second, late = crew
+        with first.ps, second.ps, late.ps:
+            run_all(
+                lambda: [first.step() for _ in range(4)],
+                lambda: [second.step() for _ in range(4)],
+            )
+            for push in first.pushes + second.pushes:
+                assert push.grad_norm == pytest.approx(ONES_NORM)
+            dropped = late.step()
+            assert (dropped.outcome, dropped.grad_norm) == ("dropped", None)
+            assert late.value == first.value == pytest.approx(-4 * ONES_SCALE)

@@ -46,6 +46,14 @@ SCENARIOS = {
     "clipped modes lossy": Scenario(
         modes=ALL, clip_grad_norm=0.5, loses_workers=True, restarts_coordinator=True
     ),
+    "clipped backups": Scenario(
+        modes=ALL,
+        clip_grad_norm=0.5,
+        has_backups=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
     "everything": Scenario(
         modes=ALL,
         loses_workers=True,

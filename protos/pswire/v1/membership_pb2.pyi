@@ -225,8 +225,9 @@ class ClockChoice(google.protobuf.message.Message):
     records that of all shards.
     """
     gradient_scale: builtins.float
-    """In a commit and in records: what the mean gradient is multiplied by. 0 and
-    1 leave it as it is.
+    """In a commit and in records: what the mean gradient is multiplied by. 0 when
+    it is not known yet: with backup workers a commit and a record then say
+    whose pushes the clock consists of, for shards to measure them.
     """
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerIdentity]:

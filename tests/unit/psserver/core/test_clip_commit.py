@@ -228,17 +228,58 @@ def test_what_is_no_norm_is_refused(wrong: float) -> None:
     assert job.core.model.schema is None
 
 
-def test_backup_workers_and_clipping_do_not_go_together() -> None:
+# Backup workers: who counts is certain before the scale is
+
+
+def chosen_of(job: DrivenCoordinator, index: int, **more: object) -> FenceReport:
+    """What a shard reports when shard 0 has chosen a alone for clock 1."""
+    report = job.report_of(complete={"a": 1, "b": 1}, trailer=1)
+    chosen = choice(1, "a")._replace(gradient_scale=0.0) if index == 0 else None
+    return replace(report, chosen=chosen, **more)  # type: ignore[arg-type]
+
+
+def with_backups() -> DrivenCoordinator:
     settings = JobSettings(
         job_id="job",
         shard_count=2,
         step_atomicity=StepAtomicity.CLOCK,
         backup_worker_count=1,
     )
-    job = DrivenCoordinator(settings=settings)
-    job.clip_grad_norm = 1.0
-    with pytest.raises(Refusal) as caught:
-        job.add_worker("a")
-    assert caught.value.reason is ErrorReason.UNSUPPORTED
-    assert "start the coordinator without --backup-workers" in caught.value.message
-    assert job.core.model.schema is None
+    return DrivenCoordinator.running("a", "b", settings=settings, clip_grad_norm=1.5)
+
+
+def test_a_choice_stands_in_a_record_before_its_scale_is_known() -> None:
+    job = with_backups()
+    job.lose(job.core.roster.entry(key("b")))
+    for index in (0, 1):
+        job.send(index, chosen_of(job, index))
+
+    assert job.record.commit == choice(1, "a")._replace(gradient_scale=0.0)
+    assert job.core.fence is None  # a is there to commit it
+
+
+def test_a_choice_whose_drivers_are_lost_is_committed_by_another_record() -> None:
+    job = with_backups()
+    job.lose(job.core.roster.entry(key("a")))
+    for index in (0, 1):
+        job.send(index, chosen_of(job, index))
+    assert job.record.commit == choice(1, "a")._replace(gradient_scale=0.0)
+
+    measured = part(1, "a", total=2.0)._replace(gradient_scale=0.0)
+    for index in (0, 1):
+        job.send(index, chosen_of(job, index, measured=measured))
+
+    assert job.record.commit == ClockChoice(
+        1, (key("a"),), 4.0, gradient_scale(2.0, 1.5)
+    )
+    assert job.core.fence is None
+
+
+def test_what_a_shard_has_committed_counts_before_what_was_chosen() -> None:
+    job = with_backups()
+    job.lose(job.core.roster.entry(key("b")))
+    done = ClockChoice(1, (key("a"),), 9.0, 0.5)
+    job.send(0, chosen_of(job, 0))
+    job.send(1, chosen_of(job, 1, committed=done))
+
+    assert job.record.commit == done

@@ -6,7 +6,7 @@ import pytest
 
 from psserver.core.effects import ApplyChunk, MeasureClock
 from psserver.core.push import Outcome
-from psserver.core.record import ClockChoice, Mode
+from psserver.core.record import ClockChoice, Mode, StepAtomicity
 from psserver.core.shard_rules import ShardRules
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
@@ -292,6 +292,85 @@ def test_only_the_newest_commit_counts_for_the_norm_of_an_answer() -> None:
 
     assert shard.outcomes() == {"a": Outcome.SKIPPED}
     assert shard.replies()[push_id("a", 2)].grad_norm is None
+
+
+# Backup workers
+
+BACKUPS = ShardRules(
+    step_atomicity=StepAtomicity.CLOCK,
+    backup_worker_count=1,
+    is_first=True,
+    clip_grad_norm=1.0,
+)
+
+
+def stands(*names: str) -> ClockChoice:
+    return choice(1, *names)._replace(gradient_scale=0.0)
+
+
+def with_backups(*names: str) -> DrivenShard:
+    """All have pushed clock 1 and were told of their own push."""
+    shard = DrivenShard(dict.fromkeys(names, 0), (0,), rules=BACKUPS)
+    for name in names:
+        shard.push(name, chunks=[0])
+    assert told(shard) == [(name, "", 0.0) for name in names]
+    shard.forget()
+    return shard
+
+
+def test_those_that_were_chosen_are_told_what_the_clock_measures() -> None:
+    shard = with_backups("a", "b", "c")
+    for name in "ac":
+        shard.core.ready(key(name), 1)
+    assert shard.core.choice_for(key("b"), 1) == stands("a", "c")
+    assert shard.of(MeasureClock) == []
+
+    assert not shard.core.commit(key("a"), stands("a", "c"))
+
+    (order,) = shard.of(MeasureClock)
+    assert [part.worker_id for part in order.chunks[0][1]] == ["a", "c"]
+    shard.core.clock_measured(order.choice, 4.0)
+    assert told(shard) == [("a", "ac", 4.0), ("c", "ac", 4.0)]
+    assert shard.core.commit(key("c"), committed("a", "c"))
+    (update,) = shard.apply_all()
+    assert update.gradient_scale == NORM_3
+    assert shard.outcomes() == {
+        "a": Outcome.APPLIED,
+        "b": Outcome.DROPPED,
+        "c": Outcome.APPLIED,
+    }
+    assert shard.replies()[push_id("b")].grad_norm is None
+
+
+def test_who_counts_is_told_once_and_for_all() -> None:
+    shard = with_backups("a", "b")
+    shard.core.commit(key("a"), stands("a"))
+    shard.core.commit(key("b"), stands("b"))
+
+    (order,) = shard.of(MeasureClock)
+    assert order.choice[:2] == choice(1, "a")[:2]
+
+
+def test_a_commit_overtaken_by_another_ones_scale_is_no_error() -> None:
+    shard = with_backups("a", "b")
+    shard.core.commit(key("a"), stands("a"))
+    shard.core.clock_measured(stands("a"), 4.0)
+    assert shard.core.commit(key("a"), committed("a"))
+
+    assert shard.core.commit(key("a"), stands("a"))
+
+
+def test_a_record_says_who_counts_before_the_scale_is_known() -> None:
+    shard = with_backups("a", "b")
+    shard.install(record({"a": 0, "b": 0}, generation=2, commit=stands("b")))
+
+    (order,) = shard.of(MeasureClock)
+    assert order.choice == stands("b")
+    assert shard.apply_all() == []
+    shard.core.clock_measured(order.choice, 4.0)
+    assert told(shard) == [("b", "b", 4.0)]
+    shard.freeze(3)
+    assert shard.reports()[-1].measured == stands("b")._replace(sum_of_squares=4.0)
 
 
 # SSP and ASP

@@ -16,8 +16,10 @@ def said(**fields: float) -> membership_pb2.ClockChoice:
     return membership_pb2.ClockChoice(clock=3, workers=[worker], **fields)
 
 
-def test_a_scale_that_is_not_said_is_one() -> None:
-    assert worker_choice(said()) == ClockChoice(3, (key("a"),), 0.0, 1.0)
+def test_a_scale_that_is_not_said_is_to_follow() -> None:
+    found = worker_choice(said())
+    assert found == ClockChoice(3, (key("a"),), 0.0, 0.0)
+    assert not found.is_scaled
 
 
 def test_the_sum_and_the_scale_are_read() -> None:
