@@ -4,17 +4,24 @@ As in torch. What torch says in the middle of a step would be said on a shard, t
 workers at once and far from the line that caused it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import nn
 
+from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
 from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.schema import OptimizerSpec
+from pswire.slice_rows import NUMBER_BYTES
 from psworker.errors import UnsupportedError
 
 _Values = Sequence[float]
 """Hyperparameters of a group, in the order of the wire."""
+
+_ROWS_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
+"""Most that rows and their numbers may take of a message, beside all else in it."""
 
 Groups = Sequence[_Values]
 """Those of all groups of an optimizer."""
@@ -78,7 +85,7 @@ def refuse_gradients(
             if gradient is None:
                 continue
             problem = (
-                _sparse_problem(spec, groups[position])
+                _sparse_problem(spec, groups[position]) or _size_problem(gradient)
                 if gradient.is_sparse
                 else _dense_problem(spec)
             )
@@ -108,6 +115,18 @@ def _sparse_problem(spec: OptimizerSpec, values: _Values) -> str | None:
             "sparse=False"
         )
     return None
+
+
+def _size_problem(gradient: torch.Tensor) -> str | None:
+    """Why rows can't be sent: numbers of very short ones are most of a message."""
+    row_bytes = math.prod(gradient.shape[1:]) * gradient.element_size()
+    row_count = min(gradient._nnz(), CHUNK_BYTES_MAX // max(row_bytes, 1))
+    if row_count * (row_bytes + NUMBER_BYTES) <= _ROWS_BYTES_MAX:
+        return None
+    return (
+        f"it has {gradient._nnz()} rows of {row_bytes} bytes, whose numbers do not fit "
+        "a message; build the module with sparse=False"
+    )
 
 
 def _dense_problem(spec: OptimizerSpec) -> str | None:

@@ -169,7 +169,7 @@ class ApplyEngine:
             row_indices,
             row_lengths=self._row_lengths,
             membership=membership,
-            spec=self._declared.newest(optimizer),
+            specs=self._declared.all_of(optimizer),
         )
         for piece, each in zip(chunk.slices, rows, strict=False):
             if each is not None:

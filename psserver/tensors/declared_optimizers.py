@@ -4,7 +4,7 @@ A push says by which declaration it was made. Declarations stay, since a worker 
 joins late begins with the first ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from psserver.tensors.supported_optimizers import check_entries, check_optimizer
 from pswire.placement import Chunk
@@ -83,9 +83,9 @@ class DeclaredOptimizers:
             )
         return specs[digest]
 
-    def newest(self, name: str) -> OptimizerSpec:
-        """The declaration that was made last."""
-        return next(reversed(self._specs[name].values()))
+    def all_of(self, name: str) -> Collection[OptimizerSpec]:
+        """All declarations of an optimizer, the newest one last."""
+        return self._specs[name].values()
 
     def is_alone(self, name: str) -> bool:
         """Whether there is but one declaration of an optimizer."""

@@ -1,6 +1,6 @@
 """Checks of the sparse gradients that workers send."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from psserver.tensors.contribution import ChunkRows
@@ -18,7 +18,7 @@ def read_rows(
     *,
     row_lengths: Sequence[int],
     membership: Sequence[bool],
-    spec: OptimizerSpec,
+    specs: Collection[OptimizerSpec],
 ) -> ChunkRows:
     """Reads which rows a received chunk holds.
 
@@ -28,24 +28,27 @@ def read_rows(
         row_indices: As they came; None for a dense chunk.
         row_lengths: Elements of a row of each tensor of the schema.
         membership: Which slices the optimizer has; others that came are buffers.
-        spec: The optimizer that shall apply it.
+        specs: All declarations of the optimizer: the trailer says which one it is by.
 
     Raises:
         Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`; nothing is kept.
     """
+    *_, spec = specs
+    takes = {SUPPORTED[each.class_name].sparse for each in specs}
     rows: ChunkRows = ()
     if row_indices is not None:
         rows = unpack_rows(row_indices, chunk, presence, row_lengths)
-    takes = SUPPORTED[spec.class_name].sparse
+    elif takes != {SparseGradients.REQUIRED}:
+        return rows
     for position, is_member in enumerate(membership):
         if not presence[position]:
             continue
         is_sparse = bool(rows) and rows[position] is not None
         if is_sparse and not is_member:
             _refuse(chunk, spec, "is of a buffer, whose values come whole")
-        if is_sparse and takes is SparseGradients.REFUSED:
+        if is_sparse and takes == {SparseGradients.REFUSED}:
             _refuse(chunk, spec, "is sparse, and it takes dense gradients only")
-        if is_member and not is_sparse and takes is SparseGradients.REQUIRED:
+        if is_member and not is_sparse and takes == {SparseGradients.REQUIRED}:
             _refuse(chunk, spec, "is dense, and it takes sparse gradients only")
     return rows
 

@@ -308,3 +308,37 @@ def test_any_name_that_torch_accepts(tmp_path: Path) -> None:
     assert_same(pulled, model)
     written = {each.name for each in tmp_path.iterdir()}
     assert written <= {"coordinator", "shard-0", "shard-1", "model.safetensors"}
+
+
+@pytest.mark.parametrize("class_name", ["SGD", "SparseAdam"])
+def test_rows_are_cut_by_chunks_of_full_size(class_name: str, tmp_path: Path) -> None:
+    """A row of 100 elements and a chunk of 2^18: three chunks cut three rows."""
+
+    def step(table: nn.Embedding, optimizer: torch.optim.Optimizer) -> None:
+        for first in (2620, 5240, 7862):
+            rows = torch.arange(first, first + 4)
+            table.zero_grad()
+            table(rows).square().sum().backward()
+            optimizer.step()
+
+    generator = torch.Generator().manual_seed(SEED)
+    values = torch.randn((9000, 100), generator=generator)
+    plain, table = (
+        nn.Embedding.from_pretrained(values.clone(), freeze=False, sparse=True)
+        for _ in range(2)
+    )
+    make = getattr(torch.optim, class_name)
+    step(plain, make(plain.parameters(), lr=0.1))
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        table, optimizer = ps.prepare(table, make(table.parameters(), lr=0.1))
+        sent = ps.bytes_sent
+        step(table, optimizer)
+        assert ps.bytes_sent - sent < 3 * 10_000
+        cuts = [
+            chunk.element_count for host in job.shards for chunk in host.model.chunks
+        ]
+
+    assert len(cuts) == 4
+    assert any(count % 100 for count in cuts)
+    assert deviation([table.weight.detach()], [plain.weight.detach()]) <= 1e-6
+    assert torch.equal(table.weight.detach()[:2620], values[:2620])

@@ -123,8 +123,23 @@ def scaled(prepare: Prepare) -> list[torch.Tensor]:
     return list(model.parameters())
 
 
+def exchanged(prepare: Prepare) -> list[torch.Tensor]:
+    """SGD on the table alone, and then SparseAdam in its place."""
+    model: Any = Model()
+    table = model.table.parameters
+    model, optimizer = prepare(model, torch.optim.SGD(table(), lr=0.2))
+    for step in range(STEP_COUNT):
+        if step == 3:
+            adam = torch.optim.SparseAdam(table(), lr=0.1)
+            model, optimizer = prepare(model, adam)
+        model.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
 @pytest.mark.parametrize(
-    "script", [with_two_optimizers, accumulating, scheduled, scaled]
+    "script", [with_two_optimizers, accumulating, scheduled, scaled, exchanged]
 )
 def test_a_script_has_the_numbers_of_one_process(
     script: Callable[[Prepare], list[torch.Tensor]], tmp_path: Path

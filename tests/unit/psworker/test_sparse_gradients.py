@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from pswire.frames import REQUEST_CHUNK_FIELD
+from pswire.limits import MESSAGE_BYTES_MAX
+from pswire.placement import place
+from psworker import gradients
 from psworker.errors import UnsupportedError
 from psworker.model_schema import bind_models, describe_optimizer
 from psworker.prepare import sort_objects
 from psworker.sparse_gradients import refuse_gradients
+from psworker.tensor_chunks import ChunkSource
 
 
 class Model(nn.Module):
@@ -97,9 +102,9 @@ def refusal_at_step(model: Model, optimizer: torch.optim.Optimizer) -> str:
     bound = bind_models({"model": model})
     spec = describe_optimizer("optimizer", optimizer, bound)
     values = [group.hyperparameters for group in spec.groups]
-    gradients = [tensor.grad for tensor in bound.tensors]
+    held = [tensor.grad for tensor in bound.tensors]
     with pytest.raises(UnsupportedError) as caught:
-        refuse_gradients(spec, values, gradients)
+        refuse_gradients(spec, values, held)
     return str(caught.value)
 
 
@@ -152,3 +157,30 @@ def test_gradients_that_torch_takes_pass(class_name: str) -> None:
         [group.hyperparameters for group in spec.groups],
         [tensor.grad for tensor in bound.tensors],
     )
+
+
+@pytest.mark.parametrize(
+    ("row_count", "is_refused"), [(500_000, True), (400_000, False)]
+)
+def test_rows_that_are_mostly_their_numbers_are_refused(
+    row_count: int, is_refused: bool
+) -> None:
+    """More rows of one bfloat16 than a message has room for the numbers of."""
+    table = nn.Embedding(600_000, 1, sparse=True, dtype=torch.bfloat16)
+    table(torch.arange(row_count)).sum().backward()
+    bound = bind_models({"model": table})
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    spec = describe_optimizer("optimizer", optimizer, bound)
+    placement = place(bound.schema, 1)
+    held = gradients.collect_gradients([table.weight])
+
+    if is_refused:
+        with pytest.raises(UnsupportedError, match=r"500000 rows of 2 bytes.*=False"):
+            refuse_gradients(spec, [spec.groups[0].hyperparameters], held)
+    else:
+        refuse_gradients(spec, [spec.groups[0].hyperparameters], held)
+    source = ChunkSource(held)
+    largest = max(
+        len(source.encode(chunk, REQUEST_CHUNK_FIELD)) for chunk in placement.chunks
+    )
+    assert (largest > MESSAGE_BYTES_MAX) is is_refused

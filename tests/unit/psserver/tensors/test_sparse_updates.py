@@ -16,8 +16,9 @@ from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.optimizer_states import ChunkState
 from pswire.optimizers import flatten_group
 from pswire.placement import Chunk, Slice
+from pswire.reasons import Refusal
 from pswire.torch_types import buffer_of
-from tests.unit.psserver.tensors.shards import Gradients, Shards
+from tests.unit.psserver.tensors.shards import Gradients, Shards, spec_of
 
 STEP_COUNT: Final = 30
 SHAPES: Final = ((20, 7), (3,), (9, 2, 3), (5,))
@@ -470,6 +471,24 @@ def test_training_goes_on_from_exported_state(
     ] == [
         {key: value.tolist() for key, value in state.items()} for state in other.state()
     ]
+
+
+def test_a_push_by_any_declaration_of_an_optimizer_is_let_in() -> None:
+    """Its trailer says by which one it was made, and comes after its chunks perhaps."""
+    generator = torch.Generator().manual_seed(14)
+    parameters = make_parameters(generator)
+    sparse = Push("w0", 1, [rows(generator, SHAPES[0], 2), None, None, None])
+    adam = torch.optim.Adam([parameters[0]])
+    shards = SparseShards(parameters, {"optimizer": adam}, shard_count=1)
+    chunk = shards.placement.chunks[0]
+    with pytest.raises(Refusal, match="is Adam: a slice of chunk 0 is sparse"):
+        shards.contribution(chunk, sparse)
+
+    sparse_adam = torch.optim.SparseAdam([parameters[0]])
+    shards.engines[0].declare(spec_of("optimizer", sparse_adam, parameters))
+
+    shards.contribution(chunk, sparse)
+    shards.contribution(chunk, filled(sparse))
 
 
 def test_hyperparameters_of_sparse_adam_travel() -> None:
