@@ -111,6 +111,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 samples = TensorDataset(torch.arange(24.0).reshape(-1, 1))
+print("imported")
 ps = psworker.connect()
 model, optimizer, loader = ps.prepare(
     model, optimizer, DataLoader(samples, batch_size=2, shuffle=True)
@@ -147,6 +148,7 @@ def test_ranges_of_a_killed_worker_finish_elsewhere(
         processes.start(
             "doomed", str(script), PS_COORDINATOR=job.address, PS_WORKER_ID="doomed"
         )
+        assert processes.line("doomed") == "imported"
         job.wait_workers(1, WorkerState.JOINING)
         # Two, since as many as the start waits for must be left when one is lost.
         results = run_workers({"w0": work, "w1": work})
