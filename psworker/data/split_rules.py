@@ -190,23 +190,17 @@ def sizes_of(fractions: Sequence[tuple[str, float]], count: int) -> dict[str, in
 def _rounded(rows: Indices, columns: Indices) -> Indices:
     """Whole numbers with these sums, each less than one from its exact share.
 
-    Rows in turn round up where a column is furthest behind; what the columns then have
-    too much or too little is passed on along cells that may be rounded either way,
-    which always succeeds (Bacharach, "Matrix rounding problems", 1966).
+    Each row rounds up its largest remainders. What columns then have too much or too
+    little is passed on along cells that may be rounded either way, which always
+    succeeds (Bacharach, "Matrix rounding problems", 1966).
     """
     shares = rows[:, None] * columns[None, :]
     total = int(columns.sum())
-    floors = shares // total
-    can_rise = shares % total > 0
+    floors, remainders = shares // total, shares % total
+    can_rise = remainders > 0
     is_up = np.zeros_like(can_rise)
-    debt = np.zeros(len(columns))
-    for row in range(len(rows)):
-        debt += (shares[row] % total) / total
-        lacking = int(rows[row] - floors[row].sum())
-        wanted = np.where(can_rise[row], debt, -np.inf)
-        chosen = np.argsort(-wanted, kind="stable")[:lacking]
-        is_up[row, chosen] = True
-        debt[chosen] -= 1
+    for row, lacking in enumerate((rows - floors.sum(axis=1)).tolist()):
+        is_up[row, np.argsort(-remainders[row], kind="stable")[:lacking]] = True
     while True:
         off = (floors + is_up).sum(axis=0) - columns
         if not off.any():

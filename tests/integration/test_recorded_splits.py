@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 import psworker
 from pswire.addresses import parse_address
+from pswire.reasons import ErrorReason
+from pswire.v1 import coordinator_service_pb2, membership_pb2
 from psworker.ctl.status import read_status, status_json, status_text
 from psworker.data import split
+from tests.integration.forged_calls import TIMEOUT_S, asked, refusal_of
 from tests.integration.job import Job, connect
 
 LABELS = [number % 4 for number in range(80)]
@@ -69,6 +73,23 @@ def test_a_split_of_another_kind_is_refused_before_it_is_sent(tmp_path: Path) ->
             ps.record_split("", drawn())
         with pytest.raises(psworker.ProtocolError, match="longer than 1024 bytes"):
             ps.record_split("x" * 1025, drawn())
+
+
+def test_a_worker_that_has_left_records_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=1) as job:
+        with connect(job, "w0"):
+            pass
+        request = coordinator_service_pb2.RecordSplitRequest(
+            job_id=job.ask(lambda: job.coordinator.core.settings.job_id),
+            worker=membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1),
+            split=coordinator_service_pb2.SplitRecord(name="x", digest="0" * 64),
+        )
+        with grpc.insecure_channel(job.address) as channel:
+            call = asked(channel, "RecordSplit")
+            message = request.SerializeToString()
+            _, text, reason = refusal_of(call(message, timeout=TIMEOUT_S))
+        assert reason is ErrorReason.WORKER_INCARNATION_STALE, text
+        assert job.ask(job.coordinator.splits.all) == ()
 
 
 def test_a_script_alone_has_splits_too(monkeypatch: pytest.MonkeyPatch) -> None:
