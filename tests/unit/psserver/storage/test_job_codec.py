@@ -98,6 +98,10 @@ def test_an_epoch_survives() -> None:
         consumed_count=8,
         torn_count=16,
         dropped_count=24,
+        skipped={key("a"): {DataRange("loader", 3, 32, 40)}, key("b/2"): set()},
+        departed_skipped_count=4,
+        revoked={key("b/2"): {DataRange("loader", 3, 0, 8)}},
+        repeated_count=2,
     )
 
     loaded = load_epoch("loader", 3, dump_epoch(ledger))
@@ -107,6 +111,15 @@ def test_an_epoch_survives() -> None:
     assert loaded.lease(key("a"), participants, 9) == ledger.lease(
         key("a"), participants, 9
     )
+
+
+def test_an_epoch_of_a_release_that_did_not_count_skips_can_be_read() -> None:
+    shape = EpochShape(position_count=9, batch_size=1, drop_last=False)
+    ledger = EpochLedger("loader", 0, shape, consumed_count=3)
+    written = json.loads(dump_epoch(ledger))
+    for name in ("skipped", "departed_skipped_count", "revoked", "repeated_count"):
+        del written[name]
+    assert load_epoch("loader", 0, json.dumps(written)) == ledger
 
 
 def test_a_new_epoch_survives() -> None:
