@@ -68,6 +68,7 @@ CATALOGUE: Final = (
     # Both are equal to the last bit: a mean of two is exact in binary.
     Script(name="amp_bfloat16", batch_size=16, in_turn=True),
     Script(name="amp_float16", batch_size=16, in_turn=True),
+    Script(name="amp_overflow", batch_size=16, in_turn=True),
     Script(name="autoencoder", batch_size=16),
     Script(name="averaged_model", batch_size=16),
     # 8e-7 between one process and itself with its batches turned around.
