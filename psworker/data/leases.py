@@ -102,11 +102,14 @@ class EpochLeases:
 
         While it waits, the worker pushes weight 0 for clocks that wait for it.
         """
+        # What is consumed must not be told while a later step on the same data, as a
+        # GAN takes it, is under way: the epoch could close, and the others would begin
+        # the next one with the clock of that step.
+        if not self._ready and not self._is_closed and not self._is_settled():
+            return False
         # Not idle before that has brought nothing: two requests at once would make the
         # order of what they bring a matter of chance.
         self._fill()
-        if not self._ready and not self._is_closed and not self._is_settled():
-            return False
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)

@@ -126,6 +126,35 @@ def test_values_come_to_an_idle_worker_that_keeps_its_last_gradient(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_epoch_closes_after_all_steps_on_its_last_batch(
+    tmp_path: Path, overlap: bool
+) -> None:
+    """Else the idle worker begins the next one in the midst of the two steps."""
+
+    def work(worker_id: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        with connect(job, worker_id) as ps:
+            g, d = nn.Linear(3, 3), nn.Linear(3, 1)
+            optimizers = [torch.optim.Adam(each.parameters()) for each in (g, d)]
+            given = (g, d, *optimizers, _loader(batch_size=20))
+            g, d, g_opt, d_opt, loader = ps.prepare(*given, overlap=overlap)
+            for _ in range(4):
+                for inputs, _ in loader:
+                    for optimizer in (d_opt, g_opt):
+                        optimizer.zero_grad()
+                        d(g(inputs)).square().mean().backward()
+                        optimizer.step()
+            ps.wait()
+            return [each.detach().clone() for each in g.parameters()]
+
+    with Job(tmp_path, workers_min=2) as job:
+        # Three batches an epoch: one worker is idle at its end.
+        results = run_workers({"w0": work, "w1": work})
+    for one, other in zip(results["w0"], results["w1"], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_worker_with_more_data_waits_for_nobody_who_has_left(tmp_path: Path) -> None:
     def work(worker_id: str) -> int:
         epoch_count = {"w0": 1, "w1": 3}[worker_id]
