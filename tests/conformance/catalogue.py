@@ -28,6 +28,7 @@ class Script:
         worker_count: Workers.
         shard_count: Shards that hold a part of the model.
         data: What must have been fetched.
+        overlaps: Whether it is run with `overlap=True`, too.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Script:
     worker_count: int = 2
     shard_count: int = 2
     data: Path | None = None
+    overlaps: bool = False
 
     @property
     def plain(self) -> Path:
@@ -64,30 +66,32 @@ class Script:
 
 
 CATALOGUE: Final = (
-    Script(name="accumulation", batch_size=8),
+    Script(name="accumulation", batch_size=8, overlaps=True),
     # Both are equal to the last bit: a mean of two is exact in binary.
     Script(name="amp_bfloat16", batch_size=16, in_turn=True),
     Script(name="amp_float16", batch_size=16, in_turn=True),
-    Script(name="amp_overflow", batch_size=16, in_turn=True),
+    Script(name="amp_overflow", batch_size=16, in_turn=True, overlaps=True),
     Script(name="autoencoder", batch_size=16),
-    Script(name="averaged_model", batch_size=16),
+    Script(name="averaged_model", batch_size=16, overlaps=True),
     # 8e-7 between one process and itself with its batches turned around.
-    Script(name="batchnorm_cnn", batch_size=16, in_turn=True, allowed=5e-6),
+    Script(
+        name="batchnorm_cnn", batch_size=16, in_turn=True, allowed=5e-6, overlaps=True
+    ),
     # The last bit of bfloat16 is 4e-3, and shards keep more of them.
     Script(name="bfloat16_parameters", batch_size=16, in_turn=True, allowed=1e-2),
-    Script(name="char_transformer", batch_size=16),
+    Script(name="char_transformer", batch_size=16, overlaps=True),
     Script(name="clipped_gru", batch_size=8),
-    Script(name="clipped_on_worker", batch_size=32, worker_count=1),
+    Script(name="clipped_on_worker", batch_size=32, worker_count=1, overlaps=True),
     Script(name="compiled", batch_size=16),
     Script(name="digits_mlp", batch_size=16),
     Script(name="distillation", batch_size=16),
-    Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS),
-    Script(name="gan", batch_size=16),
+    Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS, overlaps=True),
+    Script(name="gan", batch_size=16, overlaps=True),
     Script(name="gradient_penalty", batch_size=16),
     Script(name="loader_processes", batch_size=16),
     Script(name="logistic_regression", batch_size=16, shard_count=1),
     Script(name="lstm_rows", batch_size=16),
-    Script(name="mnist_cnn", batch_size=64),
+    Script(name="mnist_cnn", batch_size=64, overlaps=True),
     Script(name="movielens_factorization", batch_size=128, data=MOVIELENS),
     Script(name="onecycle_label_smoothing", batch_size=16),
     Script(name="padded_sequences", batch_size=16),
@@ -98,8 +102,8 @@ CATALOGUE: Final = (
     Script(name="skip_gram", batch_size=128),
     Script(name="streamed_lines", batch_size=32),
     Script(name="triplets", batch_size=16),
-    Script(name="two_tasks", batch_size=16),
-    Script(name="unfreezing", batch_size=16),
+    Script(name="two_tasks", batch_size=16, overlaps=True),
+    Script(name="unfreezing", batch_size=16, overlaps=True),
     Script(name="variational_autoencoder", batch_size=16),
     Script(name="weighted_sampler", batch_size=16),
 )

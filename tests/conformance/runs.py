@@ -10,6 +10,7 @@ from tests.conformance.losses import Line
 from tests.fault.children import Child, Nursery, kill, wait_until
 from tests.integration.job import JOB_SEED, Job
 
+OVERLAPPED: Final = Path(__file__).with_name("overlapped.py")
 ONE_PROCESS: Final = Path(__file__).with_name("one_process.py")
 RUN_TIMEOUT_S: Final = 50.0
 EPOCH_COUNT_MAX: Final = 8
@@ -38,14 +39,17 @@ def run_alone(
 
 
 def run_workers(
-    nursery: Nursery, script: Script, job: Job, folder: Path
+    nursery: Nursery, script: Script, job: Job, folder: Path, *, overlap: bool = False
 ) -> list[list[Line]]:
     """Runs the workers of a job; the lines of each, by rank."""
+    command = [str(script.distributed), *script.arguments_of_worker]
+    if overlap:
+        command = [str(OVERLAPPED), *command]
     children = [
         nursery.start(
-            f"worker-{rank}",
-            str(script.distributed),
-            script.arguments_of_worker,
+            f"worker-{rank}-overlapped" if overlap else f"worker-{rank}",
+            command[0],
+            command[1:],
             folder=folder,
             environment={"PS_COORDINATOR": job.address, "PS_WORKER_ID": f"w{rank}"},
         )

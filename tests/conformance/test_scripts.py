@@ -55,9 +55,13 @@ def test_losses_are_those_of_one_process(
     if script.data is not None and not script.data.exists():
         pytest.skip(f"no {script.data.name}: `make conformance` fetches it")
     alone = run_alone(nursery, script, script.plain, tmp_path)
-    with Job(tmp_path, workers_min=script.worker_count) as job:
+    with Job(tmp_path / "job", workers_min=script.worker_count) as job:
         workers = run_workers(nursery, script, job, tmp_path)
         chunk_counts = [len(host.model.chunks) for host in job.shards]
+    overlapped = workers
+    if script.overlaps:
+        with Job(tmp_path / "overlapped", workers_min=script.worker_count) as job:
+            overlapped = run_workers(nursery, script, job, tmp_path, overlap=True)
     together = (
         in_turn(workers)
         if script.in_turn
@@ -78,6 +82,7 @@ def test_losses_are_those_of_one_process(
     )
     rows.append(row)
     assert without_coordinator == alone, "the script alone has other losses"
+    assert overlapped == workers, "overlap=True leads to other losses"
     assert len(alone) >= STEP_COUNT_MIN
     assert len([count for count in chunk_counts if count]) == script.shard_count
     assert row.difference <= script.allowed
