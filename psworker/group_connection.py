@@ -175,6 +175,12 @@ class GroupConnection:
             for each in objects
             if isinstance(each, nn.Module)
         ]
+        if self._steps is not None:
+            raise ConfigurationError(
+                "prepare() was called already: in a process group give it everything "
+                "in one call; another optimizer half-way needs a worker without "
+                "DistributedDataParallel"
+            )
         if all(inner is None for _, inner in wrapped):
             self._inner = self._inner or self._open()
             return self._inner.prepare(
@@ -188,10 +194,6 @@ class GroupConnection:
                 "prepare(overlap=True) is not possible for DistributedDataParallel: "
                 "gradients are final only once the group has averaged them, which "
                 "overlaps with backward() by itself; leave overlap out"
-            )
-        if self._steps is not None:
-            raise ConfigurationError(
-                "prepare() was called already: give it everything in one call"
             )
         self._check_models([inner for _, inner in wrapped])
         plain = {id(each): inner.module for each, inner in wrapped if inner is not None}

@@ -15,7 +15,7 @@ from psworker.data.split_value import Split
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.job_splits import check_recorded, to_record
 from psworker.local_optimizer import LocalSteps, attach
-from psworker.prepare import check_clip_norm, check_objects
+from psworker.prepare import check_clip_norm, check_kinds, check_objects
 from psworker.push_result import PushResult
 from psworker.torchrun import TorchrunProcess
 
@@ -37,6 +37,7 @@ class LocalConnection:
         self._worker_id = worker_id or LOCAL_WORKER_ID
         self._steps = LocalSteps(LOCAL_MODE)
         self._is_prepared = False
+        self._prepared: list[object] = []
         self._splits: dict[str, RecordedSplit] = {}
 
     def __enter__(self) -> Self:
@@ -118,6 +119,8 @@ class LocalConnection:
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
+        Called again, it takes another optimizer, as `Connection.prepare` does.
+
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
                 `LRScheduler`; at least one model and one optimizer.
@@ -135,15 +138,17 @@ class LocalConnection:
         """
         if self._steps.is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
-        if self._is_prepared:
-            raise ConfigurationError(
-                "prepare() was called already: give it everything in one call"
-            )
-        check_objects(objects)
         check_clip_norm(clip_grad_norm)
-        self._steps.clip_grad_norm = clip_grad_norm
         read_choice(buffers)
+        if self._is_prepared:
+            check_kinds(objects)
+        else:
+            check_objects(objects)
+            self._steps.clip_grad_norm = clip_grad_norm
         for each in objects:
+            if any(each is known for known in self._prepared):
+                continue  # given again, with another optimizer perhaps
+            self._prepared.append(each)
             if isinstance(each, Optimizer):
                 attach(each, self._steps)
             elif isinstance(each, DataLoader):

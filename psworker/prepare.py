@@ -116,7 +116,7 @@ def check_objects(objects: Sequence[Any]) -> None:
     Raises:
         ConfigurationError: Something is missing, or of a kind that is not taken.
     """
-    _check_kinds(objects)
+    check_kinds(objects)
     if not all(
         any(isinstance(each, kind) for each in objects)
         for kind in (nn.Module, Optimizer)
@@ -148,7 +148,12 @@ def check_clip_norm(clip_grad_norm: float | None) -> None:
         )
 
 
-def _check_kinds(objects: Sequence[Any]) -> None:
+def check_kinds(objects: Sequence[Any]) -> None:
+    """Checks that all are of kinds that `prepare` takes, each once.
+
+    Raises:
+        ConfigurationError: Something is not.
+    """
     seen: set[int] = set()
     for each in objects:
         if isinstance(each, PreparedOptimizer):

@@ -13,7 +13,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode, StepAtomicity
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     TOLERANCE,
     Prepare,
@@ -368,3 +368,33 @@ def test_another_norm_to_clip_to_is_refused(
     with pytest.raises(psworker.ConfigurationError, match="clips as the first"):
         ps.prepare(model, optimizer, clip_grad_norm=1.0)
     assert ps.prepare(model, optimizer) == (model, optimizer)
+
+
+def test_a_shard_holds_a_push_until_it_has_heard_of_its_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a worker is quicker than the coordinator's watch."""
+    with Job(tmp_path, shard_count=1) as job, connect(job, "w0") as ps:
+        model: Any = small_model()
+        model, optimizer = ps.prepare(model, torch.optim.SGD([model[2].bias], lr=0.1))
+        (host,) = job.shards
+        engine, asked = host.model.engine, threading.Event()
+        has_declared = engine.has_declared
+
+        def has(name: str, digest: str) -> bool:
+            asked.set()
+            return has_declared(name, digest)
+
+        monkeypatch.setattr(engine, "has_declared", has)
+        # The worker goes ahead as if all knew.
+        monkeypatch.setattr(optimizer._steps, "declare", lambda spec: None)
+        optimizer.add_param_group({"params": [model[2].weight]})
+        declared = (*host.model.optimizers, optimizer.spec)
+        with Crew({"w0": lambda _: train(model, optimizer, range(1))}) as crew:
+            assert asked.wait(20)
+            assert not job.ask(lambda: host.model.core.clocks.applied_clock)
+            job.ask(
+                lambda: host.adopt(host.model.schema, host.model.placement, declared)
+            )
+            crew.results()
+        assert job.step_counts(2) == {1}, "of the group that was added"

@@ -204,3 +204,19 @@ def test_state_is_for_members_only(target: Target, case: str) -> None:
 
     assert found == reason, text
     assert_readable(text)
+
+
+def test_a_push_by_an_unknown_declaration_is_held_and_then_sent_away(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.rpc.readiness.WAITING_INTERVAL_MS", 100)
+    before = target.state()
+    call = streamed(target.channel, "PushPull")
+    request = target.header() + target.trailer(optimizer_digest="0" * 32)
+
+    _, text, found = refusal_of(call(iter([request]), timeout=TIMEOUT_S))
+
+    assert found == ErrorReason.RECOVERING
+    assert "waits for the coordinator to tell of the parameter groups" in text
+    assert target.state() == before
+    target.step()

@@ -123,3 +123,39 @@ def test_before_the_start_a_model_goes_with_the_last_who_stood_for_it() -> None:
 
     assert len(job.of(SchemaFixed)) == 2
     assert job.core.model.schema == SCHEMA
+
+
+def test_a_declaration_is_kept_once_and_the_first_word_still_agrees() -> None:
+    model = JobModel()
+    model.agree(schema("a", "b"), OPTIMIZERS)
+    (group,) = sgd().groups
+    grown = replace(sgd(), groups=(group, replace(group, entry_indexes=(1,))))
+
+    assert not model.declare(with_rate(0.7)), "values are no part of it"
+    assert model.declare(grown)
+    assert not model.declare(grown)
+
+    assert model.all_optimizers == (*OPTIMIZERS, grown)
+    assert not model.agree(schema("a", "b"), OPTIMIZERS)
+    other = JobModel()
+    other.restore(schema("a", "b"), model.all_optimizers, 0.0)
+    assert (other.optimizers, other.declared) == (OPTIMIZERS, (grown,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "says"),
+    [
+        ({"name": "x"}, ErrorReason.OPTIMIZER_MISMATCH, "not one of the job's"),
+        ({"class_name": "LBFGS"}, ErrorReason.OPTIMIZER_UNSUPPORTED, "LBFGS"),
+    ],
+)
+def test_a_declaration_that_is_none_is_refused(
+    changes: dict[str, str], reason: ErrorReason, says: str
+) -> None:
+    model = JobModel()
+    model.agree(schema("a"), OPTIMIZERS)
+    spec = replace(sgd(), exchange_count=1, **changes)  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match=says) as caught:
+        model.declare(spec)
+    assert caught.value.reason is reason
+    assert not model.declared

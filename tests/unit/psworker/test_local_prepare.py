@@ -1,0 +1,32 @@
+"""Without a job `prepare` may be called again too, so that a script stays as it is."""
+
+import pytest
+import torch
+from torch import nn
+
+from psworker.errors import ConfigurationError
+from psworker.local_connection import LocalConnection
+
+
+def test_another_optimizer_may_be_prepared_half_way() -> None:
+    ps = LocalConnection()
+    model = nn.Linear(2, 1)
+    model, first = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    first.step(weight=2)
+
+    second = ps.prepare(torch.optim.Adam(model.parameters()))
+    again, same = ps.prepare(model, second)
+    same.step(weight=2)
+
+    assert (again, same) == (model, second)
+    assert ps.clock == 2
+
+
+def test_what_it_does_not_take_is_refused_again_too() -> None:
+    ps = LocalConnection()
+    model = nn.Linear(2, 1)
+    ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(ConfigurationError, match="does not take a str"):
+        ps.prepare("optimizer")
