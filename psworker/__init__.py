@@ -102,6 +102,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "data":
+        # So that `psworker.data.split` needs no import of its own.
+        return import_module(f"{__name__}.data")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")

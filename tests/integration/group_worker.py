@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import psworker
+import psworker.data
 from tests.integration.group_training import (
     CLIP_NORM,
     SAMPLE_COUNT,
@@ -60,6 +61,8 @@ def train(folder: str) -> None:
         scheduler.step()
     assert ps.last_push is not None
     assert ps.rank in (0, 1)
+    assert ps.worker_count >= 1
+    split_in_group(ps)
     print("end", rank, ps.worker_id, ps.clock, ps.mode, ps.last_push.outcome)
     print("bytes", rank, ps.bytes_sent > 0, flush=True)
     ps.close()
@@ -68,6 +71,15 @@ def train(folder: str) -> None:
         optimizer.step()
     except psworker.ClosedError as error:
         print("closed", rank, error, flush=True)
+
+
+def split_in_group(ps: psworker.WorkerConnection) -> None:
+    """All processes have the split of the first one that recorded it, or an error."""
+    ps.record_split("rows", psworker.data.split(SAMPLE_COUNT))
+    try:
+        ps.record_split("rows", psworker.data.split(SAMPLE_COUNT, seed=1))
+    except psworker.SplitError as error:
+        print("split", dist.get_rank(), error, flush=True)
 
 
 def fail(_: str) -> None:
@@ -90,7 +102,12 @@ def plain(_: str) -> None:
     """Without a wrapped model: each process is a worker."""
     model = new_model(seed=0)
     with psworker.connect(step_timeout_s=40, start_timeout_s=40) as ps:
+        try:
+            split_in_group(ps)
+        except psworker.ConfigurationError as error:
+            print("early", dist.get_rank(), error, flush=True)
         prepared, optimizer = ps.prepare(model, new_optimizer(model))
+        split_in_group(ps)
         prepared(torch.ones(2, 6)).sum().backward()
         optimizer.step()
         print("worker", dist.get_rank(), ps.worker_id, ps.rank, ps.clock, flush=True)

@@ -100,6 +100,10 @@ def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
         start_pair(processes, "train", tmp_path, job)
         with Crew({"z0": lambda worker_id: on_plain_worker(job, worker_id)}) as crew:
             beside = crew.results()["z0"]
+        for rank in range(2):
+            line = processes.line(f"rank-{rank}")
+            assert line.startswith(f"split {rank} "), line
+            assert "split 'rows' differs from the one that worker 'r0'" in line
         seen = sorted(processes.line(f"rank-{rank}") for rank in range(2))
         assert seen == [f"end {rank} r0 {STEP_COUNT} bsp applied" for rank in range(2)]
         assert processes.line("rank-0") == "bytes 0 True"
@@ -147,6 +151,10 @@ def test_without_a_wrapped_model_each_process_is_a_worker(
 ) -> None:
     with Job(tmp_path / "job", workers_min=2) as job:
         start_pair(processes, "plain", tmp_path, job)
+        for rank in range(2):
+            early, late = (processes.line(f"rank-{rank}") for _ in range(2))
+            assert early.startswith(f"early {rank} the processes of a group record spl")
+            assert late.startswith(f"split {rank} split 'rows' differs")
         seen = sorted(processes.line(f"rank-{rank}") for rank in range(2))
         assert [line.split()[:3] for line in seen] == [
             ["worker", str(rank), f"r{rank}"] for rank in range(2)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib import import_module
 
 import psworker
 from psworker import errors
@@ -24,6 +25,10 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
     }
     assert list(psworker.__all__) == sorted(psworker.__all__)
     assert dir(psworker) == psworker.__all__
+
+
+def test_the_package_for_data_can_be_had_without_an_import_of_its_own() -> None:
+    assert psworker.__getattr__("data") is import_module("psworker.data")
 
 
 def test_importing_the_package_imports_neither_torch_nor_grpc() -> None:
