@@ -171,7 +171,7 @@ class WatchedTensors(dict[str, torch.Tensor | None]):
         return super().values()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(super().items()),)
+        return dict, (dict(self.items()),)
 
 
 def _pass_on(module: nn.Module, inputs: object) -> None:

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from psserver.core.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from psworker.overlap import sent_ahead
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Job, connect, run_workers
-from tests.integration.overlap_scripts import SCRIPTS, Script
+from tests.integration.overlap_scripts import (
+    SCRIPTS,
+    STEP_COUNT,
+    Accumulated,
+    Script,
+    Sgd,
+)
 
 Values = tuple[list[torch.Tensor], float]
 
@@ -28,10 +35,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def wasted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each step that chunks went ahead of, whether that was in vain."""
     found: list[bool] = []
-    plain = sent_ahead.SentAhead.complete
+    plain: Any = sent_ahead.SentAhead.complete
 
     def complete(*given: Any) -> sent_ahead.CompletedPush:  # noqa: ANN401
-        completed = plain(*given)
+        completed: sent_ahead.CompletedPush = plain(*given)
         found.append(completed.is_wasted)
         return completed
 
@@ -103,3 +110,48 @@ def test_the_numbers_are_those_without_overlap(number: int, tmp_path: Path) -> N
     ours = trained(tmp_path / "on", make, overlap=True, delay_s=0.02, **counts)
 
     assert_same(ours, trained(tmp_path / "off", make, overlap=False, **counts))
+
+
+@pytest.mark.parametrize("make", [Sgd, Accumulated])
+def test_what_goes_ahead_is_not_sent_again(
+    make: Callable[[], Script], wasted: list[bool], tmp_path: Path
+) -> None:
+    trained(tmp_path, make, overlap=True)
+
+    # The first step shows what a step consists of.
+    assert wasted == [False] * (STEP_COUNT - 1)
+
+
+def test_a_script_that_changes_all_gradients_is_not_sent_ahead_for_ever(
+    wasted: list[bool], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Clipping(Script):
+        def run(self, models: list[Any], optimizers: list[Any], rank: int) -> None:
+            for step in range(14):
+                self.step(models, optimizers, step, rank)
+
+        def before_step(self, model: torch.nn.Module, step: int) -> None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    trained(tmp_path, Clipping, overlap=True)
+
+    assert wasted == [True] * 10
+    told = [text for text in caplog.messages if "prepare(overlap=True)" in text]
+    assert len(told) == 1
+    assert "changed before step() in ten steps running" in told[0]
+
+
+@pytest.mark.parametrize("atomicity", list(StepAtomicity))
+@pytest.mark.parametrize("mode", list(Mode))
+def test_every_mode_gives_one_worker_the_same_numbers(
+    mode: Mode, atomicity: StepAtomicity, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "mode": mode,
+        "staleness_bound": 1 if mode is Mode.SSP else None,
+        "step_atomicity": atomicity,
+    }
+
+    ours = trained(tmp_path / "on", Script, overlap=True, **settings)
+
+    assert_same(ours, trained(tmp_path / "off", Script, overlap=False, **settings))
