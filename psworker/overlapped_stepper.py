@@ -9,6 +9,7 @@ autograd, while that one waits for them.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -68,6 +69,8 @@ class OverlappedStepper(Stepper):
         self._ahead: SentAhead | None = None
         self._is_at_once = False
         self._turn = threading.RLock()
+        if text := crowded_text(values.tensors):
+            logger.warning(text)
         self._hooks = ModelHooks(
             models,
             values.tensors,
@@ -281,6 +284,19 @@ class OverlappedStepper(Stepper):
                 "was changed before step() in ten steps running, as by clipping or "
                 "unscaling; gradients are sent in step() from now on"
             )
+
+
+def crowded_text(tensors: Sequence[torch.Tensor]) -> str:
+    """A warning where torch leaves no core to those who send, empty elsewhere."""
+    core_count = os.cpu_count() or 1
+    is_on_cpu = any(tensor.device.type == "cpu" for tensor in tensors)
+    if not is_on_cpu or core_count == 1 or torch.get_num_threads() < core_count:
+        return ""
+    return (
+        f"prepare(overlap=True): torch computes on all {core_count} cores, so that "
+        "what is sent meanwhile holds it up; one thread less is faster: "
+        f"torch.set_num_threads({core_count - 1}), before prepare()"
+    )
 
 
 class _Gradients(Sequence[torch.Tensor | None]):

@@ -119,6 +119,72 @@ def bench_step_command(
         typer.echo(bench_text(figures))
 
 
+@bench_app.command("overlap")
+def bench_overlap_command(
+    *,
+    parameters: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Parameters, about.")
+    ] = 25_000_000,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Samples of a worker's step.")
+    ] = 256,
+    workers: Annotated[int, typer.Option(min=1, max=2, help="Workers.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, max=16, help="Shards.")] = 2,
+    turns: Annotated[
+        int, typer.Option(min=2, help="Measured turns of each contender.")
+    ] = 9,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn.")] = 4,
+    bandwidth: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="MBIT",
+            help="Puts a link of this speed, in Mbit/s, before the shards; 0 for none.",
+        ),
+    ] = 0,
+    latency: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Of that link, one way.")
+    ] = 0,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of torch in each worker; by default all cores but one, which is left "
+            "to those who send.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures what prepare(overlap=True) gains, beside one process.
+
+    Example: psctl bench overlap --bandwidth 1000 --latency 0.2 --json
+    """
+    from psworker.ctl.bench.overlap import (
+        OverlapSettings,
+        bench_overlap,
+        overlap_text,
+    )
+
+    settings = OverlapSettings(
+        parameter_count=parameters,
+        batch_size=batch,
+        worker_count=workers,
+        shard_count=shards,
+        turn_count=turns,
+        step_count=steps,
+        bandwidth_mbit=bandwidth,
+        latency_ms=latency,
+        thread_count=threads or max(1, (os.cpu_count() or 2) - 1),
+    )
+    with interruptible():
+        figures = bench_overlap(settings, say)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(overlap_text(figures))
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measure paramserver on this machine."""

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,19 @@ _POLL_S: Final = 0.1
 _ADDRESS: Final = re.compile(r"127\.0\.0\.1:\d+")
 
 
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Addresses of a shard.
+
+    Attributes:
+        listens: Where it listens.
+        is_reached: Where workers reach it.
+    """
+
+    listens: str
+    is_reached: str
+
+
 def daemon_names(shard_count: int) -> list[str]:
     """Names of the processes among the children."""
     return ["coordinator", *(f"shard {index}" for index in range(shard_count))]
@@ -34,6 +48,8 @@ def start_daemons(
     mode: str = "bsp",
     options: Sequence[str] = (),
     environment: dict[str, str] | None = None,
+    prefix: str = "",
+    places: Sequence[ShardPlace] = (),
 ) -> Address:
     """Starts a coordinator and its shards; the coordinator's address.
 
@@ -45,12 +61,14 @@ def start_daemons(
         mode: How workers keep together.
         options: More options of the coordinator.
         environment: Added to that of this process.
+        prefix: Of the names of the processes among the children.
+        places: Where each shard listens and is reached; by default any free port.
 
     Raises:
         CommandError: The coordinator didn't start.
     """
     children.start(
-        "coordinator",
+        f"{prefix}coordinator",
         [
             *("psserver", "coordinator", "--listen", "127.0.0.1:0"),
             *("--state-dir", str(scratch / "coordinator")),
@@ -60,13 +78,15 @@ def start_daemons(
         ],
         environment or {},
     )
-    address = _told_address(children)
+    address = _told_address(children, f"{prefix}coordinator")
     for index in range(shard_count):
+        place = places[index] if places else None
         children.start(
-            f"shard {index}",
+            f"{prefix}shard {index}",
             [
                 *("psserver", "shard", "--coordinator", str(address)),
-                *("--listen", "127.0.0.1:0"),
+                *("--listen", place.listens if place else "127.0.0.1:0"),
+                *(("--advertise", place.is_reached) if place else ()),
                 *("--state-dir", str(scratch / f"shard-{index}")),
             ],
             environment or {},
@@ -79,12 +99,12 @@ def is_listening_line(text: str | None) -> bool:
     return text is not None and _ADDRESS.search(text) is not None
 
 
-def _told_address(children: Children) -> Address:
+def _told_address(children: Children, name: str) -> Address:
     deadline = time.monotonic() + START_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
         line = children.next_line(min(left_s, _POLL_S))
         children.check()
-        if line is not None and line.text is not None:
+        if line is not None and line.child == name and line.text is not None:
             found = _ADDRESS.search(line.text)
             if found:
                 return parse_address(found.group())

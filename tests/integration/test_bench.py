@@ -1,4 +1,4 @@
-"""`psctl bench step` in small: it measures both sides and leaves nothing behind."""
+"""`psctl bench` in small: it measures all sides and leaves nothing behind."""
 
 import json
 import os
@@ -25,4 +25,23 @@ def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
         spread = figures[side]
         assert 0 < spread["min_ms"] <= spread["median_ms"] <= spread["max_ms"]
     assert figures["torch_rpc_over_paramserver"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "psworker.ctl", "bench", "overlap", "--json"]
+    sizes = ["--parameters", "2000000", "--batch", "4", "--turns", "2", "--steps", "2"]
+    done = subprocess.run(
+        [*command, *sizes, "--workers", "2", "--bandwidth", "4000", "--latency", "1"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["worker_count"], figures["bandwidth_mbit"]) == (2, 4000)
+    for name in ("one_process", "without_overlap", "with_overlap"):
+        assert 0 < figures[name]["min_ms"] <= figures[name]["median_ms"]
+    assert figures["without_over_with"] > 0
     assert list(tmp_path.iterdir()) == []
