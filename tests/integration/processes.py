@@ -49,14 +49,21 @@ class Processes:
         state_dir = f"--state-dir={self._folder / f'{name}.state'}"
         self.start(name, "-m", "psserver", role, state_dir, *arguments)
 
-    def line(self, name: str) -> str:
+    def line(self, name: str, timeout_s: float = LINE_TIMEOUT_S) -> str:
         """The next line that a process prints to its stdout."""
         try:
-            line = self._lines[name].get(timeout=LINE_TIMEOUT_S)
+            line = self._lines[name].get(timeout=timeout_s)
         except queue.Empty:
             raise AssertionError(f"{name} is silent:\n{self.logs()}") from None
         assert line is not None, f"{name} has ended:\n{self.logs()}"
         return line
+
+    def last_line(self, name: str) -> str:
+        """The last line that a process, which has ended, has printed."""
+        found = ""
+        while (line := self._lines[name].get(timeout=LINE_TIMEOUT_S)) is not None:
+            found = line
+        return found
 
     def address(self, name: str) -> str:
         """Where a daemon listens, from the one line that it prints."""

@@ -1,0 +1,240 @@
+"""Lightning: `Trainer(strategy=PSStrategy())` makes a process a worker of a job.
+
+Each process runs the same script, as with `psworker run`; Lightning starts none. The
+training data is split between the workers that there are when the training begins.
+Validation and tests run whole in every worker.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.data import _update_dataloader, extract_batch_size
+from lightning_utilities.core.rank_zero import rank_zero_only
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+import psworker
+from psworker.errors import ConfigurationError
+from psworker.integrations.weighed_steps import (
+    UNSPLIT_TEXT,
+    SampleCounter,
+    weigh_steps,
+)
+from psworker.worker_connection import WorkerConnection
+
+logger: Final = logging.getLogger("psworker")
+
+
+class PSStrategy(SingleDeviceStrategy):
+    """Trains a `LightningModule` as a worker of a paramserver job.
+
+    `fit` connects, joins with the module, its optimizers and schedulers, and leaves at
+    its end. Automatic and manual optimization, accumulation and precision plugins work
+    as ever. `trainer.is_global_zero` is true in the worker of rank 0, which alone
+    writes checkpoints. Workers meet in `optimizer.step()` only: `broadcast`, `barrier`
+    and `reduce` are those of one process, and metrics are a worker's own.
+    """
+
+    strategy_name = "paramserver"
+
+    def __init__(
+        self,
+        address: str | None = None,
+        worker_id: str | None = None,
+        *,
+        clip_grad_norm: float | None = None,
+        sample_count: Callable[[Any], int] = extract_batch_size,
+        device: str | torch.device | None = None,
+        **limits: float,
+    ) -> None:
+        """Names the job; `fit` connects to it.
+
+        Args:
+            address: `HOST:PORT` of the coordinator; by default `PS_COORDINATOR`, and
+                without any the process trains alone.
+            worker_id: Stable name of this worker; by default `PS_WORKER_ID`.
+            clip_grad_norm: Largest norm of the gradient over all workers. The
+                `Trainer`'s own `gradient_clip_val` clips each worker's part by itself.
+            sample_count: Samples of a batch, which are its weight.
+            device: By default the first that the accelerator has.
+            limits: Time-outs of `psworker.connect`, in seconds.
+        """
+        super().__init__()
+        self._connect: Callable[[], WorkerConnection] = lambda: psworker.connect(
+            address, worker_id, **limits
+        )
+        self._clip_grad_norm = clip_grad_norm
+        self._sample_count = sample_count
+        self._device = device
+        self._samples = SampleCounter()
+        self._connection: WorkerConnection | None = None
+        self._is_joined = False
+        self._has_failed = False
+        self._worker_count = 1
+        self._last_states: list[dict[str, Any]] = []
+        self._trainer: Trainer | None = None
+
+    @property
+    def connection(self) -> WorkerConnection:
+        """The connection of the newest `fit`.
+
+        Raises:
+            ConfigurationError: There was none yet.
+        """
+        if self._connection is None:
+            raise ConfigurationError("there is a connection once fit() was called")
+        return self._connection
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where the module trains."""
+        if self._device is not None:
+            return torch.device(self._device)
+        if isinstance(self.accelerator, CUDAAccelerator):
+            return torch.device("cuda", 0)
+        return torch.device(
+            "mps" if isinstance(self.accelerator, MPSAccelerator) else "cpu"
+        )
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this worker has rank 0; before it has joined, always."""
+        return self.global_rank == 0
+
+    def setup(self, trainer: Trainer) -> None:
+        """Joins the job, for a `fit`."""
+        self._trainer = trainer
+        super().setup(trainer)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Builds the optimizers, and lets the job have them."""
+        self._is_joined = self._has_failed = False
+        self._last_states = []
+        self._connection = ps = self._connect()
+        super().setup_optimizers(trainer)
+        schedulers = [
+            config.scheduler
+            for config in self.lr_scheduler_configs
+            if isinstance(config.scheduler, LRScheduler)
+        ]
+        optimizer_count = len(self.optimizers)
+        _, *prepared = ps.prepare(
+            self.model,
+            *self.optimizers,
+            *schedulers,
+            clip_grad_norm=self._clip_grad_norm,
+        )
+        for optimizer in prepared[:optimizer_count]:
+            weigh_steps(optimizer, self._samples.take)
+        self.optimizers = prepared[:optimizer_count]
+        self._is_joined = True
+        self._worker_count = ps.worker_count
+        self.global_rank = ps.rank
+        rank_zero_only.rank = ps.rank  # type: ignore[attr-defined]
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Gives this worker its part of the training data."""
+        is_training = self._trainer is not None and self._trainer.training
+        if not is_training or not isinstance(dataloader, DataLoader):
+            return dataloader
+        ps = self.connection
+        if not self._is_joined:
+            if isinstance(ps, psworker.LocalConnection):
+                return dataloader
+            raise ConfigurationError(
+                "the training data was asked for before the job has taken this worker "
+                "in, as trainer.estimated_stepping_batches in configure_optimizers() "
+                "does: which part is this worker's is known only then; compute the "
+                "number of steps from your own figures"
+            )
+        if self._worker_count == 1 or isinstance(
+            dataloader.sampler, DistributedSampler
+        ):
+            return dataloader
+        if isinstance(dataloader.dataset, IterableDataset):
+            logger.warning(UNSPLIT_TEXT)
+            return dataloader
+        return _update_dataloader(dataloader, self._split_sampler(dataloader))
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, as in Lightning
+        """Counts the batch and trains on it."""
+        try:
+            self._samples.add(self._sample_count(args[0]))
+        except MisconfigurationException:
+            raise ConfigurationError(
+                "the number of samples in a batch, which is its weight in the job, "
+                "can't be seen from it: give PSStrategy(sample_count=lambda batch: ...)"
+            ) from None
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state of an optimizer, for the one checkpoint that is written.
+
+        It lives on the shards. After `fit` it is what it was when this worker left.
+        """
+        if not self.is_global_zero:
+            return {}
+        if not self._last_states:
+            return super().optimizer_state(optimizer)
+        return self._last_states[self.optimizers.index(_plain(optimizer))]
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Lets the job count this worker as lost."""
+        self._has_failed = True
+        if self._connection is not None:
+            self._connection.__exit__(
+                type(exception), exception, exception.__traceback__
+            )
+
+    def teardown(self) -> None:
+        """Leaves the job."""
+        is_fit = self._trainer is not None and (
+            self._trainer.state.fn == TrainerFn.FITTING
+        )
+        if self._is_joined and is_fit:
+            self._is_joined = False
+            if self.is_global_zero and not self._has_failed:
+                # For a checkpoint that is saved after `fit`.
+                self._last_states = [each.state_dict() for each in self.optimizers]
+        if self._connection is not None and is_fit:
+            self._connection.close()
+        super().teardown()
+
+    def _split_sampler(self, dataloader: DataLoader[Any]) -> DistributedSampler[Any]:
+        """This worker's part, in the user's order where that is one of their own."""
+        sampler: Any = dataloader.sampler
+        is_own = not isinstance(sampler, RandomSampler | SequentialSampler)
+        split: type[DistributedSampler[Any]] = (
+            DistributedSamplerWrapper if is_own else DistributedSampler
+        )
+        return split(
+            sampler if is_own else dataloader.dataset,
+            num_replicas=self._worker_count,
+            rank=self.global_rank,
+            shuffle=isinstance(sampler, RandomSampler),
+        )
+
+
+def _plain(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that Lightning has wrapped, or the same."""
+    inner = (
+        optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    )
+    assert isinstance(inner, Optimizer)
+    return inner

@@ -1,0 +1,221 @@
+"""Hugging Face `Trainer`: `PSTrainer(connection=ps, ...)` trains as a worker of a job.
+
+The training data is split between the workers that there are when the training begins.
+Evaluation runs whole in every worker, and the worker of rank 0 alone saves.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from accelerate.utils import find_batch_size
+from torch import nn
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from psworker.errors import ConfigurationError, JobEndedError
+from psworker.integrations.weighed_steps import (
+    UNSPLIT_TEXT,
+    SampleCounter,
+    weigh_steps,
+)
+from psworker.optimizer import PreparedOptimizer
+from psworker.worker_connection import WorkerConnection
+
+logger: Final = logging.getLogger("psworker")
+
+
+class PSCallback(TrainerCallback):
+    """Adds `ps_clock`, `ps_version` and `ps_staleness` to what is logged.
+
+    When the job is over it stops the training after the step.
+    """
+
+    def __init__(self, ps: WorkerConnection) -> None:
+        self._ps = ps
+        self._has_ended = False
+
+    def end(self, error: JobEndedError) -> None:
+        """Takes it that the job is over."""
+        logger.warning("training stops: %s", error)
+        self._has_ended = True
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **_: Any,  # noqa: ANN401, as transformers passes it
+    ) -> None:
+        """Stops the training when the job is over."""
+        if self._has_ended:
+            control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,  # noqa: ANN401, as transformers passes it
+    ) -> None:
+        """Adds the figures, for the callbacks that come after."""
+        push = self._ps.last_push
+        if logs is not None and push is not None:
+            figures = {
+                "ps_clock": push.clock,
+                "ps_version": push.version,
+                "ps_staleness": push.staleness,
+            }
+            logs.update(figures)
+            if state.log_history:
+                state.log_history[-1].update(figures)
+
+
+# What comes before a trainer in the order of bases has one behind it.
+_TrainerBehind: Any = Trainer if TYPE_CHECKING else object
+
+
+class PSTrainerMixin(_TrainerBehind):
+    """Makes any subclass of `transformers.Trainer` a worker, put before it.
+
+    `max_grad_norm` is that of the gradient over all workers. A step weighs as many
+    samples as are behind it, or as many tokens where the loss is a mean over tokens.
+    """
+
+    optimizer: Any
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401, the trainer's own
+        connection: WorkerConnection,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """As the trainer's, with a connection.
+
+        Args:
+            args: The trainer's own.
+            connection: What `psworker.connect()` has returned.
+            kwargs: The trainer's own.
+        """
+        self._ps = connection
+        self._samples = SampleCounter()
+        self._is_joined = False
+        self._worker_count = 1
+        self._ps_callback = PSCallback(connection)
+        super().__init__(*args, **kwargs)
+        # First, so that those which write logs see what it adds.
+        self.callback_handler.callbacks.insert(0, self._ps_callback)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, the trainer's own
+        """Joins the job with the model and its optimizer, and trains.
+
+        Raises:
+            ConfigurationError: The arguments ask for what a worker can't do.
+        """
+        self._refuse()
+        if not self._is_joined:
+            self._join()
+        if self._worker_count > 1 and isinstance(self.train_dataset, IterableDataset):
+            logger.warning(UNSPLIT_TEXT)
+        with self._clipped_by_job():
+            return super().train(*args, **kwargs)
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor | Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Counts the batch and trains on it."""
+        if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            # Of all batches of the step, the same with each.
+            self._samples.put(float(num_items_in_batch))
+        else:
+            self._samples.add(find_batch_size(inputs) or 1)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this worker has rank 0; before it has joined, always."""
+        return not self._is_joined or self._ps.rank == 0
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, the trainer's own
+        """Saves the model, in the worker of rank 0."""
+        if self.is_world_process_zero():
+            super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        if self.is_world_process_zero():
+            super()._save_checkpoint(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:  # noqa: ANN401
+        data = self.train_dataset if train_dataset is None else train_dataset
+        if not self._is_joined or self._worker_count == 1:
+            return super()._get_train_sampler(train_dataset)
+        strategy = self.args.train_sampling_strategy
+        if strategy not in ("random", "sequential"):
+            raise ConfigurationError(
+                "the training data can't be split between the workers with "
+                f"train_sampling_strategy={strategy!r}: it must be 'random' or "
+                "'sequential'"
+            )
+        seed = (
+            self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        )
+        return DistributedSampler(
+            data,
+            num_replicas=self._worker_count,
+            rank=self._ps.rank,
+            shuffle=strategy == "random",
+            seed=seed,
+        )
+
+    def _refuse(self) -> None:
+        args = self.args
+        if args.world_size > 1 or args.n_gpu > 1:
+            raise ConfigurationError(
+                "a worker trains in one process on one device: start one for each with "
+                "`psworker run --nproc N`, not with torchrun or accelerate"
+            )
+        if args.fp16:
+            raise ConfigurationError(
+                "fp16=True scales the loss by a scaler of accelerate's own, which does "
+                "not reach the shards: use bf16=True"
+            )
+
+    def _join(self) -> None:
+        self.create_optimizer()
+        given = [self.model, self.optimizer]
+        if self.lr_scheduler is not None:
+            given.append(self.lr_scheduler)
+        norm = self.args.max_grad_norm
+        self.optimizer = self._ps.prepare(*given, clip_grad_norm=norm or None)[1]
+        weigh_steps(self.optimizer, self._samples.take, self._ps_callback.end)
+        if isinstance(self.optimizer, PreparedOptimizer):
+            # accelerate would wrap it, to scale losses and to place its state.
+            self.optimizer._is_accelerate_prepared = True  # type: ignore[attr-defined]
+            self.optimizer.step_was_skipped = False  # type: ignore[attr-defined]
+        self._worker_count = self._ps.worker_count
+        self._is_joined = True
+
+    @contextmanager
+    def _clipped_by_job(self) -> Iterator[None]:
+        """Keeps the trainer from clipping this worker's part by itself as well."""
+        norm, self.args.max_grad_norm = self.args.max_grad_norm, 0.0
+        try:
+            yield
+        finally:
+            self.args.max_grad_norm = norm
+
+
+class PSTrainer(PSTrainerMixin, Trainer):
+    """`transformers.Trainer` as a worker of a paramserver job."""
