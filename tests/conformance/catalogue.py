@@ -67,6 +67,7 @@ class Script:
 
 CATALOGUE: Final = (
     Script(name="accumulation", batch_size=8, overlaps=True),
+    Script(name="added_group", batch_size=16),
     # Both are equal to the last bit: a mean of two is exact in binary.
     Script(name="amp_bfloat16", batch_size=16, in_turn=True),
     Script(name="amp_float16", batch_size=16, in_turn=True),
@@ -83,8 +84,10 @@ CATALOGUE: Final = (
     Script(name="clipped_gru", batch_size=8),
     Script(name="clipped_on_worker", batch_size=32, worker_count=1, overlaps=True),
     Script(name="compiled", batch_size=16),
+    Script(name="cross_validated", batch_size=32),
     Script(name="digits_mlp", batch_size=16),
     Script(name="distillation", batch_size=16),
+    Script(name="exchanged_optimizer", batch_size=16),
     Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS, overlaps=True),
     Script(name="gan", batch_size=16, overlaps=True),
     Script(name="gradient_penalty", batch_size=16),
