@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.integration.job import Job, connect, deviation, run_workers
 
-STEP_COUNT: Final = 30
+STEP_COUNT: Final = 16
 SEED: Final = 20261128
 BATCHES: Final = {1: (16,), 2: (11, 5), 3: (3, 9, 4)}
 """Samples of each worker in every step: 16 together."""
