@@ -27,21 +27,40 @@ from pswire.v1 import push_pb2, schema_pb2
 PART_COUNT_MAX = 16
 """Most parts of one chunk: no optimizer has so much state. Each is a message."""
 
+STATE_SIZE_MAX = 8
+"""Tensors of a state, at most: it takes no more than so many times its chunk."""
+
+NAMES_BYTES_MAX = 1024
+"""Bytes that the names of a slice's tensors take at most."""
+
 
 class StateParts:
     """State that comes in parts, until it can be checked as a whole."""
 
     def __init__(self) -> None:
+        self._sizes: dict[tuple[str, int], int] = {}
         self._states: dict[str, dict[int, dict[StateKey, torch.Tensor]]] = {}
         self._part_counts: dict[tuple[str, int], int] = {}
 
-    def take(self, part: push_pb2.OptimizerStatePart) -> None:
+    def take(self, host: ShardHost, part: push_pb2.OptimizerStatePart) -> None:
         """Reads a part.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+            Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, `OPTIMIZER_MISMATCH` or
+                `CHUNK_INVALID`.
         """
+        host.model.engine.check_optimizer(part.optimizer)
+        chunk = host.model.engine.chunk(part.chunk_index)
         place = (part.optimizer, part.chunk_index)
+        self._sizes[place] = self._sizes.get(place, 0) + len(part.tensors)
+        name_bytes = NAMES_BYTES_MAX * (len(chunk.slices) + 1)
+        limit = STATE_SIZE_MAX * (8 * chunk.element_count + name_bytes)
+        if self._sizes[place] > limit:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the optimizer state of chunk {part.chunk_index} takes more than "
+                f"{limit} bytes, which no optimizer has",
+            )
         self._part_counts[place] = self._part_counts.get(place, 0) + 1
         if self._part_counts[place] > PART_COUNT_MAX:
             raise Refusal(
@@ -133,12 +152,13 @@ async def stage(
             _check_next(host, push_id(header.worker, header.sequence))
         if message.HasField("part"):
             _check_part(header, message.part)
-            parts.take(message.part)
+            parts.take(host, message.part)
     if header is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
     push = push_id(header.worker, header.sequence)
     states = parts.take_checked(host, header.optimizer_digest)
     _check_next(host, push)
+    _check_not_begun(host, push)
     if push.sequence > host.model.core.closed_sequence(push.worker):
         own = states.get(header.optimizer, {})
         host.states.put(push.worker, StagedState(push.sequence, header.optimizer, own))
@@ -199,6 +219,17 @@ def _check_next(host: ShardHost, push: PushId) -> None:
             f"{done + 1}",
             sequence=push.sequence,
             sequence_done_max=done,
+        )
+
+
+def _check_not_begun(host: ShardHost, push: PushId) -> None:
+    """Refuses to change what a push that is under way will load."""
+    entry = host.model.core.dedupe.window_of(push.worker).entries.get(push.sequence)
+    if entry is not None and entry.trailer is not None and entry.outcome is None:
+        raise Refusal(
+            ErrorReason.PUSH_CONFLICT,
+            f"push {push.sequence} of {push.worker} is under way: state for it is too "
+            "late",
         )
 
 

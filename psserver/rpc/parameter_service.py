@@ -191,7 +191,9 @@ class ParameterService:
                     check_target(host, header)
                     await model_known(host)
                 elif field == SEED_STATE_FIELD and header is not None:
-                    state.take(push_pb2.OptimizerStatePart.FromString(bytes(view)))
+                    state.take(
+                        host, push_pb2.OptimizerStatePart.FromString(bytes(view))
+                    )
                 elif field == SEED_CHUNK_FIELD and header is not None:
                     await self._stage_seed(header, view, state)
         if header is None:

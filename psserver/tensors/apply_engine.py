@@ -183,6 +183,14 @@ class ApplyEngine:
             )
         return rows
 
+    def chunk(self, chunk_index: int) -> Chunk:
+        """A chunk of this shard.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` when the shard does not hold it.
+        """
+        return self._vectors.chunk(chunk_index)
+
     def check_optimizer(self, optimizer: str) -> None:
         """Checks that the job has an optimizer of this name.
 

@@ -134,6 +134,11 @@ STATES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
             part(t, {(0, 1, "exp_avg"): torch.zeros(t.own.element_count)}),
         ],
     ),
+    "more bytes than there can be": (
+        ErrorReason.LIMIT_EXCEEDED,
+        "which no optimizer has",
+        lambda t: [header(t), part(t, b"\0" * (1 << 20))],
+    ),
     "more parts than there can be": (
         ErrorReason.LIMIT_EXCEEDED,
         "more than 16 parts",

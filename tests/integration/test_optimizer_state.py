@@ -11,7 +11,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode, StepAtomicity
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     TOLERANCE,
     Prepare,
@@ -279,3 +279,27 @@ def test_a_late_joiner_reads_the_state_too(tmp_path: Path) -> None:
 
         states = run_workers({"w0": go_on, "w1": late})
     torch.testing.assert_close(flat(states["w0"]), flat(states["w1"]), rtol=0, atol=0)
+
+
+def test_state_for_a_push_under_way_comes_too_late(tmp_path: Path) -> None:
+    """What a push loads does not change any more while its clock waits for others."""
+
+    def prepared(ps: psworker.Connection) -> tuple[Any, Any]:
+        model = small_model()
+        found: tuple[Any, Any] = ps.prepare(model, adam(model))
+        return found
+
+    with (
+        Job(tmp_path, workers_min=2) as job,
+        connect(job, "w0") as first,
+        connect(job, "w1") as second,
+    ):
+        joining = {"w0": lambda _: prepared(first), "w1": lambda _: prepared(second)}
+        mine, other = run_workers(joining).values()
+        with Crew({"w0": lambda _: train(*mine, 0, range(1))}) as crew:
+            job.wait_pushed("w0", 1)
+            with pytest.raises(psworker.ProtocolError, match="too late"):
+                mine[1]._steps._states.stage("optimizer", 1, {})
+            train(*other, 1, range(1))
+            crew.results()
+        assert job.step_counts(0) == {1}
