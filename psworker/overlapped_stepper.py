@@ -28,6 +28,7 @@ from psworker.overlap.hooks import ModelHooks
 from psworker.overlap.sent_ahead import SentAhead, Usefulness
 from psworker.push_result import PushResult
 from psworker.session import Session
+from psworker.staging import Staging
 from psworker.stepper import Stepper
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
@@ -68,6 +69,7 @@ class OverlappedStepper(Stepper):
         self._usefulness = Usefulness()
         self._ahead: SentAhead | None = None
         self._is_at_once = False
+        self._staging = Staging()
         self._turn = threading.RLock()
         if text := crowded_text(values.tensors):
             logger.warning(text)
@@ -91,6 +93,8 @@ class OverlappedStepper(Stepper):
                 return
             ready = self._expectation.note(entry_index)
             optimizer = self._expectation.optimizer
+            if self._ahead is not None:
+                self._ahead.send_staged()
             if not ready or optimizer is None or self._usefulness.is_over:
                 return
             if self._ahead is None:
@@ -268,6 +272,7 @@ class OverlappedStepper(Stepper):
             incarnations_of_shards(self._session),
             self._store.placement,
             self._loop,
+            self._staging,
         )
         self._session.shards.begin_ahead(self._ahead.calls)
 

@@ -66,6 +66,15 @@ class ChunkSource:
         )
 
     @torch.no_grad()
+    def gather(self, chunk: Chunk) -> torch.Tensor:
+        """Elements of a dense chunk's present slices, 1-D, on the device they are on.
+
+        On the host where they are on several.
+        """
+        data, _ = self._gathered(chunk, self.presence(chunk))
+        return data
+
+    @torch.no_grad()
     def digest(self, chunk: Chunk) -> int | None:
         """The digest that a message of this chunk would carry; None for rows only."""
         data, row_indices = self._payload(chunk, self.presence(chunk))
@@ -75,6 +84,12 @@ class ChunkSource:
         self, chunk: Chunk, presence: tuple[bool, ...]
     ) -> tuple[memoryview, bytes | None]:
         """Elements of the present slices as they are sent, and which rows they are."""
+        data, row_indices = self._gathered(chunk, presence)
+        return buffer_of(data.cpu()), row_indices
+
+    def _gathered(
+        self, chunk: Chunk, presence: tuple[bool, ...]
+    ) -> tuple[torch.Tensor, bytes | None]:
         parts = [
             self._part(piece)
             for piece, is_present in zip(chunk.slices, presence, strict=True)
@@ -87,10 +102,7 @@ class ChunkSource:
         if len({run.device for run in runs}) > 1:
             runs = [run.cpu() for run in runs]
         data = torch.cat(runs) if len(runs) > 1 else runs[0]
-        return (
-            buffer_of(data.to(device="cpu", dtype=dtype)),
-            pack_rows(rows) if is_sparse else None,
-        )
+        return data.to(dtype), pack_rows(rows) if is_sparse else None
 
     def _part(self, piece: Slice) -> tuple[torch.Tensor, SliceRows | None]:
         """Elements of a slice, 1-D, and of a sparse tensor the rows they are of."""

@@ -6,6 +6,7 @@ that were sent are compared with those of the gradient as it is, by their digest
 what differs goes again before the trailer.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,12 +16,15 @@ from pswire.frames import (
     ChunkFrame,
     bits_to_bytes,
     decode_chunk,
+    encode_chunk,
     split_fields,
 )
 from pswire.placement import Chunk, Placement
+from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush, header_message
 from psworker.overlap.ahead_calls import AheadCalls
+from psworker.staging import StagedCopy, Staging
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -33,6 +37,13 @@ given up: a script that clips or unscales every gradient will do so for ever."""
 class _SentChunk:
     message: bytes
     frame: ChunkFrame
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedChunk:
+    chunk: Chunk
+    presence: bytes
+    copy: StagedCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class SentAhead:
         incarnations: Sequence[int],
         placement: Placement,
         loop: EventLoop,
+        staging: Staging,
     ) -> None:
         """Sends nothing yet.
 
@@ -71,6 +83,7 @@ class SentAhead:
             incarnations: Start of each shard.
             placement: How tensors are cut.
             loop: Where the calls run.
+            staging: Brings gradients from CUDA devices.
         """
         self.header = header
         self.incarnations = list(incarnations)
@@ -79,11 +92,38 @@ class SentAhead:
         )
         self._placement = placement
         self._loop = loop
+        self._staging = staging
+        self._staged: deque[_StagedChunk] = deque()
         self._sent: dict[int, _SentChunk] = {}
 
     def send(self, chunk: Chunk, source: ChunkSource) -> None:
-        """Sends a chunk as it is now."""
-        message = source.encode(chunk, REQUEST_CHUNK_FIELD)
+        """Sends a chunk as it is now, of a CUDA device once it is on the host."""
+        self.send_staged()
+        data = source.gather(chunk) if source.is_dense(chunk) else None
+        if data is not None and data.device.type == "cuda":
+            presence = bits_to_bytes(source.presence(chunk))
+            copy = self._staging.begin(data)
+            self._staged.append(_StagedChunk(chunk, presence, copy))
+        else:
+            self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
+
+    def send_staged(self, *, waits: bool = False) -> None:
+        """Sends chunks of CUDA devices that have come to the host, in order.
+
+        Args:
+            waits: Whether to wait for those that have not.
+        """
+        while self._staged and (waits or self._staged[0].copy.is_there):
+            staged = self._staged.popleft()
+            message = encode_chunk(
+                REQUEST_CHUNK_FIELD,
+                index=staged.chunk.index,
+                presence=staged.presence,
+                data=buffer_of(staged.copy.wait()),
+            )
+            self._send(staged.chunk, message)
+
+    def _send(self, chunk: Chunk, message: bytes) -> None:
         ((_, view),) = split_fields(message)
         self._sent[chunk.index] = _SentChunk(message, decode_chunk(view))
         self.calls.append(chunk.shard_index, message)
@@ -93,6 +133,7 @@ class SentAhead:
 
         The trailer goes when the push is delivered.
         """
+        self.send_staged(waits=True)
         sent_bytes = sum(len(sent.message) for sent in self._sent.values())
         kept_bytes = 0
         pushes = []
@@ -111,7 +152,7 @@ class SentAhead:
                 if self._is_unchanged(chunk, source):
                     kept_bytes += len(self._sent[chunk.index].message)
                 else:
-                    self.send(chunk, source)
+                    self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
                 push.append(chunk.index, self._sent[chunk.index].message)
             pushes.append(push)
         return CompletedPush(pushes, is_wasted=2 * kept_bytes < sent_bytes)

@@ -188,3 +188,33 @@ def test_buffers_on_cuda_are_kept_equal(tmp_path: Path) -> None:
     expected = torch.full((3,), 7 * (1 - 0.9**3))
     found = [each for each in results["w0"] if each.shape == (3,)]
     assert any(torch.allclose(each, expected) for each in found)
+
+
+def overlapped(job: Job, *, overlap: bool, is_clipped: bool) -> list[torch.Tensor]:
+    """Parameters after training, on all devices there are."""
+    count = torch.cuda.device_count()
+    model = make_model()
+    model[0].to("cuda:0")
+    model[2].to(f"cuda:{count - 1}")
+    model[2].register_forward_pre_hook(lambda module, x: x[0].to(module.weight.device))
+    with connect(job, "w0") as ps:
+        model, optimizer = ps.prepare(model, adam(model), overlap=overlap)
+        for step in range(STEP_COUNT):
+            inputs, labels = batch("w0", step, 16)
+            outputs = model(inputs.to("cuda:0")).cpu()
+            nn.functional.cross_entropy(outputs, labels).backward()
+            if is_clipped and step % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+            optimizer.step()
+            optimizer.zero_grad()
+        ps.wait()
+        return [p.detach().cpu().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_overlap_on_cuda_changes_no_number(tmp_path: Path, is_clipped: bool) -> None:
+    results = []
+    for overlap in (False, True):
+        with Job(tmp_path / str(overlap), shard_count=2) as job:
+            results.append(overlapped(job, overlap=overlap, is_clipped=is_clipped))
+    assert all(map(torch.equal, *results))
