@@ -1,10 +1,11 @@
 """Every setting of a channel has its value for a reason, and does what it says."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -62,6 +63,30 @@ async def serving() -> AsyncIterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def listening(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """Somebody who speaks no gRPC; every connection is closed at the end."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writers.append(writer)
+        await handle(reader, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @every_kind
@@ -189,13 +214,14 @@ async def test_a_peer_that_is_away_is_tried_again_soon() -> None:
     """Five attempts take 1 s; gRPC's own settings spread them over 9 s."""
     attempted = asyncio.Semaphore(0)
 
-    def slam(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def slam(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         attempted.release()
         writer.close()
 
-    server = await asyncio.start_server(slam, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, aio_channel(f"127.0.0.1:{port}", ChannelKind.CONTROL) as channel:
+    async with (
+        listening(slam) as address,
+        aio_channel(address, ChannelKind.CONTROL) as channel,
+    ):
         call: Call = channel.unary_unary(ECHO)
         waiting = call(b"x", wait_for_ready=True, timeout=30)
         async with asyncio.timeout(5):
@@ -214,9 +240,10 @@ async def test_a_peer_that_hangs_is_noticed_long_before_the_deadline() -> None:
             pass
         writer.close()
 
-    server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, aio_channel(f"127.0.0.1:{port}", ChannelKind.CONTROL) as channel:
+    async with (
+        listening(hang) as address,
+        aio_channel(address, ChannelKind.CONTROL) as channel,
+    ):
         call: Call = channel.unary_unary(ECHO)
         started = asyncio.get_running_loop().time()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
