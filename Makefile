@@ -92,8 +92,9 @@ conformance: .venv/installed .conformance-data/fetched ## train real scripts alo
 	$(BIN)/pytest tests/conformance -q $(ARGS)
 
 .PHONY: integrations
-integrations: .venv/integrations ## test Lightning, Transformers and TensorBoard
-	$(BIN)/pytest tests/integration/test_integrations.py $(ARGS)
+integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, notebooks
+	$(BIN)/pytest tests/integration/test_integrations.py \
+		tests/integration/test_notebooks.py $(ARGS)
 
 .PHONY: clean
 clean: ## remove what these commands made
@@ -124,7 +125,7 @@ clean: ## remove what these commands made
 .venv/integrations: .venv/installed
 	@echo '  installing Lightning, Transformers and TensorBoard' >&2
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
-		--editable '.[lightning,transformers,tensorboard]'
+		ipython --editable '.[lightning,transformers,tensorboard]'
 	@touch $@
 
 .venv-protogen/installed: constraints-protogen.txt

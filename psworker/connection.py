@@ -130,6 +130,11 @@ class Connection:
         )
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, by `close` or by an error that passed through it."""
+        return self._is_closed
+
+    @property
     def worker_id(self) -> str:
         """Stable name of this worker in the job."""
         return self._session.worker.worker_id

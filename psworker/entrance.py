@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from psworker import fork_guard
+from psworker import fork_guard, notebook
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
@@ -85,6 +85,8 @@ def connect(
             'DataLoader multiprocessing_context="fork"'
         )
     arm_failpoints()
+    place = (str(coordinator), config.worker_id)
+    notebook.close_earlier(*place)
     if is_in_group():
         channel = GroupChannel(
             connect_timeout_s + max(step_timeout_s, start_timeout_s) + _MARGIN_S
@@ -95,4 +97,5 @@ def connect(
     else:
         connection = Connection.open(config)
     note_connected()
+    notebook.watch(connection, *place)
     return connection

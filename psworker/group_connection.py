@@ -81,6 +81,11 @@ class GroupConnection:
         return f"<psworker.GroupConnection {self.worker_id}, process {place}, {state}>"
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, by `close` or by an error that passed through it."""
+        return self._is_closed
+
+    @property
     def worker_id(self) -> str:
         """The worker's name; before `prepare` the wanted one, where it has none."""
         if self._steps is not None:

@@ -56,6 +56,11 @@ class LocalConnection:
         return f"<psworker.LocalConnection {self.worker_id}, {state}>"
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, by `close` or by an error that passed through it."""
+        return self._steps.is_closed
+
+    @property
     def worker_id(self) -> str:
         """The id that was given, else `local`."""
         return self._worker_id

@@ -28,6 +28,11 @@ class WorkerConnection(Protocol):
     ) -> None: ...
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, by `close` or by an error that passed through it."""
+        ...
+
+    @property
     def worker_id(self) -> str:
         """Stable name of this worker."""
         ...

@@ -250,8 +250,10 @@ def test_what_can_not_be_prepared_is_refused(ps: WorkerConnection) -> None:
 def test_after_its_end_nothing_is_done_any_more(ps: WorkerConnection) -> None:
     model = new_model()
     _, optimizer = ps.prepare(model, new_optimizer(model))
+    assert not ps.is_closed
     ps.close()
     ps.close()
+    assert ps.is_closed
     assert "closed" in repr(ps)
     with pytest.raises(psworker.ClosedError, match="connect"):
         optimizer.step()

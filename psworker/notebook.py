@@ -1,0 +1,93 @@
+"""Connections in a notebook, where cells run again and errors end nothing.
+
+A script that fails ends, and its worker with it. In a notebook the process stays: a
+cell that failed leaves a worker that others wait for, and a cell that runs again would
+be a second worker. Where no IPython runs, nothing here does anything.
+"""
+
+import sys
+from typing import Any, Final
+
+from psworker.worker_connection import WorkerConnection
+
+_AFTER_CELL: Final = "post_run_cell"
+
+
+class _Held:
+    """A connection and the cell that made it."""
+
+    def __init__(self, connection: WorkerConnection, cell: int) -> None:
+        self.connection = connection
+        self.cell = cell
+
+
+_held: dict[tuple[str, str], _Held] = {}
+"""By coordinator and wanted worker id."""
+
+
+def close_earlier(coordinator: str, worker_id: str) -> None:
+    """Closes the connection of an earlier run of the cell that connects now.
+
+    Args:
+        coordinator: Where the connection goes.
+        worker_id: The wanted id, empty for none.
+    """
+    shell = _running_shell()
+    earlier = _held.get((coordinator, worker_id))
+    if shell is None or earlier is None or earlier.connection.is_closed:
+        return
+    if earlier.cell == shell.execution_count:
+        return  # One cell may well make several.
+    _say(
+        f"closes the connection of worker {earlier.connection.worker_id}, which an "
+        "earlier cell made to the same job; give connect() worker ids that differ to "
+        "keep both"
+    )
+    earlier.connection.close()
+
+
+def watch(connection: WorkerConnection, coordinator: str, worker_id: str) -> None:
+    """From now on says what a cell that fails means for the job."""
+    shell = _running_shell()
+    if shell is None:
+        return
+    if not _held:
+        shell.events.register(_AFTER_CELL, _after_cell)
+    _held[coordinator, worker_id] = _Held(connection, shell.execution_count)
+    _say(f"connected to {coordinator} as worker {connection.worker_id}")
+
+
+def _after_cell(result: Any) -> None:  # noqa: ANN401, of IPython
+    """Called by IPython when a cell has ended."""
+    for key, held in list(_held.items()):
+        connection = held.connection
+        if connection.is_closed:
+            del _held[key]
+        if result.success:
+            continue
+        if connection.is_closed:
+            _say(
+                f"worker {connection.worker_id} is no part of the job any more, which "
+                "counts it as lost: connect() and prepare() again to go on"
+            )
+        else:
+            _say(
+                f"worker {connection.worker_id} is still part of the job, and others "
+                "may wait for it: go on in another cell, or call close() on its "
+                "connection"
+            )
+    if not _held:
+        shell = _running_shell()
+        assert shell is not None, "it has called"
+        shell.events.unregister(_AFTER_CELL, _after_cell)
+
+
+def _say(text: str) -> None:
+    """Shows it below the cell."""
+    print(f"psworker: {text}", file=sys.stderr)
+
+
+def _running_shell() -> Any:  # noqa: ANN401, of IPython
+    """The shell that runs cells, `None` outside of IPython, which is not imported."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
