@@ -9,6 +9,12 @@ from tests.conformance.report import Row, table
 from tests.fault.children import Nursery
 
 ROWS: Final[list[Row]] = []
+IMPORTED: Final = (
+    "pandas",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "tests.conformance.mnist_in_memory",
+)
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +24,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    with Nursery("sklearn.datasets", "pandas", "mlxtend.data") as made:
+    with Nursery(*IMPORTED) as made:
         yield made
 
 

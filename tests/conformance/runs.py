@@ -12,7 +12,7 @@ from tests.integration.job import JOB_SEED, Job
 
 OVERLAPPED: Final = Path(__file__).with_name("overlapped.py")
 ONE_PROCESS: Final = Path(__file__).with_name("one_process.py")
-RUN_TIMEOUT_S: Final = 50.0
+RUN_TIMEOUT_S: Final = 100.0
 EPOCH_COUNT_MAX: Final = 8
 
 

@@ -47,7 +47,7 @@ def test_the_page_tells_of_every_script_and_what_it_is_allowed(
     ]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("script", CATALOGUE, ids=named)
 def test_losses_are_those_of_one_process(
     script: Script, nursery: Nursery, tmp_path: Path, rows: list[Row]
