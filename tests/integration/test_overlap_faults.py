@@ -272,3 +272,41 @@ def test_leased_data_goes_the_same_way(tmp_path: Path) -> None:
     for name in ("w0", "w1"):
         assert results[0][name][0] == results[1][name][0]
         assert all(map(torch.equal, results[0][name][1], results[1][name][1]))
+
+
+def test_a_gradient_of_old_and_new_values_is_thrown_away(tmp_path: Path) -> None:
+    """The worker is evicted after its forward pass has read a part of the values."""
+    with (
+        Job(tmp_path / "state", lease_ttl_ms=1_500) as job,
+        FaultProxy(job.address) as proxy,
+        FaultProxy(job.shard_addresses()[1]) as far,
+    ):
+        other = Worker(job, "w1", overlap=False, step_timeout_s=40)
+        worker = Worker(job, "w0", address=proxy.address, step_timeout_s=40)
+        membership = worker.ps._session.membership
+        near, old = membership.shards
+        membership.shards = (near, type(old)(1, far.address, old.incarnation))
+        with other.ps, worker.ps:
+            for is_cut_off in (False, True):
+                if is_cut_off:
+                    far.black_hole((DOWN,))
+                with Crew({"w1": lambda _: other.step()}) as crew:
+                    worker.step()
+                    if not is_cut_off:
+                        worker.ps.wait()
+                    crew.results()
+            first = worker.model.first.sum()  # came from shard 0
+            evict(job, proxy, "w0")
+            other.step()
+            loss = first + worker.model.second.sum()  # joins again
+            loss.backward()
+
+            with Crew({"w1": lambda _: other.step()}) as crew:
+                worker.optimizer.step()
+                worker.optimizer.zero_grad()
+                result = worker.ps.last_push
+                crew.results()
+
+            assert result is not None
+            assert result.dropped
+            assert worker.value == other.value == -4
