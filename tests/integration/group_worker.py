@@ -32,7 +32,10 @@ warnings.filterwarnings("ignore", category=UserWarning)
 
 def main(kind: str, folder: str) -> None:
     """Runs one of the scripts below."""
+    early = psworker.connect() if kind == "refuse" else None
     dist.init_process_group("gloo")
+    if early is not None:
+        refuse_early(early)
     try:
         {"train": train, "fail": fail, "plain": plain, "refuse": refuse}[kind](folder)
     finally:
@@ -112,6 +115,16 @@ def plain(_: str) -> None:
         optimizer.step()
         print("worker", dist.get_rank(), ps.worker_id, ps.rank, ps.clock, flush=True)
         dist.barrier()  # Nobody leaves before both are counted.
+
+
+def refuse_early(ps: psworker.WorkerConnection) -> None:
+    """One that connected before there was a group."""
+    model = DistributedDataParallel(new_model(seed=0))
+    try:
+        ps.prepare(model, new_optimizer(model))
+    except psworker.ConfigurationError as error:
+        print("refused", dist.get_rank(), error, flush=True)
+    ps.close()
 
 
 def refuse(_: str) -> None:

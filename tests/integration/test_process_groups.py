@@ -171,7 +171,10 @@ def test_what_a_group_can_not_do_is_refused_in_every_process(
     with Job(tmp_path / "job") as job:
         start_pair(processes, "refuse", tmp_path, job)
         for rank in range(2):
-            loader, model, nothing = (processes.line(f"rank-{rank}") for _ in range(3))
+            early, loader, model, nothing = (
+                processes.line(f"rank-{rank}") for _ in range(4)
+            )
+            assert "call init_process_group() before connect()" in early
             assert loader.startswith(f"refused {rank} in a group of Distributed")
             assert "sampler=DistributedSampler(dataset)" in loader
             assert "model1 is not wrapped in DistributedDataParallel" in model
