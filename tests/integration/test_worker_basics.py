@@ -250,10 +250,8 @@ def test_a_wait_for_another_worker_is_ended_with_its_name(tmp_path: Path) -> Non
     assert "the step to clock 1 was not complete within 6 s" in str(text)
 
 
-def test_prepare_is_called_once_and_not_after_close(job: Job) -> None:
+def test_prepare_is_refused_after_close(job: Job) -> None:
     ps, model, optimizer = connect_and_prepare(job)
-    with ps, pytest.raises(psworker.ConfigurationError, match="called already"):
-        ps.prepare(model, optimizer)
     ps.close()
     with pytest.raises(psworker.ClosedError):
         ps.prepare(model)
