@@ -7,6 +7,7 @@ gradient scalers, clipping and step hooks work on it as on any other.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -112,6 +113,7 @@ class PreparedOptimizer(Optimizer):
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
 
+    @_disable_dynamo  # as torch does: a script may compile all of its step
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Any] | None = None,

@@ -47,8 +47,9 @@ class ModelHooks:
         """
         self._tensors = tensors
         self._numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
-        self._gradient_is_there = gradient_is_there
-        self._about_to_read = about_to_read
+        # Not traced by `torch.compile`, wherever the script puts it.
+        self._gradient_is_there = torch.compiler.disable(gradient_is_there)
+        self._about_to_read = torch.compiler.disable(about_to_read)
         self._handles: list[RemovableHandle] = []
         self._watched: list[nn.Module] = []
         self._seen: set[int] = set()
@@ -140,7 +141,8 @@ class BeforeForward:
 class WatchedTensors(dict[str, torch.Tensor | None]):
     """Parameters or buffers of a module, which are waited for when they are looked up.
 
-    A copy or pickle of it is a plain dictionary.
+    A copy or pickle of it is a plain dictionary. `get` does not wait: by it psworker
+    itself finds what is there.
     """
 
     def __init__(

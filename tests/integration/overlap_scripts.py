@@ -1,5 +1,8 @@
 """Training scripts that change, skip or share what `overlap` sends ahead."""
 
+import copy
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -284,6 +287,42 @@ class Inspecting(Script):
             self.total = total
 
 
+class Copying(Script):
+    """Copies the model right after a step, as for an average, or saves all of it."""
+
+    def run(self, models: list[Any], optimizers: list[Any], rank: int) -> None:
+        total = torch.zeros(())
+        for step in range(STEP_COUNT):
+            self.step(models, optimizers, step, rank)
+            model = (
+                copy.deepcopy(models[0])
+                if step % 2
+                else pickle.loads(pickle.dumps(models[0]))
+            )
+            total = total + sum(p.detach().sum() for p in model.parameters())
+        self.total = total
+
+
+class Compiled(Script):
+    """The script compiles what calls the model and the optimizer, not the model."""
+
+    def run(self, models: list[Any], optimizers: list[Any], rank: int) -> None:
+        @torch.compile(backend="eager")
+        def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.mse_loss(models[0](inputs), targets)
+
+        @torch.compile(backend="eager")
+        def update() -> None:
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # dynamo's own look at `.grad`
+            for step in range(STEP_COUNT):
+                loss_of(*self.batch(step, rank)).backward()
+                update()
+
+
 SCRIPTS: Final[list[Callable[[], Script]]] = [
     Sgd,
     AdamW,
@@ -303,4 +342,6 @@ SCRIPTS: Final[list[Callable[[], Script]]] = [
     Normalized,
     Looking,
     Inspecting,
+    Compiled,  # by one worker: dynamo takes turns with itself in threads
+    Copying,
 ]
