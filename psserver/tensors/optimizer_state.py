@@ -4,6 +4,7 @@ A shard that ran with state that its class can't use would fail in the middle of
 update, and the job with it. So everything is checked before it is staged.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -71,6 +72,8 @@ def check_state(
                     f"{name[:64]!r} has shape {list(value.shape)} of {value.dtype}, "
                     f"where {list(expected)} floating numbers belong",
                 )
+            if name in SCALARS:
+                _check_number(chunk, name, value.item())
         own = {group for group in groups[span.first : span.stop] if group is not None}
         for group in own:
             _check_names(spec, group, frozenset(span.state))
@@ -118,6 +121,18 @@ def as_tensor(value: object) -> torch.Tensor:
         return value.clone()
     assert isinstance(value, int), "all other state is of tensors"
     return torch.tensor(float(value))
+
+
+def _check_number(chunk: Chunk, name: str, value: float) -> None:
+    """A count of steps is divided by and counted on, `mu_product` is one of momenta."""
+    is_count = name == "step"
+    if not (
+        0 <= value < math.inf and value == int(value) if is_count else 0 <= value <= 1
+    ):
+        wanted = (
+            "a count of steps, a whole number from 0 on" if is_count else "in 0 to 1"
+        )
+        raise _refusal(chunk, f"{name!r} is {value}, which is not {wanted}")
 
 
 def _check_names(spec: OptimizerSpec, group: int, names: frozenset[str]) -> None:

@@ -1,5 +1,6 @@
 """Optimizer state that no honest client sends or asks for: refused, nothing changed."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -120,6 +121,26 @@ STATES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
         ErrorReason.CHUNK_INVALID,
         "torch.int64",
         lambda t: [header(t), part(t, momentum(t.own.element_count, torch.int64))],
+    ),
+    "a count that is no number": (
+        ErrorReason.CHUNK_INVALID,
+        "'step' is nan, which is not a count of steps",
+        lambda t: [header(t), part(t, {(0, 1, "step"): torch.tensor(math.nan)})],
+    ),
+    "a count without end": (
+        ErrorReason.CHUNK_INVALID,
+        "'step' is inf, which is not a count of steps",
+        lambda t: [header(t), part(t, {(0, 1, "step"): torch.tensor(math.inf)})],
+    ),
+    "a count below 0": (
+        ErrorReason.CHUNK_INVALID,
+        "'step' is -1.0, which is not a count of steps",
+        lambda t: [header(t), part(t, {(0, 1, "step"): torch.tensor(-1.0)})],
+    ),
+    "a product of momenta that is none": (
+        ErrorReason.CHUNK_INVALID,
+        "'mu_product' is nan, which is not in 0 to 1",
+        lambda t: [header(t), part(t, {(0, 1, "mu_product"): torch.tensor(math.nan)})],
     ),
     "slices that are none": (
         ErrorReason.CHUNK_INVALID,
