@@ -85,6 +85,13 @@ def read_choice(choice: BufferChoice) -> BufferPolicy | dict[str, BufferPolicy]:
             "buffers takes a policy or a dict of them by name, not "
             f"{type(choice).__name__}, such as buffers={{'*running_*': 'mean'}}"
         )
+    for pattern in choice:
+        if not isinstance(pattern, str):
+            raise ConfigurationError(
+                f"buffers[{pattern!r}] is no pattern of names but of type "
+                f"{type(pattern).__name__}: give names as in state_dict(), such as "
+                "buffers={'*running_*': 'mean'}"
+            )
     return {
         pattern: _policy(value, f"buffers[{pattern!r}]")
         for pattern, value in choice.items()

@@ -36,7 +36,7 @@ from psworker.optimizer_state import states_of
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
-from psworker.prepare import Prepared, point_schedulers, sort_objects
+from psworker.prepare import Prepared, check_overlap, point_schedulers, sort_objects
 from psworker.prepare_again import refuse_other_policies, sort_again
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
@@ -247,7 +247,13 @@ class Connection:
         """
         self._refuse_closed()
         refuse_late_group(objects)
+        check_overlap(overlap)
         if self._active is not None:
+            if overlap and not isinstance(self._stepper, OverlappedStepper):
+                raise ConfigurationError(
+                    "steps overlap if the first prepare() says so, and it did not; "
+                    "leave overlap out when prepare() is called again"
+                )
             refuse_other_policies(self._active.given, buffers)
             return self._prepare_again(self._active, objects, clip_grad_norm)
         given = sort_objects(objects, clip_grad_norm=clip_grad_norm, buffers=buffers)

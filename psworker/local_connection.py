@@ -15,7 +15,7 @@ from psworker.data.split_value import Split
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.job_splits import check_recorded, to_record
 from psworker.local_optimizer import LocalSteps, attach
-from psworker.prepare import check_clip_norm, check_kinds, check_objects
+from psworker.prepare import check_clip_norm, check_kinds, check_objects, check_overlap
 from psworker.push_result import PushResult
 from psworker.torchrun import TorchrunProcess
 
@@ -144,6 +144,7 @@ class LocalConnection:
         if self._steps.is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
         check_clip_norm(clip_grad_norm)
+        check_overlap(overlap)
         read_choice(buffers)
         if self._is_prepared:
             check_kinds(objects)

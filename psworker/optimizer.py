@@ -137,11 +137,7 @@ class PreparedOptimizer(Optimizer):
                 "step(closure) is not possible: the optimizer runs on the shards, "
                 "which can't compute the loss again; call backward() first, then step()"
             )
-        if self._is_retired:
-            raise ConfigurationError(
-                f"prepare() was called again and put another optimizer in place of "
-                f"this {self.name}: step the one that it returned"
-            )
+        self._refuse_retired("step")
         check_weight(weight)
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
@@ -207,6 +203,8 @@ class PreparedOptimizer(Optimizer):
             LimitError: Groups were added too often.
             WaitTimeoutError: The shards did not hear of it in time.
         """
+        if self._is_prepared:
+            self._refuse_retired("add groups to")
         super().add_param_group(param_group)
         if not self._is_prepared:
             return
@@ -234,8 +232,15 @@ class PreparedOptimizer(Optimizer):
         self._unsent = states or None
 
     def retire(self) -> None:
-        """Another one has its place: from now on its steps are refused."""
+        """Another one has its place: from now on its use is refused."""
         self._is_retired = True
+
+    def _refuse_retired(self, verb: str) -> None:
+        if self._is_retired:
+            raise ConfigurationError(
+                f"prepare() was called again and put another optimizer in place of "
+                f"this {self.name}: {verb} the one that it returned"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """State and groups, as a plain optimizer of the user's class has them.
@@ -244,8 +249,10 @@ class PreparedOptimizer(Optimizer):
         In SSP and ASP others go on meanwhile, so that it is not of one moment.
 
         Raises:
+            ConfigurationError: Another optimizer is in place of this one.
             WaitTimeoutError: A shard did not answer in time.
         """
+        self._refuse_retired("save")
         states = self._unsent
         if states is None:
             states = self._steps.optimizer_state(self.name, self._digest)
@@ -261,8 +268,10 @@ class PreparedOptimizer(Optimizer):
         All workers of a script load the same at the same place, as they do all else.
 
         Raises:
+            ConfigurationError: Another optimizer is in place of this one.
             ValueError: The groups are of other sizes than this optimizer's.
         """
+        self._refuse_retired("load")
         try:
             super().load_state_dict(state_dict)
             self._unsent = states_of(self, self._bound.index_of_tensors())

@@ -1,5 +1,6 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,10 +142,24 @@ def check_clip_norm(clip_grad_norm: float | None) -> None:
             f"clip_grad_norm={clip_grad_norm!r} is not a number: give the largest norm "
             "that a gradient may have, as a float, or leave it out"
         )
-    if not is_clip_norm(clip_grad_norm):
+    # Of Python's own integers some are more than any float.
+    if clip_grad_norm > sys.float_info.max or not is_clip_norm(clip_grad_norm):
         raise ConfigurationError(
             f"clip_grad_norm={clip_grad_norm!r} is no norm to clip to: it must be "
             "finite and more than 0; leave it out for no clipping"
+        )
+
+
+def check_overlap(overlap: bool) -> None:
+    """Checks that overlap is switched on or off.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if not isinstance(overlap, bool):
+        raise ConfigurationError(
+            f"overlap={overlap!r} is neither True nor False: give one of them, or "
+            "leave it out"
         )
 
 

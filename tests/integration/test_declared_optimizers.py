@@ -84,6 +84,19 @@ def unfrozen(prepare: Prepare) -> Iterator[torch.Tensor]:
     yield from state_of(optimizer)
 
 
+def refuse_all_use(old: torch.optim.Optimizer) -> None:
+    uses: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("step", old.step),
+        ("save", old.state_dict),
+        ("load", lambda: old.load_state_dict({})),
+        ("add groups to", lambda: old.add_param_group({"params": []})),
+    )
+    for verb, use in uses:
+        text = f"put another optimizer in place.*: {verb} the one that it returned"
+        with pytest.raises(psworker.ConfigurationError, match=text):
+            use()
+
+
 def exchanged(prepare: Prepare) -> Iterator[torch.Tensor]:
     """Adam first, then SGD, then another SGD: each begins without state."""
     model: Any = small_model()
@@ -95,8 +108,7 @@ def exchanged(prepare: Prepare) -> Iterator[torch.Tensor]:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
         model, optimizer, scheduler = prepare(model, plain, scheduler)
         if is_job(prepare):
-            with pytest.raises(psworker.ConfigurationError, match="another optimizer"):
-                old.step()
+            refuse_all_use(old)
         yield torch.tensor(float(len(optimizer.state_dict()["state"])))
         train(model, optimizer, range(first_step, first_step + 2))
         scheduler.step()
@@ -359,6 +371,14 @@ def test_what_prepare_does_not_take_again_is_refused(
     clock = ps.clock
     train(model, optimizer, range(1))
     assert ps.clock == clock + 1
+
+
+def test_overlap_is_not_switched_on_later(
+    running: tuple[psworker.Connection, Any, Any],
+) -> None:
+    ps, model, optimizer = running
+    with pytest.raises(psworker.ConfigurationError, match="if the first prepare"):
+        ps.prepare(model, optimizer, overlap=True)
 
 
 def test_another_norm_to_clip_to_is_refused(

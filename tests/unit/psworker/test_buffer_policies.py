@@ -116,6 +116,11 @@ def test_a_tied_buffer_is_found_under_each_of_its_names() -> None:
         ),
         ({"*": None}, "buffers['*'] is None, which is no policy: it is 'mean'"),
         (
+            {1: "mean"},
+            "buffers[1] is no pattern of names but of type int: give names as in "
+            "state_dict(), such as buffers={'*running_*': 'mean'}",
+        ),
+        (
             7,
             "buffers takes a policy or a dict of them by name, not int, such as "
             "buffers={'*running_*': 'mean'}",

@@ -1,10 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.errors import ConfigurationError
-from psworker.prepare import sort_objects
+from psworker.prepare import check_clip_norm, check_overlap, sort_objects
 
 
 def test_things_get_the_names_of_their_kind_in_order() -> None:
@@ -30,6 +32,17 @@ def test_a_model_and_an_optimizer_are_needed(missing: str) -> None:
 
     with pytest.raises(ConfigurationError, match="at least one model and one"):
         sort_objects([optimizer if missing == "model" else model])
+
+
+@pytest.mark.parametrize("overlap", ["yes", 1, None])
+def test_overlap_is_on_or_off(overlap: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigurationError, match="is neither True nor False: give one"):
+        check_overlap(overlap)
+
+
+def test_a_norm_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is no norm to clip to"):
+        check_clip_norm(10**400)
 
 
 def test_another_kind_of_thing_is_named() -> None:
