@@ -18,7 +18,7 @@ from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import ShardModel
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
-from pswire.limits import GRADIENT_NORM_MAX
+from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 
@@ -171,7 +171,7 @@ def read_trailer(
     """Reads and checks a trailer.
 
     Raises:
-        Refusal: `MALFORMED_MESSAGE`, `HYPERPARAMETER_INVALID` or
+        Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, `HYPERPARAMETER_INVALID` or
             `OPTIMIZER_MISMATCH`.
     """
     model = host.model
@@ -185,6 +185,17 @@ def read_trailer(
             ErrorReason.MALFORMED_MESSAGE,
             f"gradient norm {trailer.gradient_norm} is not in 0 to "
             f"{GRADIENT_NORM_MAX:g}",
+        )
+    if not (math.isfinite(trailer.loss_scale) and trailer.loss_scale >= 0):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"loss scale {trailer.loss_scale} is not finite and at least 0",
+        )
+    if len(trailer.scheduler_steps) > SCHEDULER_COUNT_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"the push tells of {len(trailer.scheduler_steps)} schedulers of one "
+            f"optimizer, the limit is {SCHEDULER_COUNT_MAX}",
         )
     hyperparameters = tuple(tuple(group.values) for group in trailer.groups)
     model.engine.check_hyperparameters(

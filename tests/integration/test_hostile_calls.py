@@ -1,6 +1,8 @@
 """Bytes that no honest client sends: refused in words, nothing changed, all goes on."""
 
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -28,6 +30,11 @@ from tests.integration.forged_calls import (
     refusal_of,
     streamed,
 )
+
+
+def _with_trailer(field: str, value: float, target: Target) -> Messages:
+    return [target.header(), target.trailer(**{field: value})]
+
 
 PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] = {
     "nothing": (ErrorReason.MALFORMED_MESSAGE, "empty", lambda t: []),
@@ -123,25 +130,24 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
         "no optimizer 'sgd; DROP'",
         lambda t: [t.header(optimizer="sgd; DROP"), t.trailer()],
     ),
-    "weight NaN": (
-        ErrorReason.MALFORMED_MESSAGE,
-        "weight nan",
-        lambda t: [t.header(), t.trailer(weight=float("nan"))],
-    ),
-    "weight infinite": (
-        ErrorReason.MALFORMED_MESSAGE,
-        "weight inf",
-        lambda t: [t.header(), t.trailer(weight=float("inf"))],
+    **{
+        f"{name} {value}": (
+            ErrorReason.MALFORMED_MESSAGE,
+            f"{name.replace('_', ' ')} {value} is not",
+            partial(_with_trailer, name, value),
+        )
+        for name in ("weight", "loss_scale")
+        for value in (math.nan, math.inf, -1.0)
+    },
+    "more schedulers than there are": (
+        ErrorReason.LIMIT_EXCEEDED,
+        "257 schedulers of one optimizer, the limit is 256",
+        lambda t: [t.header(), t.trailer(scheduler_steps=[1] * 257)],
     ),
     "gradient norm negative": (
         ErrorReason.MALFORMED_MESSAGE,
         "gradient norm -1.0 is not in 0 to 1e+18",
         lambda t: [t.header(), t.trailer(gradient_norm=-1.0)],
-    ),
-    "weight negative": (
-        ErrorReason.MALFORMED_MESSAGE,
-        "weight -1",
-        lambda t: [t.header(), t.trailer(weight=-1.0)],
     ),
     "lr NaN": (
         ErrorReason.HYPERPARAMETER_INVALID,
