@@ -278,6 +278,8 @@ class Connection:
             name: PreparedOptimizer(optimizer, given.specs[name], stepper, given.bound)
             for name, optimizer in given.optimizers.items()
         }
+        for each in optimizers.values():
+            self._watch_groups(each)
         given.states.clear()  # the shards have it
         link.start(stepper, optimizers)
         self._active = _Active(given, link, optimizers, by_loader)
@@ -359,6 +361,7 @@ class Connection:
             states = states_of(optimizer, given.bound.index_of_tensors())
             made = PreparedOptimizer(optimizer, specs[name], self._stepper, given.bound)
             made.take_place(states)
+            self._watch_groups(made)
             active.optimizers[name].retire()
             active.optimizers[name] = replaced[id(optimizer)] = made
         point_schedulers(again.schedulers, replaced)
@@ -367,6 +370,10 @@ class Connection:
         active.link.start(self._stepper, active.optimizers)
         results = tuple(replaced.get(id(each), each) for each in objects)
         return results[0] if len(results) == 1 else results
+
+    def _watch_groups(self, optimizer: PreparedOptimizer) -> None:
+        if isinstance(self._stepper, OverlappedStepper):
+            optimizer.watch_parameters(self._stepper.settle)
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""

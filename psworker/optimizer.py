@@ -17,6 +17,7 @@ from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
+from psworker.overlap.watched_parameters import WatchedParameters
 from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
 from psworker.schedules import Schedules
@@ -76,6 +77,8 @@ class PreparedOptimizer(Optimizer):
         self._unsent: States | None = None
         self._digest = ""  # of the first declaration
         self._is_retired = False
+        self._wait: Callable[[], None] | None = None
+        self._is_zeroing = False
         self._schedules = Schedules((), self)
         self._is_late = False
         self.name = spec.name
@@ -97,6 +100,24 @@ class PreparedOptimizer(Optimizer):
     def step_through(self, wrap: Callable[[Steps], Steps]) -> None:
         """Lets steps go through what `wrap` makes of who has taken them so far."""
         self._steps = wrap(self._steps)
+
+    def watch_parameters(self, wait: Callable[[], None]) -> None:
+        """Has whoever looks parameters up in the groups wait for their values."""
+        self._wait = wait
+        for group in self.param_groups:
+            group["params"] = WatchedParameters(group["params"], self._about_to_read)
+
+    def _about_to_read(self) -> None:
+        if self._wait is not None and not self._is_zeroing:
+            self._wait()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. It reads no values, so that it does not wait for any."""
+        self._is_zeroing = True
+        try:
+            super().zero_grad(set_to_none)
+        finally:
+            self._is_zeroing = False
 
     @property
     def groups(self) -> Groups:
@@ -221,6 +242,8 @@ class PreparedOptimizer(Optimizer):
             raise
         self.spec = spec
         self._digest = spec.digest
+        if self._wait is not None:
+            self.watch_parameters(self._wait)
 
     def is_of(self, inner: object) -> bool:
         """Whether this was made of that optimizer of the user's."""

@@ -277,9 +277,12 @@ class Inspecting(Script):
         total = torch.zeros(())
         for step in range(STEP_COUNT):
             self.step(models, optimizers, step, rank)
-            if step % 3 == 0:
+            if step % 4 == 0:
                 total = total + model.state_dict()["3.weight"].sum()
-            elif step % 3 == 1:
+            elif step % 4 == 3:
+                held = optimizers[0].param_groups[0]["params"]
+                total = total + sum(p.detach().sum() for p in held)
+            elif step % 4 == 1:
                 total = total + sum(p.detach().sum() for p in model.parameters())
             else:
                 total = total + model[2].weight.detach().sum()
