@@ -194,11 +194,17 @@ class ModelSchema:
 
 def _check_entry(entry: SchemaEntry) -> None:
     for name in (entry.model, entry.name, *entry.tied_names):
-        if not _is_name(name):
+        byte_count = _name_byte_count(name)
+        if byte_count > NAME_BYTES_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"name {name[:64]!r} has {byte_count} bytes, the limit is "
+                f"{NAME_BYTES_MAX}",
+            )
+        if not byte_count:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
-                f"name {name[:64]!r} is empty, longer than {NAME_BYTES_MAX} bytes, or "
-                "not UTF-8",
+                f"name {name[:64]!r} is empty or not UTF-8",
             )
     if len(entry.shape) > DIMENSION_COUNT_MAX:
         raise Refusal(
@@ -213,11 +219,11 @@ def _check_entry(entry: SchemaEntry) -> None:
         )
 
 
-def _is_name(name: str) -> bool:
+def _name_byte_count(name: str) -> int:
     try:
-        return 0 < len(name.encode()) <= NAME_BYTES_MAX
+        return len(name.encode())
     except UnicodeEncodeError:  # a lone surrogate, which UTF-8 has no bytes for
-        return False
+        return 0
 
 
 def _label(entry: SchemaEntry) -> str:

@@ -48,6 +48,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"psserver.rpc.{module}.WAITING_INTERVAL_MS", 1)
 
 
+def raise_bug(*_: object, **__: object) -> None:
+    raise RuntimeError("a bug")
+
+
 def record_without(gone: str, *kept: str, mode: Mode = Mode.BSP) -> Record:
     """The second record: one worker is evicted that has pushed nothing."""
     end = Departure(
@@ -82,6 +86,23 @@ async def test_a_clock_of_bsp_brings_its_update_to_all(make: Make) -> None:
             membership_pb2.MODE_BSP,
         )
         assert (reply.clock, reply.frontier, reply.staleness) == (1, 1, 0)
+
+
+async def test_a_step_that_fails_on_the_shard_ends_the_job(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows in the protocol would be waited for without end."""
+    shard = make()
+    shard.start("ab")
+    monkeypatch.setattr(shard.host.model.engine, "apply", raise_bug)
+
+    first, second = shard.push("a", 1), shard.push("b", 1)
+
+    for push in (first, second):
+        with pytest.raises(Refusal, match="shard 0 could not carry out a step") as told:
+            await push.finished()
+        assert told.value.reason is ErrorReason.SHARD_LOST
+    assert shard.host.end_reason == "shard 0 could not carry out a step"
 
 
 async def test_a_push_of_asp_brings_what_others_pushed_meanwhile(make: Make) -> None:
