@@ -221,6 +221,10 @@ class PushTrailer:
         loss_scale: Factor that the gradient still carries, for shards to divide by.
         gradient_norm: L2 norm of the whole gradient without that factor, 0 if it is
             not finite.
+        optimizer_digest: Declaration of the optimizer that the push was made by, empty
+            for the first.
+        loads_state: Whether state was staged that replaces the optimizer's.
+        scheduler_steps: Steps that each scheduler has taken.
         averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
     """
 

@@ -7,6 +7,7 @@ from typing import Self
 from pswire.placement import place
 from psworker import event_loop
 from psworker.exchange import PushExchange
+from psworker.gradients import norm_of
 from psworker.membership import Membership
 from psworker.prepare import sort_objects
 from psworker.shard_calls import ShardCalls
@@ -72,6 +73,7 @@ class Forger:
             groups=tuple(tuple(g.hyperparameters) for g in spec.groups),
             is_finite=True,
             ranges=(),
+            gradient_norm=norm_of(gradients),
         )
         exchange = PushExchange.begin(
             header,
