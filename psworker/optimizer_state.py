@@ -64,7 +64,8 @@ def fill(
         class_name: Class of torch whose state it is.
     """
     optimizer.state.clear()
-    for index, state in states.items():
+    for index in sorted(states):  # in the order of parameters, whoever answered first
+        state = states[index]
         parameter = tensors[index]
         optimizer.state[parameter] = {
             name: as_count(class_name, value)

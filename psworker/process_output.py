@@ -45,7 +45,7 @@ def is_coloured(sink: TextIO, environment: Mapping[str, str]) -> bool:
 
 def tag_of(index: int, has_colour: bool) -> bytes:
     """What stands in front of the lines of process `index`."""
-    tag = f"[w{index}]"
+    tag = f"[p{index}]"
     if has_colour:
         tag = f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{tag}\x1b[0m"
     return f"{tag} ".encode()

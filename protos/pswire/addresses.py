@@ -43,6 +43,10 @@ def parse_address(text: str) -> Address:
     Raises:
         ValueError: It is neither; the text says what is wrong with it.
     """
+    if "://" in text:
+        raise ValueError(
+            f"{text!r} is no address: leave out {text.partition('://')[0]}://"
+        )
     host, colon, port = text.rpartition(":")
     if not colon or not host:
         raise ValueError(f"{text!r} is no address: expected HOST:PORT")

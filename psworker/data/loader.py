@@ -1,10 +1,11 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -20,6 +21,9 @@ from psworker.errors import ConfigurationError, EvictedError
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
+
+
+logger: Final = logging.getLogger("psworker")
 
 
 class LeasedLoader:
@@ -150,6 +154,7 @@ class LeasedLoader:
             leases.close()
             if leases.report is not None:
                 self._report = replace(leases.report, unit=order.unit)
+                _warn_unused(self._report)
 
     def _open(self, epoch: int) -> int:
         self._source.settle()
@@ -292,3 +297,14 @@ def prepare_loader(
     if is_split_by_user(loader) or is_stream(loader):
         return CountedLoader(loader, source, name=name)
     return LeasedLoader(loader, source, name=name)
+
+
+def _warn_unused(report: EpochReport) -> None:
+    """Tells of a loader that no step follows, as one for evaluation."""
+    if report.count and report.skipped == report.count - report.left_out:
+        logger.warning(
+            "no step was behind any batch of %s in epoch %d, and this worker saw its "
+            "share of them only; iterate loaders for evaluation without prepare()",
+            report.loader,
+            report.epoch,
+        )

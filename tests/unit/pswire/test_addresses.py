@@ -30,6 +30,11 @@ def test_what_is_no_address_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(refused.value)
 
 
+def test_an_address_is_no_url() -> None:
+    with pytest.raises(ValueError, match="is no address: leave out http://"):
+        parse_address("http://127.0.0.1:7070")
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [

@@ -104,13 +104,13 @@ def test_several_processes_have_ids_and_tagged_lines(
     )
     assert code == 0
     assert sorted(output.splitlines()) == [
-        "[w0] no end of line",
-        "[w0] out box-0",
-        "[w1] no end of line",
-        "[w1] out box-1",
+        "[p0] no end of line",
+        "[p0] out box-0",
+        "[p1] no end of line",
+        "[p1] out box-1",
     ]
     lines = [line for line in errors.splitlines() if "ever connecting" not in line]
-    assert sorted(lines) == ["[w0] err", "[w1] err"]
+    assert sorted(lines) == ["[p0] err", "[p1] err"]
 
 
 def test_exit_code_is_that_of_the_process_that_failed(
@@ -200,10 +200,10 @@ def test_a_second_signal_kills_what_the_first_did_not_end(
     with start("--coordinator", coordinator, "--nproc", "2", path) as process:
         assert process.stdout is not None
         heard = [process.stdout.readline() for _ in range(2)]
-        assert sorted(heard) == ["[w0] ready\n", "[w1] ready\n"]
+        assert sorted(heard) == ["[p0] ready\n", "[p1] ready\n"]
         process.send_signal(signal.SIGINT)
         heard = [process.stdout.readline() for _ in range(2)]
-        assert sorted(heard) == ["[w0] heard\n", "[w1] heard\n"]
+        assert sorted(heard) == ["[p0] heard\n", "[p1] heard\n"]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 137
 

@@ -55,6 +55,17 @@ def test_an_epoch_ends_with_a_report_of_its_samples(source: LedgerSource) -> Non
     )
 
 
+def test_a_loader_that_no_step_follows_is_told_of(
+    source: LedgerSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = LeasedLoader(_loader(20), source)
+    for _ in loader:
+        pass
+    (warning,) = caplog.messages
+    assert warning.startswith("no step was behind any batch of loader in epoch 0")
+    assert warning.endswith("iterate loaders for evaluation without prepare()")
+
+
 def test_a_batch_behind_no_step_is_reported_as_skipped(source: LedgerSource) -> None:
     loader = LeasedLoader(_loader(20), source)
     for number, _ in enumerate(loader):

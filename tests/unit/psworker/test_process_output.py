@@ -30,12 +30,12 @@ def test_colours_are_for_people_who_want_them(
 
 
 def test_neighbours_have_colours_that_differ() -> None:
-    assert tag_of(3, has_colour=False) == b"[w3] "
-    assert tag_of(0, has_colour=True) == b"\x1b[36m[w0]\x1b[0m "
+    assert tag_of(3, has_colour=False) == b"[p3] "
+    assert tag_of(0, has_colour=True) == b"\x1b[36m[p0]\x1b[0m "
     assert len({tag_of(index, has_colour=True)[:5] for index in range(6)}) == 6
 
 
 def test_a_line_is_whole_behind_its_tag() -> None:
     sink = io.BytesIO()
-    carry_lines(io.BytesIO(b"a\nb"), sink, b"[w1] ")
-    assert sink.getvalue() == b"[w1] a\n[w1] b\n"
+    carry_lines(io.BytesIO(b"a\nb"), sink, b"[p1] ")
+    assert sink.getvalue() == b"[p1] a\n[p1] b\n"
