@@ -40,7 +40,10 @@ def wait_for_coordinator_port(
             text = problem.text
             if problem.cause is Cause.REFUSED:
                 text = "connection refused (nothing listens there yet)"
-            log(f"waiting for the coordinator at {address}: {text}")
+            log(
+                f"waiting for the coordinator at {address}: {text}; {waited_s:.0f} s "
+                f"so far, at most {timeout_s:g} s"
+            )
             next_notice_s = waited_s + NOTICE_INTERVAL_S
         if cancelled.wait(ATTEMPT_INTERVAL_S):
             return
