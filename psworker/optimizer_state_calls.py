@@ -1,10 +1,12 @@
 """Calls for optimizer state, to all shards at once. On the event loop."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from psworker.membership import Membership
 from psworker.retries import all_or_none, now, told_to_users, until_decided
 from psworker.shard_clients import ShardClients
+from psworker.shard_silence import ShardSilence
 from psworker.transport.values import OptimizerSettings, Waiting
 
 StatePart = tuple[int, bytes]
@@ -42,6 +44,7 @@ class ShardStateCalls:
         """
         deadline = now() + timeout_s
         generation = self._generation
+        silence = ShardSilence(self._membership, clock, on_waiting)
 
         async def pull_one(
             shard_index: int,
@@ -56,13 +59,17 @@ class ShardStateCalls:
                     clock,
                     spec_digest=spec_digest,
                     only_settings=only_settings,
-                    on_waiting=on_waiting,
+                    on_waiting=silence.waiting_of(shard_index),
                     timeout_s=timeout_s,
                 )
 
-            return await until_decided(attempt, deadline)
+            answer = await until_decided(
+                attempt, deadline, on_failure=partial(silence.failed, shard_index)
+            )
+            silence.answered(shard_index)
+            return answer
 
-        with told_to_users():
+        with silence, told_to_users():
             answers = await self._membership.unless_failed(
                 all_or_none(map(pull_one, range(len(self._membership.shards))))
             )

@@ -11,12 +11,18 @@ from psworker.transport.call_error import CallError
 T = TypeVar("T")
 
 
-async def until_decided(attempt: Callable[[float], Awaitable[T]], deadline: float) -> T:
+async def until_decided(
+    attempt: Callable[[float], Awaitable[T]],
+    deadline: float,
+    *,
+    on_failure: Callable[[CallError], None] | None = None,
+) -> T:
     """Makes an idempotent call again while its outcome is unknown.
 
     Args:
         attempt: Makes the call, given the seconds that are left.
         deadline: Time of the loop after which no attempt begins.
+        on_failure: Told of every attempt that failed.
 
     Raises:
         CallError: The server refused, or, if it is retryable, the deadline passed.
@@ -26,6 +32,8 @@ async def until_decided(attempt: Callable[[float], Awaitable[T]], deadline: floa
         try:
             return await attempt(left_s(deadline))
         except CallError as error:
+            if on_failure is not None:
+                on_failure(error)
             if not error.is_retryable or now() >= deadline:
                 raise
         await pause(attempt_count)

@@ -7,6 +7,7 @@ has of it. A decided refusal is raised at once.
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pswire import failpoints
@@ -28,6 +29,7 @@ from psworker.retries import (
     until_decided,
 )
 from psworker.shard_clients import ShardClients
+from psworker.shard_silence import ShardSilence
 from psworker.staleness import check_bound
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver, Traffic
@@ -130,20 +132,25 @@ class ShardCalls:
         """
         deadline = now() + timeout_s
         last_heard, receiver = _noting(receiver)
+        silence = ShardSilence(self._membership, clock, receiver.on_waiting)
 
         async def pull_one(shard_index: int) -> PushReply:
+            own = silence.receiver(shard_index, receiver)
+
             async def attempt(timeout_s: float) -> PushReply:
                 client = await self._clients.of(shard_index)
-                return await client.pull(
-                    generation, clock, receiver, timeout_s=timeout_s
-                )
+                return await client.pull(generation, clock, own, timeout_s=timeout_s)
 
-            reply = await until_decided(attempt, deadline)
+            reply = await until_decided(
+                attempt, deadline, on_failure=partial(silence.failed, shard_index)
+            )
+            silence.answered(shard_index)
             return self._checked(shard_index, reply)
 
         work = all_or_none(map(pull_one, range(len(self._membership.shards))))
         try:
-            replies = await self._unless_failed(work)
+            with silence:
+                replies = await self._unless_failed(work)
             self._history.pulled(self._worker, clock, replies)
             return replies
         except CallError as error:
@@ -151,7 +158,7 @@ class ShardCalls:
                 raise error.to_ps_error() from None
             raise WaitTimeoutError(
                 f"the values of clock {clock} were not there within {timeout_s:g} s: "
-                f"{self._awaited(last_heard, error)}",
+                f"{self._awaited(silence.waiting, last_heard, error)}",
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
 
@@ -188,6 +195,9 @@ class ShardCalls:
         """
         deadline = now() + timeout_s
         last_heard, noting = _noting(receiver)
+        silence = ShardSilence(
+            self._membership, pushes[0].header.clock, noting.on_waiting
+        )
         sequence = pushes[0].header.sequence
         commits = Commits(
             ShardCommitCalls(
@@ -209,25 +219,26 @@ class ShardCalls:
             def on_staged(choice: ClockChoice) -> None:
                 commits.take_staged(shard_index, choice)
 
-            own = replace(noting, on_staged=on_staged)
+            own = silence.receiver(shard_index, replace(noting, on_staged=on_staged))
             reply = await self._push_until_decided(
-                shard_index, pushes, own, deadline, ahead
+                shard_index, pushes, own, deadline, ahead, silence
             )
+            silence.answered(shard_index)
             if failpoints.armed:
                 failpoints.hit("worker.push_answered")
             return self._checked(shard_index, reply)
 
         work = commits.drive_until(all_or_none(map(push_one, range(len(pushes)))))
         try:
-            with self._history.push(pushes[0].header) as answered:
+            with silence, self._history.push(pushes[0].header) as answered:
                 return answered(await self._unless_failed(work))
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from None
+            awaited = self._awaited(silence.waiting, last_heard, error)
             raise StepTimeoutError(
                 f"the step to clock {pushes[0].header.clock} was not complete within "
-                f"{timeout_s:g} s: {self._awaited(last_heard, error)}; step() again "
-                "goes on with the same push",
+                f"{timeout_s:g} s: {awaited}; step() again goes on with the same push",
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
 
@@ -309,15 +320,18 @@ class ShardCalls:
             self._membership.fail(error)
             raise
 
-    def _awaited(self, last_heard: list[Waiting], error: CallError) -> str:
+    def _awaited(
+        self, silent: Waiting | None, last_heard: list[Waiting], error: CallError
+    ) -> str:
         """Who did not come, with what is known of it, for the text of a time-out."""
-        if last_heard:
+        if last_heard and silent is None:
             return f"waiting for {last_heard[0]}"
         known = [
             f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"
             for index, (at_s, clock) in sorted(self._answers.items())
         ]
-        return f"{error} (last answers: {', '.join(known)})" if known else str(error)
+        text = f"waiting for {silent} ({error})" if silent else str(error)
+        return f"{text} (last answers: {', '.join(known)})" if known else text
 
     async def _push_until_decided(
         self,
@@ -326,6 +340,7 @@ class ShardCalls:
         receiver: Receiver,
         deadline: float,
         ahead: AheadCalls | None,
+        silence: ShardSilence,
     ) -> PushReply:
         push = pushes[shard_index]
         held: frozenset[int] = frozenset()
@@ -345,6 +360,7 @@ class ShardCalls:
                     requests, receiver, timeout_s=left_s(deadline)
                 )
             except CallError as error:
+                silence.failed(shard_index, error)
                 is_corrupt = (
                     error.refusal is not None
                     and error.refusal.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
@@ -354,10 +370,14 @@ class ShardCalls:
                     raise
             await pause(attempt)
             attempt += 1
-            held = await self._chunks_held(shard_index, push, deadline)
+            held = await self._chunks_held(shard_index, push, deadline, silence)
 
     async def _chunks_held(
-        self, shard_index: int, push: OutgoingPush, deadline: float
+        self,
+        shard_index: int,
+        push: OutgoingPush,
+        deadline: float,
+        silence: ShardSilence,
     ) -> frozenset[int]:
         """Chunks of a push that a shard has; asked for until it tells."""
 
@@ -371,7 +391,9 @@ class ShardCalls:
                 return push.chunk_indexes
             return session.held_chunks.get(sequence, frozenset())
 
-        return await until_decided(attempt, deadline)
+        return await until_decided(
+            attempt, deadline, on_failure=partial(silence.failed, shard_index)
+        )
 
 
 def _noting(receiver: Receiver) -> tuple[list[Waiting], Receiver]:

@@ -1,5 +1,6 @@
 """What workers call at the coordinator about their membership."""
 
+import logging
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
@@ -19,6 +20,8 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
+
+log = logging.getLogger("psserver.coordinator")
 
 LOADER_COUNT_MAX = 256
 """Most loaders that one worker names."""
@@ -105,14 +108,20 @@ class WorkerControl:
             )
         for loader in request.loaders:
             check_loader_name(loader)
-        self._host.core.join(
-            entry,
-            schema=schema,
-            optimizers=optimizers,
-            clip_grad_norm=request.clip_grad_norm,
-            loaders=tuple(request.loaders),
-            now_ms=now_ms(),
-        )
+        try:
+            self._host.core.join(
+                entry,
+                schema=schema,
+                optimizers=optimizers,
+                clip_grad_norm=request.clip_grad_norm,
+                loaders=tuple(request.loaders),
+                now_ms=now_ms(),
+            )
+        except Refusal as refusal:
+            # The worker is told; those that wait for it look here.
+            first_line = refusal.message.partition("\n")[0].rstrip(":")
+            log.warning("%s was not taken into the job: %s", entry.worker, first_line)
+            raise
         self._host.pump()
         return messages.JoinResponse()
 

@@ -78,7 +78,7 @@ def translated(peer: str) -> Iterator[None]:
         raise CallError(
             peer,
             error.code().name,
-            error.details() or "",
+            _text_of(error),
             refusal=refusal_from_rpc_error(error),
             decided=is_decided(error.code()),
         ) from error
@@ -92,6 +92,14 @@ def translated(peer: str) -> Iterator[None]:
         raise CallError(
             peer, "CANCELLED", str(error), refusal=None, decided=False
         ) from error
+
+
+def _text_of(error: grpc.aio.AioRpcError) -> str:
+    """What gRPC says, in words that users know."""
+    text = error.details() or ""
+    if text == "Cancelling all calls":  # a gRPC server that stops, to those it serves
+        return "the daemon there was stopped"
+    return text
 
 
 @asynccontextmanager

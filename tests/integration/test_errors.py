@@ -63,7 +63,9 @@ def assert_told_once(error: BaseException) -> None:
     assert shown.count("Traceback (most recent call last)") == 1, shown
 
 
-def test_another_model_is_told_as_a_difference_by_name(tmp_path: Path) -> None:
+def test_another_model_is_told_as_a_difference_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = Layer(
         weight=torch.ones(4, 5), bias=torch.ones(4).double(), extra=torch.ones(1)
     )
@@ -77,6 +79,13 @@ def test_another_model_is_told_as_a_difference_by_name(tmp_path: Path) -> None:
         "  - model.last: parameter [2] float32 (only in the job)",
         "  + model.extra: parameter [1] float32 (only here); "
         "build the same model on every worker",
+    ]
+    # The others wait for this worker, and its own terminal may be far away.
+    assert [
+        each.getMessage() for each in caplog.records if "not taken" in each.msg
+    ] == [
+        "second/1 was not taken into the job: this worker's model differs from the "
+        "job's"
     ]
 
 

@@ -1,7 +1,10 @@
+import contextlib
+import logging
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +21,7 @@ from psserver.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
 from psworker.worker_connection import WorkerConnection
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import Job
+from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
 SCRIPT = """
 import os, sys, torch, psworker
@@ -258,9 +261,73 @@ def test_a_shard_that_is_silent_is_named_with_its_last_answer(tmp_path: Path) ->
         assert ps.clock == 2
 
     text = str(caught.value)
-    assert text.startswith("the step to clock 2 was not complete within 2 s: shard 1")
+    assert text.startswith("the step to clock 2 was not complete within 2 s: ")
+    assert f"waiting for shard 1 at {proxies[0].address}, which gives no answer" in text
     assert "last answers: shard 0 at clock" in text
     assert "shard 1 at clock 1" in text
+
+
+def test_shards_that_were_stopped_are_told_while_a_step_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at `psserver local`: the worker's terminal says whom it waits for."""
+    for module in ("shard_silence", "waiting_log"):
+        monkeypatch.setattr(f"psworker.{module}.WAITING_INTERVAL_MS", 200)
+    with Job(tmp_path, workers_min=2) as job:
+        addresses = job.shard_addresses()
+
+        def step_alone(worker_id: str) -> None:
+            with (
+                contextlib.suppress(psworker.PsError),  # nobody is there to leave
+                connect(job, worker_id, step_timeout_s=2.0) as ps,
+            ):
+                model, optimizer = prepared(ps)
+                both_in.wait()
+                model(torch.ones(1, 2)).sum().backward()
+                with pytest.raises(psworker.StepTimeoutError) as caught:
+                    optimizer.step()
+                errors.append(str(caught.value))
+
+        def wait_alone(worker_id: str) -> None:
+            with (
+                contextlib.suppress(psworker.PsError),
+                connect(job, worker_id) as ps,
+            ):
+                prepared(ps)
+                both_in.wait()
+                is_over.wait(WAIT_TIMEOUT_S)
+
+        both_in = threading.Barrier(2)
+        is_over = threading.Event()
+        errors: list[str] = []
+        with Crew({"w0": step_alone, "w1": wait_alone}) as crew:
+            job.wait_pushed("w0", 1)
+            for index in range(2):
+                job.end_shard(index)
+            job.stop_coordinator()
+            crew.futures["w0"].result(WAIT_TIMEOUT_S)
+            is_over.set()
+
+    wanted = [
+        f"shard {index} at {address}, which gives no answer"
+        for index, address in enumerate(addresses)
+    ]
+    warnings = [
+        each.getMessage() for each in caplog.records if each.levelno == logging.WARNING
+    ]
+    told = [each for each in warnings if each.startswith("waiting for shard")]
+    assert len([each for each in told if " and ".join(wanted) in each]) >= 2, warnings
+    (error,) = errors
+    assert all(each in error for each in wanted), error
+    lost = [each for each in warnings if "lost the watch of the job" in each]
+    assert lost
+    assert "Cancelling all calls" not in caplog.text
+
+
+def prepared(ps: psworker.Connection) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1)
+    model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return model, optimizer
 
 
 HOLDING: Final = """
