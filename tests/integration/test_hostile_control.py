@@ -62,7 +62,7 @@ JOINS: Final[dict[str, tuple[str, list[Any], list[Any]]]] = {
     "an unknown kind": ("INVALID_ARGUMENT", [entry(kind=77)], []),
     "a name twice": ("INVALID_ARGUMENT", [entry(), entry()], []),
     "an empty name": ("INVALID_ARGUMENT", [entry(name="")], []),
-    "a long name": ("INVALID_ARGUMENT", [entry(name="x" * 1025)], []),
+    "a long name": ("RESOURCE_EXHAUSTED", [entry(name="x" * 1025)], []),
     "65 dimensions": ("RESOURCE_EXHAUSTED", [entry(shape=[1] * 65)], []),
     "a pickle for an optimizer": (
         "INVALID_ARGUMENT",
