@@ -29,7 +29,7 @@ def connect_error(address: str, timeout_s: float = 1.0) -> str:
     began = time.monotonic()
     with pytest.raises(psworker.ConnectError) as caught:
         psworker.connect(address, connect_timeout_s=timeout_s)
-    assert time.monotonic() - began < timeout_s + 2
+    assert time.monotonic() - began < timeout_s + 10  # not as long as a call may take
     assert "psworker-loop" not in {each.name for each in threading.enumerate()}
     text = str(caught.value)
     assert text.startswith(
@@ -146,9 +146,9 @@ def test_a_worker_id_of_a_living_process_is_taken(
     ):
         began = time.monotonic()
         with pytest.raises(psworker.WorkerIdTakenError, match="another worker id"):
-            psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.1)
+            psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.5)
     # Until a lease is over nobody knows whether the other one is alive.
-    assert 1 < time.monotonic() - began < 5
+    assert 1 < time.monotonic() - began < 15
     assert "worker id 'w0' belongs to a process at" in caplog.text
     assert "waiting for it to be gone, at most" in caplog.text
 
@@ -163,6 +163,6 @@ def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -
         first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         proxy.refuse()
 
-        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.1) as ps:
+        with psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.5) as ps:
             assert ps.worker_id == "w0"
         first.close()
