@@ -80,7 +80,7 @@ format: .venv/installed ## format the code
 	$(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: .venv/installed ## measure a step of 64 MiB, printed as JSON
+bench: .venv/installed ## measure a step of 64 MiB beside torch's RPC
 	@$(BIN)/psctl bench step $(ARGS)
 
 .PHONY: faults

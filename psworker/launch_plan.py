@@ -1,10 +1,11 @@
 """What `psworker run` starts: how often, with which environment, on which devices."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from psworker.cores import usable_core_count
 
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -82,7 +83,7 @@ class LaunchPlan:
             environment.setdefault("PYTHONUNBUFFERED", "1")
             # Each would take all cores for itself: on two cores, two processes trained
             # the digits in 25 s so, and in 11 s with one thread each.
-            threads = max(1, _usable_core_count() // self.process_count)
+            threads = max(1, usable_core_count() // self.process_count)
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         return environment
 
@@ -148,9 +149,3 @@ def visible_cuda_devices(
     return tuple(
         str(index) for index, _ in enumerate(device_folder.glob("nvidia[0-9]*"))
     )
-
-
-def _usable_core_count() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -9,7 +9,6 @@ autograd, while that one waits for them.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +18,7 @@ from torch import nn
 from typing_extensions import override
 
 from pswire.schema import OptimizerSpec
+from psworker.cores import usable_core_count
 from psworker.event_loop import EventLoop
 from psworker.exchange import PushExchange
 from psworker.next_push import delivery_of, incarnations_of_shards, next_header
@@ -293,7 +293,7 @@ class OverlappedStepper(Stepper):
 
 def crowded_text(tensors: Sequence[torch.Tensor]) -> str:
     """A warning where torch leaves no core to those who send, empty elsewhere."""
-    core_count = os.cpu_count() or 1
+    core_count = usable_core_count()
     is_on_cpu = any(tensor.device.type == "cpu" for tensor in tensors)
     if not is_on_cpu or core_count == 1 or torch.get_num_threads() < core_count:
         return ""

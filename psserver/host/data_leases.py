@@ -163,7 +163,8 @@ def _account_text(account: EpochAccount) -> str:
         "left out with drop_last": account.left_out_count,
     }
     parts = [f"{count} {name}" for name, count in counts.items() if count]
+    what = ", ".join(parts) or "none was to be dealt"
     return (
         f"epoch {account.epoch} of {account.loader[:64]!r} is over: of "
-        f"{account.position_count} samples {', '.join(parts) or 'none was to be dealt'}"
+        f"{account.position_count} positions {what}"
     )

@@ -9,6 +9,7 @@ import typer
 
 from pswire.exit_codes import ExitCode
 from pswire.versions import version_text
+from psworker.cores import usable_core_count
 from psworker.ctl import job_commands, local_commands, snapshot_commands
 from psworker.ctl.failures import report
 from psworker.ctl.options import JsonOption, interruptible, print_json, say
@@ -175,7 +176,7 @@ def bench_overlap_command(
         step_count=steps,
         bandwidth_mbit=bandwidth,
         latency_ms=latency,
-        thread_count=threads or max(1, (os.cpu_count() or 2) - 1),
+        thread_count=threads or max(1, usable_core_count() - 1),
     )
     with interruptible():
         figures = bench_overlap(settings, say)

@@ -84,12 +84,15 @@ def group_parts(sizes: Sizes, groups: Column, seed: int) -> Fold:
     by_size = shuffled[np.argsort(-counts[shuffled], kind="stable")]
     lacking = np.array(list(sizes.values()), dtype=np.int64)
     part_of = np.full(len(counts), -1)
+    every = np.arange(len(lacking))
+    is_empty = np.ones(len(lacking), dtype=bool)
     for done, group in enumerate(by_size):
-        empty = np.flatnonzero(~np.isin(np.arange(len(lacking)), part_of))
+        empty = every[is_empty]
         # The last groups go where there is none yet.
-        choice = empty if len(counts) - done <= len(empty) else np.arange(len(lacking))
+        choice = empty if len(counts) - done <= len(empty) else every
         part = choice[np.argmax(lacking[choice])]
         part_of[group] = part
+        is_empty[part] = False
         lacking[part] -= counts[group]
     of_sample = part_of[groups.codes]
     return {

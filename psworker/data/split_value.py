@@ -172,6 +172,18 @@ class Split:
             )
         return self.folds[0]
 
+    def _fold(self, fold: int | None) -> Parts:
+        count = len(self.folds)
+        if fold is None and self.recipe.folds:
+            raise ConfigurationError(
+                f"this split has {count} folds: say which, fold=0 to fold={count - 1}"
+            )
+        if fold is not None and not 0 <= fold < count:
+            raise ConfigurationError(
+                f"fold={fold!r} is none of this split's {count}, which count from 0"
+            )
+        return self.folds[fold or 0]
+
     @property
     def digest(self) -> str:
         """SHA-256 of all positions of all parts: the same for equal splits only."""
@@ -202,7 +214,7 @@ class Split:
                 f"the dataset has {len(dataset)} items and the split is one of "
                 f"{self.item_count} {what}; give it the data that was split"
             )
-        parts = self._only_fold if fold is None else self.folds[fold]
+        parts = self._fold(fold)
         return Subset(dataset, parts[part].tolist())
 
     def rows(self, part: str, *, fold: int | None = None) -> Indices:
@@ -217,7 +229,7 @@ class Split:
         recipe = self.recipe
         if not recipe.window:
             raise ConfigurationError("only a split by='window' has windows")
-        parts = self._only_fold if fold is None else self.folds[fold]
+        parts = self._fold(fold)
         starts = parts[part] * recipe.stride
         return np.stack([starts, starts + recipe.window + recipe.horizon], axis=1)
 

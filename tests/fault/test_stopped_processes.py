@@ -86,10 +86,13 @@ def test_a_coordinator_that_stands_still_holds_the_job_and_costs_nobody_its_plac
         job.coordinator.send(signal.SIGSTOP)
         job.coordinator.wait_stopped()
         wait_until(
-            lambda: all("coordinator" in shard.log for shard in job.shards),
-            "the shards to miss the coordinator",
+            lambda: all("silent for a lease" in shard.log for shard in job.shards),
+            "the shards to hold",
         )
-        time.sleep(LEASE_S)
+        wait_until(
+            lambda: "which has been silent" in job.workers["w0"].log,
+            "w0 to be told why its step is held",
+        )
         job.coordinator.send(signal.SIGCONT)
         job.fault("SIGSTOP of the coordinator")
         job.wait_steps("w0", 10)

@@ -19,6 +19,7 @@ from pswire.frames import (
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import Chunk
+from pswire.reasons import ErrorReason
 from pswire.v1 import (
     membership_pb2,
     push_pb2,
@@ -150,3 +151,29 @@ def assert_readable(text: str) -> None:
     assert 'File "' not in text
     assert "object at 0x" not in text
     assert 0 < len(text) < 2000
+
+
+Case = tuple[ErrorReason, str, Callable[[Target], Messages]]
+"""Why a push is refused, words of the text, and its messages."""
+
+
+def check_refused(target: Target, method: str, case: Case) -> None:
+    """A forged push is refused in words, and nothing changes."""
+    reason, fragment, make = case
+    before = target.state()
+    call = streamed(target.channel, method)
+
+    code, text, found = refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
+
+    assert found == reason, (code, text)
+    assert fragment in text
+    assert_readable(text)
+    assert target.state() == before
+
+
+def check_goes_on(target: Target, cases: Iterable[Case]) -> None:
+    """Training goes on after each forged push."""
+    call = streamed(target.channel, "PushPull")
+    for _, _, make in cases:
+        refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
+        target.step()

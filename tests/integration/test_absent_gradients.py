@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
 
 SEED: Final = 11
@@ -35,8 +36,7 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts the model so that tensors share chunks and chunks share tensors."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 256)
+    cut_into(monkeypatch, 64, 256)
 
 
 class Model(nn.Module):

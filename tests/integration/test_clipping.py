@@ -18,6 +18,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode
+from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.held_commits import commits_held
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
@@ -38,8 +39,7 @@ CLIP: Final = 1.2
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+    cut_into(monkeypatch, 64, 512)
 
 
 @dataclass(frozen=True)

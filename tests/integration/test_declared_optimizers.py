@@ -13,6 +13,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode, StepAtomicity
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     TOLERANCE,
@@ -27,8 +28,7 @@ from tests.integration.one_process import (
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts tensors of a few elements into chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 24)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 64)
+    cut_into(monkeypatch, 24, 64)
 
 
 def train(
@@ -215,12 +215,13 @@ def test_workers_change_at_the_same_place(case: str, tmp_path: Path) -> None:
     with Job(tmp_path, workers_min=2, **settings[case]) as job:
         results = run_workers(dict.fromkeys(ROWS, work))
         assert job.ask(lambda: len(job.coordinator.core.model.declared)) == 2
+    if case == "asp":
+        finite = [found.isfinite().all() for each in results.values() for found in each]
+        assert all(finite)
+        return
     plain: Any = small_model()
     optimizer = torch.optim.Adam(plain[2].parameters(), lr=0.05)
     optimizer = script(plain, optimizer, lambda each: each, None)
-
-    if case == "asp":
-        return
     exact = [each.detach() for each in (*plain.parameters(), *state_of(optimizer))]
     for found in results.values():
         assert deviation(found, exact) <= TOLERANCE

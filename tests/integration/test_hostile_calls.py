@@ -27,6 +27,8 @@ from tests.integration.forged_calls import (
     Messages,
     Target,
     assert_readable,
+    check_goes_on,
+    check_refused,
     refusal_of,
     streamed,
 )
@@ -243,23 +245,11 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
 @pytest.mark.parametrize("method", ["PushPull", "Push"])
 @pytest.mark.parametrize("case", PUSHES)
 def test_a_forged_push_changes_nothing(target: Target, case: str, method: str) -> None:
-    reason, fragment, make = PUSHES[case]
-    before = target.state()
-    call = streamed(target.channel, method)
-
-    code, text, found = refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
-
-    assert found == reason, (code, text)
-    assert fragment in text
-    assert_readable(text)
-    assert target.state() == before
+    check_refused(target, method, PUSHES[case])
 
 
 def test_training_goes_on_after_every_forged_push(target: Target) -> None:
-    call = streamed(target.channel, "PushPull")
-    for _, _, make in PUSHES.values():
-        refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
-        target.step()
+    check_goes_on(target, PUSHES.values())
 
 
 def test_a_message_above_the_limit_is_refused_by_grpc(target: Target) -> None:

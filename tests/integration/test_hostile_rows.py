@@ -12,12 +12,10 @@ from torch import nn
 from pswire.frames import ENCODING_SPARSE_ROWS
 from pswire.reasons import ErrorReason
 from tests.integration.forged_calls import (
-    TIMEOUT_S,
     Messages,
     Target,
-    assert_readable,
-    refusal_of,
-    streamed,
+    check_goes_on,
+    check_refused,
 )
 from tests.integration.job import Job, connect
 
@@ -216,20 +214,8 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Make]]] = {
 @pytest.mark.parametrize("method", ["PushPull", "Push"])
 @pytest.mark.parametrize("case", PUSHES)
 def test_forged_rows_change_nothing(target: Target, case: str, method: str) -> None:
-    reason, fragment, make = PUSHES[case]
-    before = target.state()
-    call = streamed(target.channel, method)
-
-    code, text, found = refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
-
-    assert found == reason, (code, text)
-    assert fragment in text
-    assert_readable(text)
-    assert target.state() == before
+    check_refused(target, method, PUSHES[case])
 
 
 def test_training_goes_on_after_all_forged_rows(target: Target) -> None:
-    call = streamed(target.channel, "PushPull")
-    for _, _, make in PUSHES.values():
-        refusal_of(call(iter(make(target)), timeout=TIMEOUT_S))
-        target.step()
+    check_goes_on(target, PUSHES.values())

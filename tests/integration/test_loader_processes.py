@@ -165,7 +165,7 @@ def test_ranges_of_a_killed_worker_finish_elsewhere(
         assert report.is_complete
         assert report.seen_once == SAMPLE_COUNT
     assert sorted(seen) == list(range(SAMPLE_COUNT))
-    assert "epoch 0 of 'loader' is over: of 24 samples 24 seen once" in caplog.text
+    assert "epoch 0 of 'loader' is over: of 24 positions 24 seen once" in caplog.text
 
 
 def test_a_fast_worker_takes_more_than_its_equal_part(tmp_path: Path) -> None:

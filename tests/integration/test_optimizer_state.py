@@ -11,6 +11,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode, StepAtomicity
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     TOLERANCE,
@@ -44,8 +45,7 @@ VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts tensors of a few elements into chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 24)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 64)
+    cut_into(monkeypatch, 24, 64)
 
 
 class Run:
@@ -213,6 +213,9 @@ def test_workers_read_and_load_at_the_same_place(mode: str, tmp_path: Path) -> N
     elif mode == "ssp":
         # Each push is an update; the longest worker's has gone back, once.
         assert steps <= {float(count) for count in range(4, 9)}
+    else:  # of six steps two or more counted, all from one place of all tensors
+        (count,) = steps
+        assert 2 <= count <= 6
 
 
 def test_state_of_other_switches_is_refused_before_anything_changes(

@@ -11,6 +11,7 @@ import torch
 from psserver.core.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from psworker.overlap import sent_ahead
+from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.overlap_scripts import (
@@ -27,8 +28,7 @@ Values = tuple[list[torch.Tensor], float]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+    cut_into(monkeypatch, 64, 512)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from psserver.core.roster import WorkerState
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
 
 STEP_COUNT: Final = 50
@@ -89,8 +90,7 @@ workers; half of the classes see one half of the pairs of counts."""
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+    cut_into(monkeypatch, 64, 512)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 import psworker
 from psworker.snapshot import Snapshot
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Crew, Job, connect
 
 SNAPSHOT_COUNT: Final = 200
@@ -19,8 +20,7 @@ WORKERS: Final = ("w0", "w1")
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives every shard several chunks of a model of 1 KiB."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 128)
+    cut_into(monkeypatch, 64, 128)
 
 
 def countdown_model() -> nn.Module:

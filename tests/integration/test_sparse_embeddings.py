@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
 
 STEP_COUNT: Final = 16
@@ -183,8 +184,7 @@ CASES: Final = {
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of a few KiB into a dozen chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+    cut_into(monkeypatch, 64, 512)
 
 
 @pytest.mark.parametrize("name", CASES)

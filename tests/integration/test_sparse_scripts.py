@@ -12,6 +12,7 @@ from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from psworker.errors import UnsupportedError
 from psworker.optimizer import PreparedOptimizer
+from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     SEED,
@@ -28,8 +29,7 @@ STEP_COUNT: Final = 6
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts tables of a few hundred elements into chunks, on both sides alike."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 256)
+    cut_into(monkeypatch, 64, 256)
 
 
 class Model(nn.Module):
@@ -197,33 +197,6 @@ def test_overlap_changes_no_bit(tmp_path: Path) -> None:
     ahead = on_job(lambda prepare: script(prepare, overlap=True), tmp_path / "b")
 
     assert all(map(torch.equal, apart, ahead))
-
-
-def test_the_global_norm_counts_rows_as_the_dense_gradient(tmp_path: Path) -> None:
-    def work(job: Job, *, sparse: bool) -> Callable[[str], list[torch.Tensor]]:
-        def run(worker_id: str) -> list[torch.Tensor]:
-            model = Model(sparse=sparse)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-            with connect(job, worker_id) as ps:
-                model, optimizer = ps.prepare(model, optimizer, clip_grad_norm=0.1)
-                for step in range(STEP_COUNT):
-                    optimizer.zero_grad()
-                    loss_of(model, step, int(worker_id[1:])).backward()
-                    optimizer.step()
-                assert ps.last_push is not None
-                assert ps.last_push.grad_norm is not None
-                assert ps.last_push.grad_norm > 0.1
-            return [each.detach().clone() for each in model.parameters()]
-
-        return run
-
-    found = []
-    for sparse in (True, False):
-        with Job(tmp_path / str(sparse), workers_min=2) as job:
-            results = run_workers(dict.fromkeys(("w0", "w1"), work(job, sparse=sparse)))
-            found.append(results["w0"])
-
-    assert deviation(*found) <= 1e-6
 
 
 def test_a_worker_of_weight_0_touches_no_row(tmp_path: Path) -> None:

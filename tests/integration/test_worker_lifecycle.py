@@ -20,6 +20,7 @@ from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
 from psworker.worker_connection import WorkerConnection
+from tests.doubles.child_process import killed_at_end
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
@@ -153,7 +154,7 @@ def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        with blocked:
+        with killed_at_end(blocked):
             ps, _ = member(job.address, "w1")
             with ps:
                 assert blocked.stdout is not None
@@ -372,7 +373,9 @@ def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
             model, torch.optim.SGD(model.parameters(), lr=1.0)
         )
         command = [sys.executable, "-c", HOLDING.format(address=job.address)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
+        with killed_at_end(
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        ) as holding:
             assert holding.stdout is not None
             assert holding.stdout.readline() == "holding\n"
             generation = ps.generation

@@ -2,11 +2,14 @@
 
 import os
 import platform
+import socket
 import statistics
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
+
+from psworker.cores import usable_core_count
 
 
 class Spread(TypedDict):
@@ -23,11 +26,17 @@ def machine() -> dict[str, object]:
     return {
         "cpu_model": _cpu_model(),
         "core_count": os.cpu_count(),
-        "usable_core_count": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "usable_core_count": usable_core_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def versions() -> dict[str, str]:

@@ -6,7 +6,6 @@ of them. Daemons and a second worker are processes of their own.
 """
 
 import json
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 
 import psworker
 from pswire.addresses import Address
-from psworker.ctl.bench.machine import Spread, machine, spread, versions
+from psworker.ctl.bench.machine import Spread, free_port, machine, spread, versions
 from psworker.ctl.bench.overlap_training import Training
 from psworker.ctl.daemons import ShardPlace, start_daemons
 from psworker.ctl.failures import CommandError
@@ -187,7 +186,7 @@ def _start_job(
     folder.mkdir()
     places = []
     for index in range(settings.shard_count if settings.bandwidth_mbit else 0):
-        listened, advertised = _free_port(), _free_port()
+        listened, advertised = free_port(), free_port()
         bytes_per_s = settings.bandwidth_mbit * 125_000 / settings.shard_count
         children.start(
             f"{name} link {index}",
@@ -209,13 +208,6 @@ def _start_job(
         prefix=f"{name} ",
         places=places,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def overlap_text(figures: OverlapBench) -> str:

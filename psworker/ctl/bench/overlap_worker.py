@@ -20,7 +20,9 @@ def main(settings: dict[str, int], plain: str, overlapped: str) -> None:
     """
     torch.set_num_threads(settings["threads"])
     with ExitStack() as stack:
-        trainings = []
+        # Alone first, as the other one: so all figures come from the same turns.
+        alone = Training(settings["parameters"], settings["batch"], rank=1)
+        trainings = [alone]
         for address, overlap in ((plain, False), (overlapped, True)):
             ps = stack.enter_context(psworker.connect(address, "w1"))
             training = Training(settings["parameters"], settings["batch"], rank=1)

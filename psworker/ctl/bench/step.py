@@ -4,7 +4,6 @@ One worker, one shard, TCP on loopback, SGD without momentum. Both sides are mea
 in turn within one run, so that whatever else the machine does meets both.
 """
 
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 
 import psworker
-from psworker.ctl.bench.machine import Spread, machine, spread, versions
+from psworker.ctl.bench.machine import Spread, free_port, machine, spread, versions
 from psworker.ctl.bench.rpc_server import (
     SERVER_NAME,
     WORKER_NAME,
@@ -143,7 +142,7 @@ def _start_rpc(
     first: torch.Tensor,
     gradient: torch.Tensor,
 ) -> Contender:
-    port = _free_port()
+    port = free_port()
     children.start("rpc server", ["psworker.ctl.bench.rpc_server", str(port)], {})
     join_rpc(WORKER_NAME, 1, port)
     stack.callback(rpc.shutdown)
@@ -155,13 +154,6 @@ def _start_rpc(
         held = rpc.rpc_sync(SERVER_NAME, push_pull, args=(gradient,))
 
     return Contender(step, lambda: held)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def bench_text(figures: StepBench) -> str:

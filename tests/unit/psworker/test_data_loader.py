@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from psserver.core.push import DataRange as CoreRange
+from pswire.reasons import Refusal
 from psworker.data import (
     CountedLoader,
     LeasedLoader,
@@ -188,7 +189,7 @@ def test_a_samplers_other_order_is_refused_by_the_ledger() -> None:
     batches = iter(LeasedLoader(_loader(20), first))
     next(batches)
     other = iter(LeasedLoader(_loader(20, sampler=list(range(19, -1, -1))), second))
-    with pytest.raises(Exception, match="another order"):
+    with pytest.raises(Refusal, match="another order"):
         next(other)
     batches.close()
 

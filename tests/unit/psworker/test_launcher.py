@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+
+from tests.doubles.child_process import killed_at_end
 
 
 @pytest.fixture
@@ -37,15 +40,19 @@ def unconnected(path: str, process: str = "process 0") -> str:
     )
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, **environment: str
+) -> AbstractContextManager[subprocess.Popen[str]]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "psworker", "run", *arguments],
-        env=inherited | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return killed_at_end(
+        subprocess.Popen(
+            [sys.executable, "-m", "psworker", "run", *arguments],
+            env=inherited | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     )
 
 

@@ -1,8 +1,6 @@
 """What workers are told by a shard in every mode, message by message."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
@@ -20,25 +18,10 @@ from pswire.schema import ElementType, SchemaEntry
 from pswire.v1 import membership_pb2, push_pb2
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import NO_CONTEXT, OpenPush, ServedShard
+from tests.unit.psserver.rpc.conftest import Make
 
 TWO_PHASE = {"step_atomicity": StepAtomicity.CLOCK}
 BACKUPS = {**TWO_PHASE, "backup_worker_count": 1}
-
-Make = Callable[..., ServedShard]
-
-
-@pytest.fixture
-async def make() -> AsyncIterator[Make]:
-    """Makes shards, which must be made in the event loop."""
-    made: list[ServedShard] = []
-
-    def make(**settings: Any) -> ServedShard:  # noqa: ANN401, as the job has them
-        made.append(ServedShard(**settings))
-        return made[-1]
-
-    yield make
-    for shard in made:
-        shard.host.close()
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Chunks ahead of a trailer: replaceable, counted by nobody, gone with their call."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
@@ -20,22 +18,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import OpenPush, ServedShard
-
-Make = Callable[..., ServedShard]
-
-
-@pytest.fixture
-async def make() -> AsyncIterator[Make]:
-    """Makes shards, which must be made in the event loop."""
-    made: list[ServedShard] = []
-
-    def make(**settings: Any) -> ServedShard:  # noqa: ANN401, as the job has them
-        made.append(ServedShard(**settings))
-        return made[-1]
-
-    yield make
-    for shard in made:
-        shard.host.close()
+from tests.unit.psserver.rpc.conftest import Make
 
 
 def core_of(shard: ServedShard) -> ShardCore:

@@ -5,6 +5,7 @@ from typing import Any, Final
 import pytest
 import torch
 
+from tests.doubles.chunk_sizes import cut_into
 from tests.unit.psserver.tensors.shards import (
     Push,
     Shards,
@@ -78,8 +79,7 @@ SHAPES: Final = [(40, 7), (7,), (), (1,), (33, 5), (3,), (5, 2)]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of two KiB into several chunks."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 512)
+    cut_into(monkeypatch, 64, 512)
 
 
 def make_parameters(

@@ -18,6 +18,7 @@ from pswire.optimizers import flatten_group
 from pswire.placement import Chunk, Slice
 from pswire.reasons import Refusal
 from pswire.torch_types import buffer_of
+from tests.doubles.chunk_sizes import cut_into
 from tests.unit.psserver.tensors.shards import Gradients, Shards, spec_of
 
 STEP_COUNT: Final = 30
@@ -45,8 +46,7 @@ CASES: Final[list[tuple[str, dict[str, Any]]]] = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts tables of a few hundred elements into chunks that cut rows."""
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
-    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 256)
+    cut_into(monkeypatch, 64, 256)
 
 
 @dataclass(frozen=True)
