@@ -11,7 +11,7 @@ the load (others' users report shards of 93.7 M parameters beside one of 0.7 M).
 Both sides compute it; any change to its result is a new `PLACEMENT_VERSION`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,6 +81,15 @@ class Placement:
         for chunk in self.chunks:
             held[chunk.shard_index].append(chunk)
         return tuple(tuple(chunks) for chunks in held)
+
+    @cached_property
+    def chunks_by_entry(self) -> Mapping[int, tuple[Chunk, ...]]:
+        """Chunks that hold some of each tensor; one without elements is not in it."""
+        held: dict[int, list[Chunk]] = {}
+        for chunk in self.chunks:
+            for piece in chunk.slices:
+                held.setdefault(piece.entry_index, []).append(chunk)
+        return {index: tuple(chunks) for index, chunks in held.items()}
 
     def byte_count_of_shard(self, shard_index: int) -> int:
         """Bytes of values that a shard holds."""

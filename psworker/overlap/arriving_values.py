@@ -6,7 +6,7 @@ for it even so (after an eviction, a dropped push or a change of mode) are writt
 what is computed meanwhile is a mix that must not count.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -44,13 +44,8 @@ class ArrivingValues(ValueStore):
             kinds: As those of `ValueStore`.
         """
         super().__init__(tensors, placement, **kinds)
-        self._chunks_of: list[list[int]] = [[] for _ in self.tensors]
-        for chunk in placement.chunks:
-            for piece in chunk.slices:
-                self._chunks_of[piece.entry_index].append(chunk.index)
-        self._expected = {
-            index for entry in updated_entries for index in self._chunks_of[entry]
-        }
+        self._expected: set[int] = set()
+        self.expect(updated_entries)
         self._lacking: set[int] = set()
         self._read_entries: set[int] = set()
         self._digests: dict[int, int] = {}
@@ -87,9 +82,7 @@ class ArrivingValues(ValueStore):
 
     def expect(self, entries: Iterable[int]) -> None:
         """Values of these entries may come too, from the next step on."""
-        self._expected |= {
-            index for entry in entries for index in self._chunks_of[entry]
-        }
+        self._expected.update(self._chunks_of(entries))
 
     def open(self) -> None:
         """A step is under way: its values will come."""
@@ -111,9 +104,7 @@ class ArrivingValues(ValueStore):
     def are_there(self, entry_indexes: Iterable[int]) -> bool:
         """Whether the values of these tensors have come, as far as any will."""
         return not any(
-            index in self._lacking
-            for entry in entry_indexes
-            for index in self._chunks_of[entry]
+            index in self._lacking for index in self._chunks_of(entry_indexes)
         )
 
     def note_read(self, entry_indexes: Iterable[int]) -> None:
@@ -145,6 +136,12 @@ class ArrivingValues(ValueStore):
             return
         with _unsafe_preserve_version_counter(tuple(read)):
             super().flush()
+
+    def _chunks_of(self, entries: Iterable[int]) -> Iterator[int]:
+        """Indexes of the chunks that hold some of these tensors."""
+        for entry in entries:
+            for chunk in self.placement.chunks_by_entry.get(entry, ()):
+                yield chunk.index
 
     def _read_in(self, chunk_index: int) -> list[torch.Tensor]:
         """Tensors of a chunk that were read since the step."""

@@ -27,12 +27,7 @@ class Expectation:
         self._held = {
             name: frozenset(held_entries(spec)) for name, spec in specs.items()
         }
-        self._chunks: list[list[Chunk]] = []
-        for chunk in placement.chunks:
-            for piece in chunk.slices:
-                while len(self._chunks) <= piece.entry_index:
-                    self._chunks.append([])
-                self._chunks[piece.entry_index].append(chunk)
+        self._chunks = placement.chunks_by_entry
         self._successors: dict[str, str] = {}
         self._newest = ""
         self._known: dict[str, Counter[int]] = {}
@@ -62,7 +57,7 @@ class Expectation:
         if self._counts[entry_index] != known[entry_index]:
             return []
         ready = []
-        for chunk in self._chunks[entry_index]:
+        for chunk in self._chunks.get(entry_index, ()):
             missing = self._missing.get(chunk.index)
             if missing is None:
                 missing = self._missing[chunk.index] = {

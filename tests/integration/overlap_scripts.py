@@ -326,6 +326,21 @@ class Compiled(Script):
                 update()
 
 
+class WithoutElements(Script):
+    """The last parameters have none: they are in no chunk."""
+
+    def models(self) -> list[nn.Module]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: nothing to initialize
+            return [nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 0))]
+
+    def backward(self, model: Any, step: int, rank: int) -> None:
+        inputs, targets = self.batch(step, rank)
+        hidden = model[0](inputs)
+        nothing = model[1](hidden).sum()
+        (nn.functional.mse_loss(hidden, targets) + nothing).backward()
+
+
 SCRIPTS: Final[list[Callable[[], Script]]] = [
     Sgd,
     AdamW,
@@ -347,4 +362,5 @@ SCRIPTS: Final[list[Callable[[], Script]]] = [
     Inspecting,
     Compiled,  # by one worker: dynamo takes turns with itself in threads
     Copying,
+    WithoutElements,
 ]

@@ -62,3 +62,14 @@ def test_optimizers_that_step_in_turn_are_told_apart() -> None:
     expectation.stepped("d")
     assert expectation.optimizer == "g"
     assert noted(expectation, 0, 1) == [[], [0]]
+
+
+def test_a_last_tensor_without_elements_makes_no_chunk_final() -> None:
+    last = SchemaEntry(name="d", shape=(0, 4), element_type=ElementType.FLOAT32)
+    schema = ModelSchema((*SCHEMA.entries, last))
+    spec = sgd(groups=((0, 1, 2, 3),))
+    expectation = Expectation(place(schema, 1), {"optimizer": spec})
+    noted(expectation, 3, 2, 1, 0)
+    expectation.stepped("optimizer")
+
+    assert noted(expectation, 3, 2, 1, 0) == [[], [], [], [0]]
