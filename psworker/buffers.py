@@ -84,6 +84,11 @@ class Buffers:
         }
         self._marks: dict[int, _Mark] = {}
 
+    @property
+    def are_sent(self) -> bool:
+        """Whether there is any buffer that takes part."""
+        return bool(self._slots)
+
     def find(self, store: ValueStore) -> None:
         """Looks where the buffers are: `self.count = self.count + 1` makes a new one.
 

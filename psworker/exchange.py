@@ -10,7 +10,7 @@ import math
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from pswire.frames import REQUEST_CHUNK_FIELD, decode_chunk
@@ -21,6 +21,7 @@ from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush
 from psworker.overlap.ahead_calls import AheadCalls
 from psworker.pending import DataRange
+from psworker.push_result import PushResult
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.shard_client import Receiver
 from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
@@ -106,6 +107,7 @@ class PushExchange:
             nothing of it.
         replies: The answers, once they are there.
         ahead: Calls that have sent chunks of it before it was begun, if any have.
+        on_loaded: Told when the shards have taken the state that it carries.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -115,6 +117,7 @@ class PushExchange:
     is_discarded: bool = False
     replies: Sequence[PushReply] | None = None
     ahead: AheadCalls | None = None
+    on_loaded: Callable[[], None] | None = None
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 
@@ -205,6 +208,16 @@ class PushExchange:
         if self._incoming is not None:
             self._incoming.cancel()
             self._incoming = None
+
+    def end(self, result: PushResult) -> PushResult:
+        """What its worker is told of it, once it is settled.
+
+        State that it carried was loaded, unless the shards dropped the push: also by
+        one of weight 0, and also where the gradient was thrown away here.
+        """
+        if self.on_loaded is not None and not result.dropped:
+            self.on_loaded()
+        return replace(result, outcome="dropped") if self.is_discarded else result
 
     def take_ahead(self) -> AheadCalls | None:
         """The calls that sent ahead, for the first attempt to deliver."""

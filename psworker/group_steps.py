@@ -1,7 +1,7 @@
 """Steps of a data-parallel group, which is one worker of the job."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from pswire.schema import OptimizerSpec
 from psworker.errors import ClosedError, UnsupportedError
 from psworker.group_channel import GroupChannel
 from psworker.optimizer_state import States
+from psworker.overlap.expectation import held_entries
 from psworker.pending import PendingData
 from psworker.push_result import PushResult
+from psworker.spent_gradients import SpentGradients
 from psworker.steps import NO_EXTRAS, Groups, PushExtras, Steps
 from psworker.transport.values import OptimizerSettings
 
@@ -62,7 +64,7 @@ class GroupSteps:
 
         Args:
             channel: To the other processes.
-            tensors: What a step changes, the same in all processes.
+            tensors: One for each entry of the schema, the same in all processes.
             device_group: The group that carries tensors which are not on the CPU.
             place: Where the group stands after joining.
             look: Tells, in the leader, where it stands.
@@ -75,6 +77,12 @@ class GroupSteps:
         self._is_closed = False
         self._leader: Steps | None = None
         self._pending = PendingData()
+        self._spent = SpentGradients(len(tensors))
+        # What each step that may carry loaded state tells when that is loaded. Steps
+        # have the same numbers in all processes.
+        self._step_count = 0
+        self._loading: dict[int, Callable[[], None]] = {}
+        self._loaded: list[int] = []  # of the leader, not yet told to the others
         self.place = place
         self._spread()
 
@@ -91,7 +99,7 @@ class GroupSteps:
     @property
     def has_gradient(self) -> bool:
         """Whether there is a gradient that a step may have to take yet."""
-        return any(each.grad is not None for each in self._tensors)
+        return self._spent.has_others(self._tensors)
 
     def lead(self, inner: Steps) -> Steps:
         """Takes over an optimizer of the leader, whose own steps are `inner`."""
@@ -119,7 +127,7 @@ class GroupSteps:
             self._sample_count = drawn.sample_count
         total = self._channel.sum(self._sample_count if weight is None else weight)
 
-        def push(leader: Steps) -> PushResult:
+        def push(leader: Steps, extras: PushExtras) -> PushResult:
             result = leader.step(
                 spec,
                 groups,
@@ -131,14 +139,25 @@ class GroupSteps:
             assert result is not None, "a group's steps do not overlap"
             return result
 
-        return self._led(push)
+        own = frozenset(held_entries(spec))
+        try:
+            return self._led(push, extras)
+        finally:  # as with the samples, also when the call has ended an earlier push
+            self._spent.note(
+                [
+                    each.grad if index in own else None
+                    for index, each in enumerate(self._tensors)
+                ]
+            )
 
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:
         """Takes part in the next clock with weight 0."""
         self._refuse_closed()
-        return self._led(lambda leader: leader.push_nothing(spec, groups, extras))
+        return self._led(
+            lambda leader, extras: leader.push_nothing(spec, groups, extras), extras
+        )
 
     def declare(self, spec: OptimizerSpec) -> None:
         """Tells the job of other groups, or of another optimizer, in the leader.
@@ -181,12 +200,26 @@ class GroupSteps:
         if self._is_closed:
             raise ClosedError("the connection is closed: connect() and prepare() again")
 
-    def _led(self, push: Callable[[Steps], PushResult]) -> PushResult:
-        def push_and_look() -> tuple[PushResult, GroupPlace]:
-            assert self._leader is not None, "the leader has prepared its optimizers"
-            return push(self._leader), self._look()
+    def _led(
+        self, push: Callable[[Steps, PushExtras], PushResult], extras: PushExtras
+    ) -> PushResult:
+        """Pushes in the leader, and does in all processes what comes of it."""
+        self._step_count += 1
+        number = self._step_count
+        if extras.on_loaded is not None:
+            self._loading[number] = extras.on_loaded
+            extras = replace(extras, on_loaded=lambda: self._loaded.append(number))
 
-        result, self.place = self._channel.led(push_and_look)
+        def push_and_look() -> tuple[PushResult, GroupPlace, list[int]]:
+            assert self._leader is not None, "the leader has prepared its optimizers"
+            return push(self._leader, extras), self._look(), self._loaded
+
+        result, self.place, loaded = self._channel.led(push_and_look)
+        for each in loaded:
+            if each in self._loading:  # else only the leader's script has loaded state
+                self._loading[each]()
+        self._loading.clear()  # no push is under way any more
+        self._loaded.clear()
         self._spread()
         return result
 

@@ -18,7 +18,6 @@ from psworker.errors import ConfigurationError, UnsupportedError, error_of_refus
 from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
-from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
 from psworker.schedules import Schedules
 from psworker.steps import Groups, PushExtras, Steps
@@ -172,8 +171,6 @@ class PreparedOptimizer(Optimizer):
             scale=getattr(self, "grad_scale", None),
             extras=self._extras,
         )
-        if result is not None:  # else it brings no state
-            self._note_sent(result)
         if self._is_late and not (result and result.dropped):
             self._settle_late(before)
 
@@ -211,8 +208,7 @@ class PreparedOptimizer(Optimizer):
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
-        result = self._steps.push_nothing(self.spec, self.groups, self._extras)
-        self._note_sent(result)
+        self._steps.push_nothing(self.spec, self.groups, self._extras)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, here and on the shards; the state of the others stays.
@@ -309,16 +305,18 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def _extras(self) -> PushExtras:
+        carried = self._unsent
+
+        def note_loaded() -> None:
+            if self._unsent is carried:  # else the script has loaded another since
+                self._unsent = None
+
         return PushExtras(
             spec_digest=self._digest,
-            loads=self._unsent,
+            loads=carried,
+            on_loaded=note_loaded if carried is not None else None,
             scheduler_steps=self._schedules.steps,
         )
-
-    def _note_sent(self, result: PushResult) -> None:
-        """Keeps loaded state until a push that brings it has counted."""
-        if not result.dropped:
-            self._unsent = None
 
 
 # A scheduler wraps the `step` of the optimizer it is built with, to warn when it is

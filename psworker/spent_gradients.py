@@ -7,15 +7,14 @@ and is no sign that another one was begun.
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from psworker.gradients import stored_elements
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     """A gradient as it was when a push carried it.
 
     Attributes:

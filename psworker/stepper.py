@@ -146,14 +146,10 @@ class Stepper(OptimizerCalls):
             StepTimeoutError: Some worker or shard did not come in time.
             UnsupportedError: The optimizer can't take a gradient, sparse or dense.
         """
-        self.refuse_closed()
-        self.settle()
         if failpoints.armed:
             failpoints.hit("worker.step")
-        self._buffers.find(self._store)
-        if (result := self._resume()) is not None:
+        if (result := self._settle_earlier()) is not None:
             return result
-        self._edited.check()
         try:
             self._catch_up()
             self._stage(spec, extras)
@@ -180,7 +176,9 @@ class Stepper(OptimizerCalls):
             held = [None] * len(held)
         else:
             place = self._session.membership.record, self._session.worker
-            is_leader = leads(*place, self.sequence_acknowledged + 1)
+            is_leader = self._buffers.are_sent and leads(
+                *place, self.sequence_acknowledged + 1
+            )
             averaged_buffers = self._buffers.add_to(
                 held, self._store, is_leader=is_leader
             )
@@ -191,13 +189,10 @@ class Stepper(OptimizerCalls):
             ranges=() if is_discarded else drawn.ranges,
             loss_scale=loss_scale,
             gradient_norm=norm if is_finite else 0.0,
-            optimizer_digest=extras.spec_digest,
-            loads_state=extras.loads is not None,
-            scheduler_steps=extras.scheduler_steps,
             averaged_buffers=averaged_buffers,
         )
         try:
-            exchange = self._begin(spec, trailer, ChunkSource(held))
+            exchange = self._begin_with(extras, spec, trailer, ChunkSource(held))
         except EvictedError:
             return self._lose(None)
         exchange.ranges = drawn.ranges
@@ -223,26 +218,14 @@ class Stepper(OptimizerCalls):
         was computed from the values that are there. Where no data was drawn since the
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
-        self.refuse_closed()
-        self.settle()
-        self._buffers.find(self._store)
-        if (result := self._resume()) is not None:
+        if (result := self._settle_earlier()) is not None:
             return result
-        self._edited.check()
-        trailer = PushTrailer(
-            weight=0.0,
-            groups=groups,
-            is_finite=True,
-            ranges=(),
-            optimizer_digest=extras.spec_digest,
-            loads_state=extras.loads is not None,
-            scheduler_steps=extras.scheduler_steps,
-        )
+        trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
             self._catch_up()
             self._stage(spec, extras)
-            exchange = self._begin(spec, trailer, nothing)
+            exchange = self._begin_with(extras, spec, trailer, nothing)
         except EvictedError:
             return self._lose(None)
         if not (self.pending.has_drawn and self.has_gradient):
@@ -333,6 +316,16 @@ class Stepper(OptimizerCalls):
         place = record.member_of(self._session.worker) if record else None
         return place or self.member
 
+    def _settle_earlier(self) -> PushResult | None:
+        """What a call that pushes begins with; a result if it ends an earlier push."""
+        self.refuse_closed()
+        self.settle()
+        self._buffers.find(self._store)
+        if (result := self._resume()) is not None:
+            return result
+        self._edited.check()
+        return None
+
     def _resume(self) -> PushResult | None:
         """Settles what an earlier call has left open; None if there is nothing."""
         if self._settled is not None:
@@ -359,6 +352,8 @@ class Stepper(OptimizerCalls):
         Raises:
             StepTimeoutError: The clock that is open is not complete in time.
         """
+        if self._arrival.is_over:
+            return  # nothing comes, and what the script has edited is to be seen
         self._relieve()
         self._arrival.pull_missed(
             self.generation, self.clock, self.sequence_acknowledged
@@ -383,6 +378,28 @@ class Stepper(OptimizerCalls):
             self._store.take_from(self._shadow)
             self._shadow = None
         return self._store
+
+    def _begin_with(
+        self,
+        extras: PushExtras,
+        spec: OptimizerSpec,
+        trailer: PushTrailer,
+        source: ChunkSource,
+    ) -> PushExchange:
+        """The next push, with what the optimizer sends beside a gradient.
+
+        Raises:
+            EvictedError: The newest record has no place for this worker.
+        """
+        trailer = replace(
+            trailer,
+            optimizer_digest=extras.spec_digest,
+            loads_state=extras.loads is not None,
+            scheduler_steps=extras.scheduler_steps,
+        )
+        exchange = self._begin(spec, trailer, source)
+        exchange.on_loaded = extras.on_loaded
+        return exchange
 
     def _begin(
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
@@ -438,8 +455,7 @@ class Stepper(OptimizerCalls):
         self._unfinished = None
         self._edited.note()
         self._buffers.note_written(self._store)
-        if exchange.is_discarded:
-            result = replace(result, outcome="dropped")
+        result = exchange.end(result)
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
         self.last_push = result
         self._account.note(result, exchange.ranges, is_discarded=exchange.is_discarded)
@@ -470,7 +486,7 @@ class Stepper(OptimizerCalls):
         self.sequence_acknowledged = 0
         self.rejoin_count += 1
         result = rejoined.push
-        if exchange is not None and exchange.is_discarded:
-            result = replace(result, outcome="dropped")
+        if exchange is not None:
+            result = exchange.end(result)
         self.last_push = result
         return result

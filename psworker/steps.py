@@ -1,5 +1,6 @@
 """What an optimizer needs of whoever takes its steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,11 +22,14 @@ class PushExtras:
     Attributes:
         spec_digest: Which declaration of the optimizer it is by, empty for the first.
         loads: State that shards shall give the optimizer first.
+        on_loaded: Called once shards have taken that state, by the push that carried
+            it. A call of `step` may only end an earlier push, which did not.
         scheduler_steps: Steps of its schedulers.
     """
 
     spec_digest: str = ""
     loads: States | None = None
+    on_loaded: Callable[[], None] | None = None
     scheduler_steps: tuple[int, ...] = ()
 
 

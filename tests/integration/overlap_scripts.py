@@ -334,7 +334,7 @@ class WithoutElements(Script):
             warnings.simplefilter("ignore")  # torch: nothing to initialize
             return [nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 0))]
 
-    def backward(self, model: Any, step: int, rank: int) -> None:
+    def backward(self, model: Any, step: int, rank: int) -> None:  # noqa: ANN401
         inputs, targets = self.batch(step, rank)
         hidden = model[0](inputs)
         nothing = model[1](hidden).sum()

@@ -306,3 +306,43 @@ def test_state_for_a_push_under_way_comes_too_late(tmp_path: Path) -> None:
             train(*other, 1, range(1))
             crew.results()
         assert job.step_counts(0) == {1}
+
+
+@pytest.mark.parametrize("settled_by", ["step", "state_dict", "push_nothing"])
+def test_state_loaded_after_a_step_that_was_late_goes_with_the_next(
+    settled_by: str, tmp_path: Path
+) -> None:
+    """The push of the late step carries none, whoever brings it to its end."""
+
+    def prepared(ps: psworker.Connection) -> tuple[Any, Any]:
+        model = small_model()
+        found: tuple[Any, Any] = ps.prepare(model, adam(model))
+        return found
+
+    with (
+        Job(tmp_path, workers_min=2) as job,
+        connect(job, "w0", step_timeout_s=1) as first,
+        connect(job, "w1") as second,
+    ):
+        joining = {"w0": lambda _: prepared(first), "w1": lambda _: prepared(second)}
+        mine, other = run_workers(joining).values()
+        with pytest.raises(psworker.StepTimeoutError):
+            train(*mine, 0, range(1))
+        train(*other, 1, range(1))
+        if settled_by == "state_dict":
+            mine[1].state_dict()
+        mine[1].load_state_dict(adam(small_model()).state_dict())  # an empty one
+        if settled_by == "push_nothing":
+            mine[1].push_nothing()
+        else:
+            mine[1].step()
+        assert job.step_counts(0) == {1}
+
+        works = {
+            "w0": lambda _: train(*mine, 0, range(1, 2)),
+            "w1": lambda _: train(*other, 1, range(1, 2)),
+        }
+        run_workers(works)
+
+        assert first.clock == 2
+        assert job.step_counts(0) == {1}  # from the empty state on

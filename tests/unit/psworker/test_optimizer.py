@@ -46,8 +46,11 @@ class RecordingStepper:
     refusal: Exception | None = None
     result: PushResult = field(default_factory=lambda: outcome("applied"))
 
-    def step(self, spec: object, groups: object, **how: object) -> PushResult:
+    def step(self, spec: object, groups: object, **how: Any) -> PushResult:  # noqa: ANN401
         self.steps.append({"groups": groups, **how})
+        on_loaded = how["extras"].on_loaded
+        if on_loaded is not None and not self.result.dropped:
+            on_loaded()
         return self.result
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> "States":
@@ -238,6 +241,19 @@ def test_loaded_state_goes_with_each_step_until_one_has_counted(
     assert [each is not None for each in loads] == [True, True, False]
     assert loads[0].keys() == {0, 1}
     assert loads[0][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_state_loaded_while_other_state_is_under_way_is_kept(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.AdamW(model.parameters()), model)
+    optimizer.load_state_dict(optimizer.state_dict())
+    stepper.result = outcome("dropped")
+    optimizer.step()  # with the first
+    optimizer.load_state_dict(optimizer.state_dict())
+
+    stepper.steps[0]["extras"].on_loaded()
+    optimizer.step()
+
+    assert stepper.steps[1]["extras"].loads is not None
 
 
 def test_a_state_dict_of_other_groups_changes_nothing(model: nn.Module) -> None:
