@@ -78,7 +78,7 @@ class EpochLedger:
         skipped: Drawn and not pushed, by workers that are here and may push them yet.
         departed_skipped_count: Positions that workers had skipped who are gone.
         revoked: Handed out and dealt again, with the worker still here.
-        repeated_count: Positions that were dealt again and used by both.
+        repeated_count: Positions that were dealt again and used by more than one.
     """
 
     loader: str
@@ -162,6 +162,8 @@ class EpochLedger:
         leased = [queue.popleft() for _ in range(count)]
         before = sorted(held)
         held.update(leased)
+        # What it is given anew it may use: that is no late use of what was taken back.
+        self.revoked.get(worker, set()).difference_update(held)
         return before + leased
 
     def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
@@ -171,11 +173,11 @@ class EpochLedger:
 
     def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """Only some shards applied the worker's push of these ranges; repeatable."""
-        self.torn_count += self._close(worker, ranges)
+        self.torn_count += self._close(worker, ranges, for_all=True)
 
     def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """The worker's pushes of these ranges were thrown away; repeatable."""
-        self.dropped_count += self._close(worker, ranges)
+        self.dropped_count += self._close(worker, ranges, for_all=True)
 
     def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """The worker drew these ranges and has not pushed them; repeatable.
@@ -212,7 +214,9 @@ class EpochLedger:
         """The worker is gone: what it has and did not report is dealt again."""
         self._deal_again(worker)
         self.revoked.pop(worker, None)
-        self.departed_skipped_count += _positions(self.skipped.pop(worker, ()))
+        skipped = self.skipped.pop(worker, set())
+        self._settle(skipped)
+        self.departed_skipped_count += _positions(skipped)
 
     def _deal_again(self, worker: WorkerKey) -> None:
         pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
@@ -237,26 +241,57 @@ class EpochLedger:
         self.returned.extend(sorted(pieces, key=lambda piece: piece.start))
         return bool(pieces)
 
-    def _close(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> int:
-        """Takes from the worker what it drew of these; returns how many positions."""
+    def _close(
+        self, worker: WorkerKey, ranges: tuple[DataRange, ...], *, for_all: bool = False
+    ) -> int:
+        """Takes from the worker what it drew of these; returns how many positions.
+
+        Args:
+            worker: Who drew them.
+            ranges: Any.
+            for_all: Whether a late report of another worker changes nothing any more.
+        """
         count = 0
         for drawn in (self.held.get(worker, set()), self.skipped.get(worker, set())):
             closed = drawn.intersection(ranges)
             drawn -= closed
             count += _positions(closed)
+            if for_all:
+                self._settle(closed)
         return count
+
+    def _settle(self, pieces: set[DataRange]) -> None:
+        """These are in a count for good, whoever may yet report to have used them."""
+        for revoked in self.revoked.values():
+            revoked -= pieces
 
     def _use_revoked(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """Of what was taken back from the worker it has used these."""
-        revoked = self.revoked.get(worker, set())
-        used = revoked.intersection(ranges)
-        revoked -= used
-        for piece in used:
-            if piece in self.returned:
-                self.returned.remove(piece)
+        for piece in self.revoked.get(worker, set()).intersection(ranges):
+            self.revoked[worker].discard(piece)
+            if self._withdraw(piece):
                 self.consumed_count += piece.position_count
             else:
+                # Used by another as well. Seen more than once it stays, however often.
                 self.repeated_count += piece.position_count
+                self._settle({piece})
+
+    def _withdraw(self, piece: DataRange) -> bool:
+        """Takes a piece back from whoever was to use it next; whether anybody was.
+
+        Who has drawn it might use it after all: then that shows.
+        """
+        for pieces in (self.returned, *self.queues.values()):
+            if piece in pieces:
+                pieces.remove(piece)
+                return True
+        for drawn in (self.held, self.skipped):
+            for worker, own in drawn.items():
+                if piece in own:
+                    own.remove(piece)
+                    self.revoked.setdefault(worker, set()).add(piece)
+                    return True
+        return False
 
     @property
     def _has_more(self) -> bool:
