@@ -118,7 +118,9 @@ class JobModel:
         if (spec.name, spec.digest) in {(each.name, each.digest) for each in known}:
             return False
         _check_runnable(self.schema, (spec,))
-        entry_count = sum(len(g.entry_indexes) for each in known for g in each.groups)
+        entry_count = sum(
+            len(group.entry_indexes) for each in (*known, spec) for group in each.groups
+        )
         if (
             len(self.declared) >= DECLARATION_COUNT_MAX
             or entry_count > DECLARED_ENTRY_COUNT_MAX

@@ -68,7 +68,7 @@ class DataLeases:
         given_back = [
             each for each in ledgers.epochs() if each.is_dealt_to(entry.worker)
         ]
-        known = set(map(id, ledgers.epochs()))
+        known_count = len(ledgers.epochs())
         seed = ledgers.open_epoch(
             entry.worker,
             loader,
@@ -78,7 +78,7 @@ class DataLeases:
             report.dropped,
             report.skipped,
         )
-        self._open += [each for each in ledgers.epochs() if id(each) not in known]
+        self._open += ledgers.epochs()[known_count:]
         self._keep(
             {
                 (loader, epoch),

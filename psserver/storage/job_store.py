@@ -107,7 +107,7 @@ class JobStore:
         )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
-        """The data ledger that an earlier process left."""
+        """The data ledger that an earlier process left, in the order of opening."""
         rows = self._db.execute(
             "SELECT loader, epoch, value FROM epochs ORDER BY rowid"
         ).fetchall()
@@ -183,7 +183,9 @@ class JobStore:
     def save_epoch(self, ledger: EpochLedger) -> None:
         """Keeps one epoch of the data ledger."""
         self._db.execute(
-            "INSERT OR REPLACE INTO epochs VALUES (?, ?, ?)",
+            # In place: the order of the rows is that in which epochs were opened.
+            "INSERT INTO epochs VALUES (?, ?, ?) "
+            "ON CONFLICT (loader, epoch) DO UPDATE SET value = excluded.value",
             (ledger.loader, ledger.epoch, dump_epoch(ledger)),
         )
         self._note_write()

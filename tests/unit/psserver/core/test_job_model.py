@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from psserver.core.coordinator_effects import SchemaFixed
-from psserver.core.job_model import DIFFERENCE_LINES_MAX, JobModel
+from psserver.core.job_model import (
+    DECLARED_ENTRY_COUNT_MAX,
+    DIFFERENCE_LINES_MAX,
+    JobModel,
+)
 from psserver.core.roster import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, OptimizerSpec, SchemaEntry
@@ -159,3 +163,20 @@ def test_a_declaration_that_is_none_is_refused(
         model.declare(spec)
     assert caught.value.reason is reason
     assert not model.declared
+
+
+def test_a_declaration_counts_before_it_is_taken() -> None:
+    """With it, and not only before it, there must be no more than a shard can hear."""
+    model = JobModel()
+    names = [str(index) for index in range(DECLARED_ENTRY_COUNT_MAX // 10)]
+    model.agree(schema(*names, shape=(1,)), OPTIMIZERS)
+    (group,) = sgd().groups
+    whole = replace(group, entry_indexes=tuple(range(len(names))))
+    for exchange_count in range(1, 10):
+        spec = replace(sgd(), groups=(whole,), exchange_count=exchange_count)
+        assert model.declare(spec)
+
+    with pytest.raises(Refusal, match="500000 parameters in all") as caught:
+        model.declare(replace(sgd(), groups=(whole,), exchange_count=10))
+    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
+    assert len(model.declared) == 9
