@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from psserver.core.dedupe import PushEntry
+from psserver.core.push import Trailer
 from psserver.core.record import WorkerKey
 
 
@@ -22,6 +23,7 @@ class OpenClock:
         applied: Chunks that are done, also those that nobody sent.
         torn: Workers whose chunk contradicted their verdict.
         is_settled: Whether its optimizer and settings are known to the shard.
+        source: Whose optimizer and hyperparameters count, while it is armed.
     """
 
     clock: int
@@ -29,6 +31,7 @@ class OpenClock:
     applied: set[int] = field(default_factory=set)
     torn: set[str] = field(default_factory=set)
     is_settled: bool = False
+    source: Trailer | None = None
     _missing: dict[int, set[WorkerKey]] | None = None
 
     @property
@@ -39,9 +42,13 @@ class OpenClock:
     def disarm(self) -> None:
         """Forgets who is missing, since the contributors have changed."""
         self._missing = None
+        self.source = None
 
     def arm(
-        self, entries: Mapping[WorkerKey, PushEntry], chunk_indexes: Iterable[int]
+        self,
+        entries: Mapping[WorkerKey, PushEntry],
+        chunk_indexes: Iterable[int],
+        source: Trailer,
     ) -> None:
         """Works out whose bytes each chunk still lacks; all trailers are in.
 
@@ -66,6 +73,7 @@ class OpenClock:
             else:
                 self.applied.add(index)
         self._missing = missing
+        self.source = source
 
     def note_chunk(self, worker: WorkerKey, chunk_index: int) -> None:
         """A contributor's chunk has come."""

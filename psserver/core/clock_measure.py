@@ -6,7 +6,8 @@ contributors: when a record changes them, it is measured anew.
 
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import MeasureClock
-from psserver.core.record import ClockChoice, WorkerKey
+from psserver.core.hyperparameters import source_of
+from psserver.core.record import ClockChoice, Member, WorkerKey
 from psserver.core.release import contributions_to, trailers_of
 from psserver.core.shard_state import ShardState
 from pswire.clipping import gradient_scale, norm_of
@@ -41,7 +42,8 @@ class ClockMeasure:
         known = self.known(choice)
         if known is None and self._ordered != choice:
             self._ordered = choice
-            self._state.effects.append(_order(choice, entries))
+            members = self._state.clocks.contributors(choice.clock)
+            self._state.effects.append(_order(choice, members, entries))
         return known
 
     def known(self, choice: ClockChoice) -> ClockChoice | None:
@@ -106,13 +108,21 @@ def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:
         )
 
 
-def _order(choice: ClockChoice, entries: dict[WorkerKey, PushEntry]) -> MeasureClock:
+def _order(
+    choice: ClockChoice,
+    contributors: tuple[Member, ...],
+    entries: dict[WorkerKey, PushEntry],
+) -> MeasureClock:
     chosen = {worker: entries[worker] for worker in choice.workers}
     trailers = trailers_of(chosen)
+    members = tuple(member for member in contributors if member.worker in chosen)
+    source = trailers[source_of(members, trailers)]
     indexes = {index for entry in chosen.values() for index in entry.staged}
     parts = ((index, contributions_to(index, chosen)) for index in sorted(indexes))
     return MeasureClock(
         choice=choice,
         chunks=tuple(part for part in parts if part[1]),
         total_weight=sum(trailer.weight for trailer in trailers.values()),
+        optimizer=source.optimizer,
+        spec_digest=source.spec_digest,
     )

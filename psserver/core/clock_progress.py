@@ -10,7 +10,7 @@ from psserver.core.clock_commits import ClockCommits
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import ContributionAwaited
 from psserver.core.hyperparameters import source_of
-from psserver.core.push import Outcome, PushId, Trailer
+from psserver.core.push import Outcome, PushId
 from psserver.core.record import ClockChoice, Member, WorkerKey
 from psserver.core.release import orders_to_apply, trailers_of
 from psserver.core.shard_state import ShardState
@@ -184,9 +184,9 @@ class ClockProgress:
             self._settle(number, entries)
             self.open.is_settled = True
         if not self.open.is_armed:
-            self.open.arm(entries, self._state.chunk_indexes)
             trailers = trailers_of(entries)
             used = source_of(self._members_of(number, entries), trailers)
+            self.open.arm(entries, self._state.chunk_indexes, trailers[used])
             self._state.effects += self._state.comparison.differences(
                 number, used, trailers
             )
@@ -249,20 +249,18 @@ class ClockProgress:
 
     def _release(self, clock: OpenClock, among: tuple[int, ...] | None = None) -> None:
         """Orders the chunks that are ready to be applied."""
-        if not clock.is_armed or not self._state.fence.admits_clock(clock.clock):
+        if clock.source is None or not self._state.fence.admits_clock(clock.clock):
             return
         ready = clock.take_ready(among)
         if not ready:
             return
         entries = self._counted_entries(clock.clock)
-        trailers: dict[WorkerKey, Trailer] = trailers_of(entries)
-        source = source_of(self._members_of(clock.clock, entries), trailers)
         choice = self.commits.committed(clock.clock)
         self._state.effects += orders_to_apply(
             clock.clock,
             ready,
             entries,
-            source=trailers[source],
+            source=clock.source,
             gradient_scale=1.0 if choice is None else choice.gradient_scale,
         )
 

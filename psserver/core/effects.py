@@ -1,7 +1,7 @@
 """What a shard's core asks its owner to do.
 
-The owner takes effects in order and carries them out. Only `ApplyChunk` and
-`CopyImage` take long; the owner tells the core when they are done.
+The owner takes effects in order and carries them out. Only `ApplyChunk`, `MeasureClock`
+and `CopyImage` take long; the owner tells the core when they are done.
 """
 
 from dataclasses import dataclass
@@ -63,11 +63,15 @@ class MeasureClock:
         chunks: Chunks that somebody has sent, each with its contributions in the
             order of worker ids.
         total_weight: Weight of all contributors, also those absent here.
+        optimizer: Optimizer that will be run.
+        spec_digest: Declaration of it that will be, as in `ApplyChunk`.
     """
 
     choice: ClockChoice
     chunks: tuple[tuple[int, tuple[StagedContribution, ...]], ...]
     total_weight: float
+    optimizer: str
+    spec_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,8 @@ class ClockNorms:
                     chunk_index,
                     contributions=contributions,
                     total_weight=effect.total_weight,
+                    optimizer=effect.optimizer,
+                    spec_digest=effect.spec_digest,
                 ),
                 byte_count(parts),
                 then=lambda part: note(chunk_index, part),

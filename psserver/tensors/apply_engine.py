@@ -158,8 +158,9 @@ class ApplyEngine:
                 f"chunk {chunk_index} has {len(membership)} slices, the presence "
                 f"bits are {len(presence)}",
             )
-        if all(membership) and all(presence):
-            expected = chunk.element_count
+        held = self._optimizers.held(optimizer, chunk_index)
+        if presence == held.membership:
+            expected = held.element_count
         else:
             allowed = self._buffers.with_all(chunk_index, membership)
             expected = present_count(chunk, presence, allowed, optimizer)
@@ -288,8 +289,10 @@ class ApplyEngine:
         self,
         chunk_index: int,
         *,
+        optimizer: str,
         contributions: Sequence[Contribution],
         total_weight: float,
+        spec_digest: str = "",
     ) -> float:
         """Of the mean gradient that `apply` would apply; buffers are left out.
 
@@ -297,12 +300,16 @@ class ApplyEngine:
 
         Args:
             chunk_index: A chunk of this shard.
+            optimizer: As for `apply`.
             contributions: As for `apply`.
             total_weight: As for `apply`.
+            spec_digest: As for `apply`.
         """
+        spec = self._spec(optimizer, spec_digest)
         chunk = self._vectors.chunk(chunk_index)
         gradients, _ = self._buffers.part(chunk, contributions)
-        return square_sum(finite_mean(chunk, gradients, total_weight).gradient)
+        mean = finite_mean(chunk, gradients, total_weight)
+        return square_sum(self._optimizers.within(spec, chunk, mean).gradient)
 
     def read(
         self, chunk_index: int, presence: tuple[bool, ...] | None = None
@@ -429,11 +436,6 @@ class ApplyEngine:
         for optimizer, chunks in states.items():
             self.load_state(optimizer, chunks)
         self._staging = None
-
-    def discard_seed(self) -> None:
-        """Drops staged values and state, if any."""
-        self._staging = None
-        self._staged_states = {}
 
     def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
         """Updates so far of each of an entry's slices on this shard."""

@@ -83,6 +83,21 @@ def test_a_clock_is_measured_once_all_of_it_is_there() -> None:
     assert shard.of(ApplyChunk) == []
 
 
+def test_a_clock_is_measured_as_it_will_be_applied() -> None:
+    shard = shard_of("a", "b", "c")
+    for name, weight in (("a", 0.0), ("b", 1.0), ("c", 1.0)):
+        what = replace(trailer([0], weight=weight), spec_digest=f"by {name}")
+        shard.send_trailer(push_id(name), what)
+        shard.send_chunk(push_id(name), 0)
+
+    (order,) = shard.of(MeasureClock)
+    assert (order.optimizer, order.spec_digest) == ("optimizer", "by b")
+    shard.core.clock_measured(order.choice, 9.0)
+    assert shard.core.commit(key("a"), committed("a", "b", "c"))
+    (applied,) = shard.of(ApplyChunk)
+    assert (applied.optimizer, applied.spec_digest) == ("optimizer", "by b")
+
+
 def test_all_are_told_what_it_measures() -> None:
     shard = staged("a", "b")
 

@@ -18,7 +18,7 @@ def entry(*sent: int, received: tuple[int, ...] = (), weight: float = 1.0) -> Pu
 
 def armed(entries: dict[WorkerKey, PushEntry], *chunk_indexes: int) -> OpenClock:
     clock = OpenClock(1)
-    clock.arm(entries, chunk_indexes)
+    clock.arm(entries, chunk_indexes, trailer())
     return clock
 
 
@@ -88,6 +88,6 @@ def test_armed_again_it_does_not_apply_a_chunk_twice() -> None:
     clock.disarm()
     assert not clock.is_armed
     del entries[B]
-    clock.arm(entries, (0, 1))
+    clock.arm(entries, (0, 1), trailer())
 
     assert clock.take_ready() == [1]

@@ -121,7 +121,6 @@ def test_a_seed_is_seen_only_when_it_is_committed() -> None:
     engine.begin_seed()
     engine.write_seed(0, buffer_of(seed))
     assert values_of(engine) == [0.0] * 9
-    engine.discard_seed()
 
     engine.begin_seed()
     refusal = refusal_of(lambda: engine.write_seed(0, buffer_of(seed[:8])))

@@ -85,7 +85,9 @@ def test_it_measures_the_weighted_mean_without_buffers(
     ]
     expected = [0.75, 1.5, 2.25, 3.0, 5.75, 6.5, 7.25]
 
-    found = engine.sum_of_squares(0, contributions=parts, total_weight=4.0)
+    found = engine.sum_of_squares(
+        0, optimizer="optimizer", contributions=parts, total_weight=4.0
+    )
 
     assert found == pytest.approx(math.fsum(x * x for x in expected), rel=1e-7)
     assert not any(values_of(engine, element_type))
@@ -98,7 +100,7 @@ def test_what_is_applied_is_the_scaled_mean(element_type: ElementType) -> None:
     engine = engine_of(element_type)
     sent = part("a", [8.0] * 7, element_type, loss_scale=4.0)
     assert engine.sum_of_squares(
-        0, contributions=[sent], total_weight=1.0
+        0, optimizer="optimizer", contributions=[sent], total_weight=1.0
     ) == pytest.approx(28.0)
 
     engine.apply(
@@ -120,14 +122,52 @@ def test_a_torn_contribution_is_left_out_of_both() -> None:
     torn = part("a", [math.nan] * 7, ElementType.FLOAT32)
     sound = part("b", [2.0] * 7, ElementType.FLOAT32)
 
-    found = engine.sum_of_squares(0, contributions=[torn, sound], total_weight=2.0)
+    found = engine.sum_of_squares(
+        0, optimizer="optimizer", contributions=[torn, sound], total_weight=2.0
+    )
 
     assert found == pytest.approx(28.0)
 
 
 def test_of_nothing_the_sum_is_0() -> None:
     engine = engine_of(ElementType.FLOAT32)
-    assert engine.sum_of_squares(0, contributions=[], total_weight=1.0) == 0.0
+    assert (
+        engine.sum_of_squares(
+            0, optimizer="optimizer", contributions=[], total_weight=1.0
+        )
+        == 0.0
+    )
+
+
+def test_slices_that_only_another_declaration_has_count_in_neither() -> None:
+    engine = engine_of(ElementType.FLOAT32)
+    narrower = OptimizerSpec(
+        "optimizer",
+        "SGD",
+        SUPPORTED["SGD"].names,
+        (ParameterGroup((0,), SGD_VALUES),),
+        exchange_count=1,
+    )
+    engine.declare(narrower)
+    sent = part("a", [2.0] * 7, ElementType.FLOAT32)
+    for spec_digest, expected in (("", 28.0), (narrower.digest, 16.0)):
+        found = engine.sum_of_squares(
+            0,
+            optimizer="optimizer",
+            contributions=[sent],
+            total_weight=1.0,
+            spec_digest=spec_digest,
+        )
+        assert found == pytest.approx(expected)
+    engine.apply(
+        0,
+        optimizer="optimizer",
+        contributions=[sent],
+        total_weight=1.0,
+        hyperparameters=[SGD_VALUES],
+        spec_digest=narrower.digest,
+    )
+    assert values_of(engine, ElementType.FLOAT32) == [-2.0] * 4 + [0.0] * 5
 
 
 def values_of(engine: ApplyEngine, element_type: ElementType) -> list[float]:
