@@ -7,7 +7,6 @@ from google.protobuf.message import DecodeError
 
 from psserver.core.push import PushId
 from psserver.core.record import WorkerKey
-from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.host.staged_states import StagedState
 from psserver.rpc.identity_codec import worker_key
@@ -15,10 +14,8 @@ from psserver.rpc.push_codec import (
     check_target,
     checked_clock,
     push_id,
-    waiting_message,
 )
-from psserver.rpc.readiness import catch_up, declaration_known
-from pswire.limits import WAITING_INTERVAL_MS
+from psserver.rpc.readiness import catch_up, clock_reached, declaration_known
 from pswire.optimizer_states import StateKey, decode_state
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
@@ -32,6 +29,8 @@ STATE_SIZE_MAX = 8
 
 NAMES_BYTES_MAX = 1024
 """Bytes that the names of a slice's tensors take at most."""
+
+MEMBERS_ONLY = "only members read and load optimizer state"
 
 
 class StateParts:
@@ -101,20 +100,9 @@ async def pull(
     worker = worker_key(request.worker)
     clock = checked_clock(request.clock)
     await catch_up(host, request.generation)
-    core = host.model.core
     await declaration_known(host, request.optimizer, request.optimizer_digest)
-    started_ms = now_ms()
-
-    def is_over() -> bool:
-        """Whether there is nothing to wait for, be it that it will never come."""
-        is_member = core.clocks.member_of(worker) is not None
-        return not is_member or bool(host.end_reason) or core.admits_pull(worker, clock)
-
-    while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
-        waiting = waiting_message(host, now_ms() - started_ms)
+    async for waiting in clock_reached(host, worker, clock, otherwise=MEMBERS_ONLY):
         yield messages.PullOptimizerStateResponse(waiting=waiting)
-    host.check_open()
-    _check_member(host, worker)
     if not request.only_settings:
         for chunk in host.model.chunks:
             for part in await host.state_messages(
@@ -237,7 +225,7 @@ def _check_member(host: ShardHost, worker: WorkerKey) -> None:
     if host.model.core.clocks.member_of(worker) is None:
         raise Refusal(
             ErrorReason.WORKER_INCARNATION_STALE,
-            f"{worker} is no member: only members read and load optimizer state",
+            f"{worker} is no member; {MEMBERS_ONLY}",
         )
 
 

@@ -22,7 +22,7 @@ from psserver.rpc.push_codec import (
     reply_message,
     waiting_message,
 )
-from psserver.rpc.readiness import catch_up, model_known
+from psserver.rpc.readiness import catch_up, clock_reached, model_known
 from psserver.rpc.record_codec import choice_message
 from pswire import failpoints
 from pswire.frames import (
@@ -148,29 +148,12 @@ class ParameterService:
         worker = worker_key(request.worker)
         clock = checked_clock(request.clock)
         await catch_up(host, request.generation)
-        core = host.model.core
-        started_ms = now_ms()
-
-        def is_over() -> bool:
-            """Whether there is nothing to wait for, be it that it will never come."""
-            is_member = core.clocks.member_of(worker) is not None
-            return (
-                not is_member
-                or bool(host.end_reason)
-                or core.admits_pull(worker, clock)
-            )
-
-        while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
-            waiting = waiting_message(host, now_ms() - started_ms)
+        async for waiting in clock_reached(
+            host, worker, clock, otherwise="readers take snapshots"
+        ):
             yield messages.PullResponse(waiting=waiting).SerializeToString()
-        host.check_open()
-        if core.clocks.member_of(worker) is None:
-            raise Refusal(
-                ErrorReason.WORKER_INCARNATION_STALE,
-                f"{worker} is no member; readers take snapshots",
-            )
         # Before the values: they may go on while they are sent, and hold no less.
-        reply = core.pull_reply(worker, clock)
+        reply = host.model.core.pull_reply(worker, clock)
         host.history.pulled(worker, reply)
         for chunk in reversed(host.model.chunks):
             yield await host.values_message(chunk.index, None, worker)

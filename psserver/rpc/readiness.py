@@ -1,8 +1,14 @@
 """Calls that are ahead of what the shard has heard from the coordinator."""
 
+from collections.abc import AsyncIterator
+
+from psserver.core.record import WorkerKey
+from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
+from psserver.rpc.push_codec import waiting_message
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import push_pb2
 
 
 async def catch_up(host: ShardHost, generation: int) -> None:
@@ -56,3 +62,42 @@ async def model_known(host: ShardHost) -> None:
     await host.changes.wait_until(
         lambda: host.has_model or bool(host.end_reason), WAITING_INTERVAL_MS / 1000
     )
+
+
+async def clock_reached(
+    host: ShardHost, worker: WorkerKey, clock: int, *, otherwise: str
+) -> AsyncIterator[push_pb2.Waiting]:
+    """Holds a member's call until it may read what the shard has at a clock.
+
+    Args:
+        host: The shard, which has a model.
+        worker: Who calls.
+        clock: The clock.
+        otherwise: For the text, what is there for others than members.
+
+    Yields:
+        Whom it waits for, every now and then.
+
+    Raises:
+        Refusal: `WORKER_INCARNATION_STALE` for one that is no member, or no longer;
+            `SHARD_LOST` after the job's end.
+    """
+    core = host.model.core
+    started_ms = now_ms()
+
+    def is_member() -> bool:
+        return core.clocks.member_of(worker) is not None
+
+    def is_over() -> bool:
+        """Whether there is nothing to wait for, be it that it will never come."""
+        has_ended = bool(host.end_reason) or not is_member()
+        return has_ended or core.admits_pull(worker, clock)
+
+    while not await host.changes.wait_until(is_over, WAITING_INTERVAL_MS / 1000):
+        yield waiting_message(host, now_ms() - started_ms)
+    host.check_open()
+    if not is_member():
+        raise Refusal(
+            ErrorReason.WORKER_INCARNATION_STALE,
+            f"{worker} is no member; {otherwise}",
+        )

@@ -167,11 +167,13 @@ def _same_presence(
 ) -> torch.Tensor:
     first, *others = counted
     dtype = sum_dtype(chunk.element_type)
-    gradient = tensor_from_buffer(first.data, chunk.element_type).to(dtype)
+    sent = tensor_from_buffer(first.data, chunk.element_type)
+    total = sent.to(dtype)
     share = first.share(total_weight)
     if share == 1.0 and not others:
-        return gradient
-    total = gradient.mul(share)
+        return total
+    # What was sent stays as it is; a conversion is this function's own.
+    total = total.mul(share) if total is sent else total.mul_(share)
     for each in others:
         addend = tensor_from_buffer(each.data, chunk.element_type)
         total.add_(addend.to(dtype), alpha=each.share(total_weight))

@@ -207,3 +207,15 @@ def test_nothing_is_applied_when_all_are_torn_or_only_the_sum_is() -> None:
         assert mean.torn_worker_ids == ("w0", "w1")
         assert not any(mean.presence)
         assert mean.gradient.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_was_sent_stays_as_it_is(dtype: torch.dtype) -> None:
+    parts = ([1.0] * 2, [2.0], [3.0] * 4, [4.0] * 3)
+    sent = [contribution(name, 1.0, *parts, dtype=dtype) for name in ("w0", "w1")]
+    before = [bytes(each.data) for each in sent]
+
+    for total in (2.0, 4.0):
+        gradient, _ = weighted_mean(chunk_of(element_type_of(dtype)), sent, total)
+        assert gradient[-1].item() == 4.0 * 2 / total
+    assert [bytes(each.data) for each in sent] == before
