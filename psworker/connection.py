@@ -36,7 +36,13 @@ from psworker.optimizer_state import states_of
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
-from psworker.prepare import Prepared, check_overlap, point_schedulers, sort_objects
+from psworker.prepare import (
+    Prepared,
+    check_overlap,
+    check_same_clip_norm,
+    point_schedulers,
+    sort_objects,
+)
 from psworker.prepare_again import refuse_other_policies, sort_again
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
@@ -338,12 +344,7 @@ class Connection:
         """Puts new optimizers in the place of those of the last call."""
         assert self._stepper is not None, "the worker has joined"
         given = active.given
-        if clip_grad_norm not in (None, given.clip_grad_norm):
-            raise ConfigurationError(
-                f"the job clips as the first prepare() said, clip_grad_norm="
-                f"{given.clip_grad_norm or None}; leave it out when prepare() is "
-                "called again"
-            )
+        check_same_clip_norm(clip_grad_norm, given.clip_grad_norm or None)
         again = sort_again(objects, given, active.optimizers, active.loaders)
         specs = {
             name: describe_optimizer(

@@ -173,8 +173,7 @@ class GroupConnection:
                 loader gives every process the same batches.
             UnsupportedError: `overlap` for data-parallel models.
         """
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        self._refuse_closed()
         wrapped = [
             (each, data_parallel_in(each))
             for each in objects
@@ -216,13 +215,13 @@ class GroupConnection:
 
     def wait(self) -> None:
         """Returns once the newest values are in the models; see `Connection.wait`."""
+        self._refuse_closed()
         if self._inner is not None:
             self._inner.wait()
 
     def record_split(self, name: str, split: Split) -> Split:
         """Records a split with the job, once for the group; see `Connection`."""
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        self._refuse_closed()
         if self._steps is None and not self.generation:
             raise ConfigurationError(
                 "the processes of a group record splits once prepare() was called"
@@ -244,6 +243,10 @@ class GroupConnection:
         if self._inner is not None:
             self._inner.close()
         self._end()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the connection is closed: connect() and prepare() again")
 
     def _register(self) -> None:
         self._inner = self._open()

@@ -12,10 +12,16 @@ from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, read_choice
 from psworker.data.split_value import Split
-from psworker.errors import ClosedError, ConfigurationError
+from psworker.errors import ConfigurationError
 from psworker.job_splits import check_recorded, to_record
 from psworker.local_optimizer import LocalSteps, attach
-from psworker.prepare import check_clip_norm, check_kinds, check_objects, check_overlap
+from psworker.prepare import (
+    check_clip_norm,
+    check_kinds,
+    check_objects,
+    check_overlap,
+    check_same_clip_norm,
+)
 from psworker.push_result import PushResult
 from psworker.torchrun import TorchrunProcess
 
@@ -141,12 +147,12 @@ class LocalConnection:
         Raises:
             ConfigurationError: Something is missing, or of a kind that is not taken.
         """
-        if self._steps.is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        self._steps.refuse_closed()
         check_clip_norm(clip_grad_norm)
         check_overlap(overlap)
         read_choice(buffers)
         if self._is_prepared:
+            check_same_clip_norm(clip_grad_norm, self._steps.clip_grad_norm)
             check_kinds(objects)
         else:
             check_objects(objects)
@@ -163,12 +169,16 @@ class LocalConnection:
         return objects[0] if len(objects) == 1 else objects
 
     def wait(self) -> None:
-        """Returns at once: a step that has returned is complete."""
+        """Returns at once: a step that has returned is complete.
+
+        Raises:
+            ClosedError: The connection is closed.
+        """
+        self._steps.refuse_closed()
 
     def record_split(self, name: str, split: Split) -> Split:
         """Notes a split; another one of the same name is refused, as in a job."""
-        if self._steps.is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        self._steps.refuse_closed()
         record = to_record(name, split)
         check_recorded(split, self._splits.setdefault(name, record))
         return split

@@ -150,6 +150,23 @@ def check_clip_norm(clip_grad_norm: float | None) -> None:
         )
 
 
+def check_same_clip_norm(clip_grad_norm: float | None, first: float | None) -> None:
+    """Checks that a later `prepare` clips as the first one.
+
+    Args:
+        clip_grad_norm: What it was given.
+        first: What the first one was given.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if clip_grad_norm not in (None, first):
+        raise ConfigurationError(
+            f"the job clips as the first prepare() said, clip_grad_norm={first}; leave "
+            "it out when prepare() is called again"
+        )
+
+
 def check_overlap(overlap: bool) -> None:
     """Checks that overlap is switched on or off.
 

@@ -74,6 +74,10 @@ def train(folder: str) -> None:
         optimizer.step()
     except psworker.ClosedError as error:
         print("closed", rank, error, flush=True)
+    try:
+        ps.wait()
+    except psworker.ClosedError as error:
+        print("waits", rank, error, flush=True)
 
 
 def split_in_group(ps: psworker.WorkerConnection) -> None:

@@ -109,9 +109,9 @@ def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
         assert processes.line("rank-0") == "bytes 0 True"
         assert processes.line("rank-1") == "bytes 1 False"
         for rank in range(2):
-            assert processes.line(f"rank-{rank}").startswith(
-                f"closed {rank} the connection is closed"
-            )
+            for what in ("closed", "waits"):
+                line = processes.line(f"rank-{rank}")
+                assert line.startswith(f"{what} {rank} the connection is closed"), line
             assert processes.code(f"rank-{rank}") == 0
         roster = job.coordinator.core.roster
         assert sorted(job.ask(lambda: roster.incarnations)) == ["r0", "z0"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from psworker.errors import ConfigurationError
+from psworker.errors import ClosedError, ConfigurationError
 from psworker.local_connection import LocalConnection
 
 
@@ -30,3 +30,27 @@ def test_what_it_does_not_take_is_refused_again_too() -> None:
 
     with pytest.raises(ConfigurationError, match="does not take a str"):
         ps.prepare("optimizer")
+
+
+def test_another_norm_to_clip_to_is_refused_as_in_a_job() -> None:
+    ps = LocalConnection()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ps.prepare(model, optimizer, clip_grad_norm=1.5)
+
+    ps.prepare(optimizer)
+    ps.prepare(optimizer, clip_grad_norm=1.5)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the job clips as the first prepare\(\) said, clip_grad_norm=1\.5; ",
+    ):
+        ps.prepare(optimizer, clip_grad_norm=2.0)
+
+
+def test_waiting_is_refused_after_close() -> None:
+    ps = LocalConnection()
+    ps.wait()
+    ps.close()
+
+    with pytest.raises(ClosedError, match="the connection is closed"):
+        ps.wait()
