@@ -46,7 +46,9 @@ class ShardCommitCalls:
         async def attempt(timeout_s: float) -> bool:
             client = await self._clients.of(shard_index)
             self._history.committed(self._worker, shard_index, choice.clock)
-            return await client.commit(self._generation, choice, timeout_s=timeout_s)
+            return await client.commit(
+                self._membership.generation, choice, timeout_s=timeout_s
+            )
 
         await until_decided(attempt, self._deadline)
 
@@ -56,12 +58,7 @@ class ShardCommitCalls:
         async def attempt(timeout_s: float) -> ClockChoice:
             client = await self._clients.of(0)
             return await client.ready(
-                self._generation, clock, sequence, timeout_s=timeout_s
+                self._membership.generation, clock, sequence, timeout_s=timeout_s
             )
 
         return await until_decided(attempt, self._deadline)
-
-    @property
-    def _generation(self) -> int:
-        record = self._membership.record
-        return record.generation if record is not None else 0

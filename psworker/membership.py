@@ -57,6 +57,11 @@ class Membership:
         """This worker's place in the newest record."""
         return self.record.member_of(self._worker) if self.record else None
 
+    @property
+    def generation(self) -> int:
+        """That of the newest record, 0 before the start."""
+        return self.record.generation if self.record is not None else 0
+
     def take(self, event: WatchEvent) -> None:
         """Takes an event of the watch."""
         match event:

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from pswire.reasons import ErrorReason
+from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
-from psworker.retries import all_or_none, now, told_to_users, until_decided
+from psworker.retries import all_or_none, now, until_decided
 from psworker.shard_clients import ShardClients
 from psworker.shard_silence import ShardSilence
+from psworker.transport.call_error import CallError
 from psworker.transport.values import OptimizerSettings, Waiting
 
 StatePart = tuple[int, bytes]
@@ -40,10 +43,11 @@ class ShardStateCalls:
 
         Raises:
             EvictedError: This worker is no member any more.
-            PsError: A shard did not answer in time, or refused.
+            WaitTimeoutError: It took longer; the text names who was waited for.
+            PsError: A shard refused.
         """
         deadline = now() + timeout_s
-        generation = self._generation
+        generation = self._membership.generation
         silence = ShardSilence(self._membership, clock, on_waiting)
 
         async def pull_one(
@@ -69,10 +73,20 @@ class ShardStateCalls:
             silence.answered(shard_index)
             return answer
 
-        with silence, told_to_users():
-            answers = await self._membership.unless_failed(
-                all_or_none(map(pull_one, range(len(self._membership.shards))))
-            )
+        try:
+            with silence:
+                answers = await self._membership.unless_failed(
+                    all_or_none(map(pull_one, range(len(self._membership.shards))))
+                )
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from None
+            what = "settings" if only_settings else "state"
+            raise WaitTimeoutError(
+                f"the {what} of {optimizer} at clock {clock} was not there within "
+                f"{timeout_s:g} s: {silence.awaited(error)}",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from None
         parts = [part for own, _ in answers for part in own]
         # Every shard sees every push, also one that holds nothing of the optimizer.
         return parts, answers[0][1]
@@ -98,10 +112,11 @@ class ShardStateCalls:
         Raises:
             EvictedError: This worker is no member any more.
             HyperparameterError: The state is none that the optimizer can go on from.
-            PsError: A shard did not answer in time, or refused.
+            StepTimeoutError: A shard did not take it in time.
+            PsError: A shard refused.
         """
         deadline = now() + timeout_s
-        generation = self._generation
+        generation = self._membership.generation
 
         async def stage_one(shard_index: int) -> None:
             async def attempt(timeout_s: float) -> None:
@@ -117,12 +132,15 @@ class ShardStateCalls:
 
             await until_decided(attempt, deadline)
 
-        with told_to_users():
+        try:
             await self._membership.unless_failed(
                 all_or_none(map(stage_one, range(len(self._membership.shards))))
             )
-
-    @property
-    def _generation(self) -> int:
-        record = self._membership.record
-        return record.generation if record is not None else 0
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from None
+            raise StepTimeoutError(
+                f"the shards have not taken the state loaded into {optimizer} within "
+                f"{timeout_s:g} s: {error}; step() again sends it again",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from None

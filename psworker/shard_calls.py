@@ -40,7 +40,6 @@ from psworker.transport.values import (
     Outcome,
     PushReply,
     SeedOrder,
-    Waiting,
 )
 
 T = TypeVar("T")
@@ -131,7 +130,6 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        last_heard, receiver = _noting(receiver)
         silence = ShardSilence(self._membership, clock, receiver.on_waiting)
 
         async def pull_one(shard_index: int) -> PushReply:
@@ -158,7 +156,7 @@ class ShardCalls:
                 raise error.to_ps_error() from None
             raise WaitTimeoutError(
                 f"the values of clock {clock} were not there within {timeout_s:g} s: "
-                f"{self._awaited(silence.waiting, last_heard, error)}",
+                f"{self._awaited(silence, error)}",
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
 
@@ -194,9 +192,8 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        last_heard, noting = _noting(receiver)
         silence = ShardSilence(
-            self._membership, pushes[0].header.clock, noting.on_waiting
+            self._membership, pushes[0].header.clock, receiver.on_waiting
         )
         sequence = pushes[0].header.sequence
         commits = Commits(
@@ -219,7 +216,7 @@ class ShardCalls:
             def on_staged(choice: ClockChoice) -> None:
                 commits.take_staged(shard_index, choice)
 
-            own = silence.receiver(shard_index, replace(noting, on_staged=on_staged))
+            own = silence.receiver(shard_index, replace(receiver, on_staged=on_staged))
             reply = await self._push_until_decided(
                 shard_index, pushes, own, deadline, ahead, silence
             )
@@ -235,7 +232,7 @@ class ShardCalls:
         except CallError as error:
             if not error.is_retryable:
                 raise error.to_ps_error() from None
-            awaited = self._awaited(silence.waiting, last_heard, error)
+            awaited = self._awaited(silence, error)
             raise StepTimeoutError(
                 f"the step to clock {pushes[0].header.clock} was not complete within "
                 f"{timeout_s:g} s: {awaited}; step() again goes on with the same push",
@@ -320,17 +317,15 @@ class ShardCalls:
             self._membership.fail(error)
             raise
 
-    def _awaited(
-        self, silent: Waiting | None, last_heard: list[Waiting], error: CallError
-    ) -> str:
+    def _awaited(self, silence: ShardSilence, error: CallError) -> str:
         """Who did not come, with what is known of it, for the text of a time-out."""
-        if last_heard and silent is None:
-            return f"waiting for {last_heard[0]}"
+        text = silence.awaited(error)
+        if silence.is_told_by_shards:
+            return text
         known = [
             f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"
             for index, (at_s, clock) in sorted(self._answers.items())
         ]
-        text = f"waiting for {silent} ({error})" if silent else str(error)
         return f"{text} (last answers: {', '.join(known)})" if known else text
 
     async def _push_until_decided(
@@ -394,14 +389,3 @@ class ShardCalls:
         return await until_decided(
             attempt, deadline, on_failure=partial(silence.failed, shard_index)
         )
-
-
-def _noting(receiver: Receiver) -> tuple[list[Waiting], Receiver]:
-    """A receiver that also keeps what it was told last of whom a call waits for."""
-    last_heard: list[Waiting] = []
-
-    def on_waiting(waiting: Waiting) -> None:
-        last_heard[:] = [waiting]
-        receiver.on_waiting(waiting)
-
-    return last_heard, replace(receiver, on_waiting=on_waiting)

@@ -43,6 +43,7 @@ class ShardSilence:
         self._began = self._told = now()
         self._heard = dict.fromkeys(range(len(membership.shards)), self._began)
         self._trouble: dict[int, str] = {}  # what became of the last attempt
+        self._last_told: Waiting | None = None  # by a shard
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -99,6 +100,7 @@ class ShardSilence:
         """Takes whom one shard waits for. A silent shard is the better reason."""
 
         def on_waiting(waiting: Waiting) -> None:
+            self._last_told = waiting
             self.heard(shard_index)
             self._on_waiting(self.waiting or waiting)
 
@@ -119,6 +121,22 @@ class ShardSilence:
             return None
         waited_ms = round(1000 * (now() - self._began))
         return Waiting(self._clock, waited_ms, " and ".join(silent), ())
+
+    @property
+    def is_told_by_shards(self) -> bool:
+        """Whether a shard has told whom it waits for, and none is silent."""
+        return self._last_told is not None and self.waiting is None
+
+    def awaited(self, error: CallError) -> str:
+        """Who did not come, for the text of a time-out.
+
+        Args:
+            error: What the last attempt ended with.
+        """
+        if self.is_told_by_shards:
+            return f"waiting for {self._last_told}"
+        silent = self.waiting
+        return f"waiting for {silent} ({error})" if silent else str(error)
 
     def _wait(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)

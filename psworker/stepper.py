@@ -103,8 +103,7 @@ class Stepper(OptimizerCalls):
     @property
     def generation(self) -> int:
         """Newest generation that the coordinator or a shard has told."""
-        record = self._session.membership.record
-        return max(self._generation, record.generation if record else 0)
+        return max(self._generation, self._session.membership.generation)
 
     def next_place(self) -> tuple[int, int, int]:
         """Generation, clock and sequence of the next push, of a worker that is here.
@@ -114,9 +113,8 @@ class Stepper(OptimizerCalls):
         """
         self.settle()
         self._catch_up()
-        record = self._session.membership.record
         sequence = self.sequence_acknowledged + 1
-        generation = record.generation if record else 0
+        generation = self._session.membership.generation
         return generation, self._place.clock_of(sequence), sequence
 
     def step(

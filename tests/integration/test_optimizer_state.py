@@ -2,8 +2,10 @@
 
 import copy
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode, StepAtomicity
+from pswire.addresses import Address, parse_address
 from tests.doubles.chunk_sizes import cut_into
+from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     TOLERANCE,
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP_COUNT: Final = 3
+STATE_CALLS: Final = "psserver.rpc.optimizer_state_calls"
 
 VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("SGD", {"lr": 0.02}),
@@ -346,3 +351,65 @@ def test_state_loaded_after_a_step_that_was_late_goes_with_the_next(
 
         assert first.clock == 2
         assert job.step_counts(0) == {1}  # from the empty state on
+
+
+def test_a_wait_for_state_ends_with_who_is_late(tmp_path: Path) -> None:
+    def prepared(ps: psworker.Connection) -> Any:  # noqa: ANN401
+        model = small_model()
+        return ps.prepare(model, adam(model))[1]
+
+    with (
+        Job(tmp_path, workers_min=2) as job,
+        connect(job, "w0", step_timeout_s=0.5) as first,
+        connect(job, "w1") as second,
+    ):
+        joining = {"w0": lambda _: prepared(first), "w1": lambda _: prepared(second)}
+        states = run_workers(joining)["w0"]._steps._states
+        # As a shard tells it, which takes it an interval.
+        with (
+            mock.patch(f"{STATE_CALLS}.WAITING_INTERVAL_MS", 100),
+            pytest.raises(psworker.WaitTimeoutError) as caught,
+        ):
+            states.pull("optimizer", 1)
+        assert str(caught.value) == (
+            "the state of optimizer at clock 1 was not there within 0.5 s: waiting for "
+            "clock 1 to be complete: w0 (clock 0, never heard of), w1 (clock 0, never "
+            "heard of)"
+        )
+        with (
+            mock.patch(f"{STATE_CALLS}.WAITING_INTERVAL_MS", 100),
+            pytest.raises(psworker.WaitTimeoutError, match="^the settings of optimi"),
+        ):
+            states.pull_settings("optimizer", 1)
+
+
+def test_state_that_a_shard_does_not_take_in_time_is_told_by_its_step(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        proxies: list[FaultProxy] = []
+
+        def through_proxy(address: Address) -> Address:
+            proxies.append(stack.enter_context(FaultProxy(str(address))))
+            return parse_address(proxies[0].address)
+
+        job = stack.enter_context(Job(tmp_path, advertise={1: through_proxy}))
+        ps = stack.enter_context(connect(job, "w0", step_timeout_s=1))
+        model = small_model()
+        model, optimizer = ps.prepare(model, adam(model))
+        train(model, optimizer, None, range(1))
+        optimizer.load_state_dict(optimizer.state_dict())
+        proxies[0].refuse()
+        with pytest.raises(psworker.StepTimeoutError) as caught:
+            train(model, optimizer, None, range(1, 2))
+        proxies[0].heal()
+        optimizer.step()
+        assert ps.clock == 2
+        assert job.step_counts(0) == {2}
+
+    text = str(caught.value)
+    assert text.startswith(
+        "the shards have not taken the state loaded into optimizer within 1 s: shard 1 "
+        f"at {proxies[0].address}"
+    )
+    assert text.endswith("; step() again sends it again")
