@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from psserver.core.epoch_account import EpochAccount
+from psserver.core.position_set import PositionSet
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -21,6 +22,10 @@ from pswire.reasons import ErrorReason, Refusal
 HELD_COUNT_MAX = 4_096
 """Batches that a worker may hold of one epoch. Each answer repeats them all, and the
 epoch is written down with them: one that took ever more would slow down everybody."""
+
+SKIPPED_RUN_COUNT_MAX = 4_096
+"""Runs of skipped positions that are kept of a worker, for the same reason. Of a worker
+alone all skips are one run; in rounds with another each is a run of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class EpochLedger:
         torn_count: Positions of pushes that only some shards applied.
         dropped_count: Positions whose pushes were thrown away.
         skipped: Drawn and not pushed, by workers that are here and may push them yet.
-        departed_skipped_count: Positions that workers had skipped who are gone.
+        settled_skipped_count: Positions that were skipped for good.
         revoked: Handed out and dealt again, with the worker still here.
         repeated_count: Positions that were dealt again and used by more than one.
     """
@@ -93,8 +98,8 @@ class EpochLedger:
     consumed_count: int = 0
     torn_count: int = 0
     dropped_count: int = 0
-    skipped: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
-    departed_skipped_count: int = 0
+    skipped: dict[WorkerKey, PositionSet] = field(default_factory=dict)
+    settled_skipped_count: int = 0
     revoked: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
     repeated_count: int = 0
 
@@ -102,8 +107,8 @@ class EpochLedger:
     def account(self) -> EpochAccount:
         """What became of every position so far."""
         counted = self.consumed_count + self.torn_count + self.dropped_count
-        skipped_count = self.departed_skipped_count + sum(
-            _positions(pieces) for pieces in self.skipped.values()
+        skipped_count = self.settled_skipped_count + sum(
+            skipped.position_count for skipped in self.skipped.values()
         )
         return EpochAccount(
             loader=self.loader,
@@ -182,13 +187,19 @@ class EpochLedger:
     def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """The worker drew these ranges and has not pushed them; repeatable.
 
-        It may push them later: then what became of that push counts.
+        It may push them later: then what became of that push counts. But for the
+        oldest of those that make more than `SKIPPED_RUN_COUNT_MAX` runs.
         """
         held = self.held.get(worker, set())
         skipped = held.intersection(ranges)
-        if skipped:
-            held -= skipped
-            self.skipped.setdefault(worker, set()).update(skipped)
+        if not skipped:
+            return
+        held -= skipped
+        kept = self.skipped.setdefault(worker, PositionSet())
+        for piece in skipped:
+            kept.add(piece.start, piece.stop)
+        while kept.run_count > SKIPPED_RUN_COUNT_MAX:
+            self._settle_skipped(PositionSet([kept.pop_first()]))
 
     def has_of(self, worker: WorkerKey) -> bool:
         """Whether the worker has anything of which more may be heard."""
@@ -213,10 +224,14 @@ class EpochLedger:
     def retire(self, worker: WorkerKey) -> None:
         """The worker is gone: what it has and did not report is dealt again."""
         self._deal_again(worker)
+        self.pass_by(worker)
+
+    def pass_by(self, worker: WorkerKey) -> None:
+        """The worker can't push any more what it has skipped or was taken from it."""
         self.revoked.pop(worker, None)
-        skipped = self.skipped.pop(worker, set())
-        self._settle(skipped)
-        self.departed_skipped_count += _positions(skipped)
+        skipped = self.skipped.pop(worker, None)
+        if skipped is not None:
+            self._settle_skipped(skipped)
 
     def _deal_again(self, worker: WorkerKey) -> None:
         pieces = [*self.held.pop(worker, ()), *self.queues.pop(worker, ())]
@@ -251,19 +266,28 @@ class EpochLedger:
             ranges: Any.
             for_all: Whether a late report of another worker changes nothing any more.
         """
-        count = 0
-        for drawn in (self.held.get(worker, set()), self.skipped.get(worker, set())):
-            closed = drawn.intersection(ranges)
-            drawn -= closed
-            count += _positions(closed)
-            if for_all:
-                self._settle(closed)
+        held = self.held.get(worker, set())
+        skipped = self.skipped.get(worker, PositionSet())
+        closed = held.intersection(ranges)
+        held -= closed
+        count = _positions(closed)
+        for piece in ranges:
+            if skipped.covers(piece.start, piece.stop):
+                skipped.remove(piece.start, piece.stop)
+                closed.add(piece)
+                count += piece.position_count
+        if for_all:
+            self._settle(PositionSet((piece.start, piece.stop) for piece in closed))
         return count
 
-    def _settle(self, pieces: set[DataRange]) -> None:
+    def _settle(self, positions: PositionSet) -> None:
         """These are in a count for good, whoever may yet report to have used them."""
         for revoked in self.revoked.values():
-            revoked -= pieces
+            revoked -= {e for e in revoked if positions.covers(e.start, e.stop)}
+
+    def _settle_skipped(self, positions: PositionSet) -> None:
+        self._settle(positions)
+        self.settled_skipped_count += positions.position_count
 
     def _use_revoked(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
         """Of what was taken back from the worker it has used these."""
@@ -274,7 +298,7 @@ class EpochLedger:
             else:
                 # Used by another as well. Seen more than once it stays, however often.
                 self.repeated_count += piece.position_count
-                self._settle({piece})
+                self._settle(PositionSet([(piece.start, piece.stop)]))
 
     def _withdraw(self, piece: DataRange) -> bool:
         """Takes a piece back from whoever was to use it next; whether anybody was.
@@ -285,12 +309,16 @@ class EpochLedger:
             if piece in pieces:
                 pieces.remove(piece)
                 return True
-        for drawn in (self.held, self.skipped):
-            for worker, own in drawn.items():
-                if piece in own:
-                    own.remove(piece)
-                    self.revoked.setdefault(worker, set()).add(piece)
-                    return True
+        for worker, held in self.held.items():
+            if piece in held:
+                held.remove(piece)
+                self.revoked.setdefault(worker, set()).add(piece)
+                return True
+        for worker, skipped in self.skipped.items():
+            if skipped.covers(piece.start, piece.stop):
+                skipped.remove(piece.start, piece.stop)
+                self.revoked.setdefault(worker, set()).add(piece)
+                return True
         return False
 
     @property

@@ -52,7 +52,8 @@ class DataLedger:
         """Opens an epoch and returns its seed.
 
         What the worker holds of the loader's earlier epochs and does not report as
-        consumed, dropped or skipped is dealt again.
+        consumed, dropped or skipped is dealt again. A push that is under way may be of
+        the epoch before, and of none that is older.
 
         Raises:
             Refusal: `MALFORMED_MESSAGE`, or `DATA_ORDER_MISMATCH` when the epoch is
@@ -73,9 +74,11 @@ class DataLedger:
         self.consume(worker, consumed)
         self.drop(worker, dropped)
         self.skip(worker, skipped)
-        for (name, number), ledger in self._epochs.items():
-            if name == loader and number < epoch:
-                ledger.give_back(worker)
+        earlier = [n for name, n in self._epochs if name == loader and n < epoch]
+        for number in sorted(earlier):
+            self._epochs[loader, number].give_back(worker)
+        for number in sorted(earlier)[:-1]:
+            self._epochs[loader, number].pass_by(worker)
         return self.seed_of(loader, epoch)
 
     def register_order(
@@ -114,6 +117,10 @@ class DataLedger:
     def newest(self, count: int) -> tuple[EpochLedger, ...]:
         """Those that were opened last, the newest first."""
         return tuple(self._epochs.values())[: -count - 1 : -1]
+
+    def known(self, keys: Iterable[tuple[str, int]]) -> tuple[EpochLedger, ...]:
+        """Of these loaders and epochs those that are open, in the order of the keys."""
+        return tuple(self._epochs[key] for key in keys if key in self._epochs)
 
     def epochs_of(self, worker: WorkerKey) -> tuple[EpochLedger, ...]:
         """Epochs of which the worker has anything."""

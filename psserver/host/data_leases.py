@@ -136,9 +136,8 @@ class DataLeases:
         return leased
 
     def _keep(self, keys: set[tuple[str, int]]) -> None:
-        for ledger in self._core.ledger.epochs():
-            if (ledger.loader, ledger.epoch) in keys:
-                self._store.save_epoch(ledger)
+        for ledger in self._core.ledger.known(sorted(keys)):
+            self._store.save_epoch(ledger)
         self._tell_ends()
 
     def _tell_ends(self) -> None:

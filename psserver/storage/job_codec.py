@@ -11,6 +11,7 @@ from typing import Any
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.ledger import Enrolments
+from psserver.core.position_set import PositionSet
 from psserver.core.push import DataRange
 from psserver.core.record import (
     ClockChoice,
@@ -196,8 +197,8 @@ def dump_epoch(ledger: EpochLedger) -> str:
             "consumed_count": ledger.consumed_count,
             "torn_count": ledger.torn_count,
             "dropped_count": ledger.dropped_count,
-            "skipped": _dumped(ledger.skipped),
-            "departed_skipped_count": ledger.departed_skipped_count,
+            "skipped": [[w, kept.runs] for w, kept in ledger.skipped.items()],
+            "settled_skipped_count": ledger.settled_skipped_count,
             "revoked": _dumped(ledger.revoked),
             "repeated_count": ledger.repeated_count,
         }
@@ -225,8 +226,11 @@ def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
         torn_count=data["torn_count"],
         dropped_count=data["dropped_count"],
         # A file of release 0.1.0 has none of these.
-        skipped=_loaded(data.get("skipped", [])),
-        departed_skipped_count=data.get("departed_skipped_count", 0),
+        skipped={
+            WorkerKey(*worker): PositionSet((start, stop) for start, stop in runs)
+            for worker, runs in data.get("skipped", [])
+        },
+        settled_skipped_count=data.get("settled_skipped_count", 0),
         revoked=_loaded(data.get("revoked", [])),
         repeated_count=data.get("repeated_count", 0),
     )

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.epoch_ledger import (
+    SKIPPED_RUN_COUNT_MAX,
+    EpochLedger,
+    EpochShape,
+)
 from psserver.core.ledger import DataLedger
 from tests.doubles.core_values import key
 
@@ -60,6 +64,49 @@ def test_what_a_departed_worker_has_skipped_stays_skipped() -> None:
     ledger.consume(A, pieces)
     account = ledger.account
     assert (account.skipped_count, account.seen_once_count) == (4, 0)
+
+
+def test_what_a_worker_alone_has_skipped_takes_the_room_of_one_batch() -> None:
+    ledger = EpochLedger("loader", 0, shape(200))
+    for _ in range(50):
+        ledger.skip(A, tuple(ledger.lease(A, (), 2)))
+    assert ledger.skipped[A].runs == [(0, 200)]
+    assert ledger.account.skipped_count == 200
+
+
+def test_skips_are_kept_apart_up_to_a_limit_and_counted_beyond_it() -> None:
+    ledger = EpochLedger("loader", 0, shape(4 * SKIPPED_RUN_COUNT_MAX + 8))
+    pieces = []
+    while not ledger.is_closed:
+        for worker in (A, B):
+            (piece,) = ledger.lease(worker, (A, B), 1)
+            ledger.skip(worker, (piece,))
+            pieces.append(piece)
+    assert ledger.skipped[A].run_count == SKIPPED_RUN_COUNT_MAX
+    ledger.consume(A, tuple(pieces))
+    account = ledger.account
+    # The two oldest of A, and all of B.
+    assert account.skipped_count == 2 * (SKIPPED_RUN_COUNT_MAX + 2) + 4
+    assert account.seen_once_count == 2 * SKIPPED_RUN_COUNT_MAX
+    assert account.never_count == 0
+
+
+def test_only_of_the_epoch_before_may_a_push_still_be_under_way() -> None:
+    ledger = DataLedger(7)
+    pieces = {}
+    for number in range(3):
+        ledger.open_epoch(A, "loader", number, shape(6))
+        opened = ledger.register_order(A, "loader", number, 1)
+        pieces[number] = tuple(opened.lease(A, (), 2))
+        ledger.skip(A, pieces[number][:1])
+    oldest, before, _ = ledger.epochs()
+    assert not oldest.has_of(A)
+    assert before.has_of(A)
+    for number in range(2):
+        ledger.consume(A, pieces[number])
+    for each, seen_count, skipped_count in ((oldest, 0, 2), (before, 4, 0)):
+        assert each.account.seen_once_count == seen_count
+        assert each.account.skipped_count == skipped_count
 
 
 def test_what_two_workers_have_used_is_seen_more_than_once() -> None:
@@ -157,7 +204,7 @@ def test_a_departed_worker_can_use_nothing_any_more() -> None:
     assert ledger.account.never_count == 4
 
 
-EVENTS = ("lease", "consume", "drop", "tear", "skip", "give_back", "retire")
+EVENTS = ("lease", "consume", "drop", "tear", "skip", "give_back", "pass_by", "retire")
 
 LATE_REPORT = [
     ("lease", A, 0),
@@ -191,7 +238,7 @@ def test_the_counts_always_make_up_the_epoch(
     for event, worker, number in events:
         if event == "lease":
             told += ledger.lease(worker, (), 1 + number % 3)  # type: ignore[arg-type]
-        elif event in ("give_back", "retire"):
+        elif event in ("give_back", "pass_by", "retire"):
             getattr(ledger, event)(worker)
         elif told:
             getattr(ledger, event)(worker, (told[number % len(told)],))

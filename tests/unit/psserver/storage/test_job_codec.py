@@ -6,6 +6,7 @@ from collections import deque
 import pytest
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.position_set import PositionSet
 from psserver.core.push import DataRange
 from psserver.core.record import ClockChoice, FenceKind, Member, Mode, Record
 from psserver.storage.job_codec import (
@@ -98,8 +99,11 @@ def test_an_epoch_survives() -> None:
         consumed_count=8,
         torn_count=16,
         dropped_count=24,
-        skipped={key("a"): {DataRange("loader", 3, 32, 40)}, key("b/2"): set()},
-        departed_skipped_count=4,
+        skipped={
+            key("a"): PositionSet([(32, 40), (72, 80)]),
+            key("b/2"): PositionSet(),
+        },
+        settled_skipped_count=4,
         revoked={key("b/2"): {DataRange("loader", 3, 0, 8)}},
         repeated_count=2,
     )
@@ -117,7 +121,7 @@ def test_an_epoch_of_a_release_that_did_not_count_skips_can_be_read() -> None:
     shape = EpochShape(position_count=9, batch_size=1, drop_last=False)
     ledger = EpochLedger("loader", 0, shape, consumed_count=3)
     written = json.loads(dump_epoch(ledger))
-    for name in ("skipped", "departed_skipped_count", "revoked", "repeated_count"):
+    for name in ("skipped", "settled_skipped_count", "revoked", "repeated_count"):
         del written[name]
     assert load_epoch("loader", 0, json.dumps(written)) == ledger
 
