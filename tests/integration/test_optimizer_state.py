@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP_COUNT: Final = 3
-STATE_CALLS: Final = "psserver.rpc.optimizer_state_calls"
+READINESS: Final = "psserver.rpc.readiness"
 
 VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("SGD", {"lr": 0.02}),
@@ -367,7 +367,7 @@ def test_a_wait_for_state_ends_with_who_is_late(tmp_path: Path) -> None:
         states = run_workers(joining)["w0"]._steps._states
         # As a shard tells it, which takes it an interval.
         with (
-            mock.patch(f"{STATE_CALLS}.WAITING_INTERVAL_MS", 100),
+            mock.patch(f"{READINESS}.WAITING_INTERVAL_MS", 100),
             pytest.raises(psworker.WaitTimeoutError) as caught,
         ):
             states.pull("optimizer", 1)
@@ -377,8 +377,8 @@ def test_a_wait_for_state_ends_with_who_is_late(tmp_path: Path) -> None:
             "heard of)"
         )
         with (
-            mock.patch(f"{STATE_CALLS}.WAITING_INTERVAL_MS", 100),
-            pytest.raises(psworker.WaitTimeoutError, match="^the settings of optimi"),
+            mock.patch(f"{READINESS}.WAITING_INTERVAL_MS", 100),
+            pytest.raises(psworker.WaitTimeoutError, match=r"^the settings of opti"),
         ):
             states.pull_settings("optimizer", 1)
 
