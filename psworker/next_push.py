@@ -3,7 +3,8 @@
 from psworker.exchange import Delivery, PushExchange
 from psworker.jump import member_in
 from psworker.session import Session
-from psworker.transport.values import PushHeader
+from psworker.steps import Groups, PushExtras
+from psworker.transport.values import PushHeader, PushTrailer
 
 
 def next_header(session: Session, optimizer: str, sequence: int) -> PushHeader:
@@ -28,6 +29,24 @@ def next_header(session: Session, optimizer: str, sequence: int) -> PushHeader:
         sequence=sequence,
         sequence_unacknowledged_min=sequence,
         clock=member.clock_of(sequence),
+    )
+
+
+def empty_trailer(groups: Groups, extras: PushExtras) -> PushTrailer:
+    """The trailer of a push of weight 0, without a gradient and without data.
+
+    Args:
+        groups: Current hyperparameters of the optimizer.
+        extras: What the optimizer sends beside a gradient.
+    """
+    return PushTrailer(
+        weight=0.0,
+        groups=groups,
+        is_finite=True,
+        ranges=(),
+        optimizer_digest=extras.spec_digest,
+        loads_state=extras.loads is not None,
+        scheduler_steps=extras.scheduler_steps,
     )
 
 

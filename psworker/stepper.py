@@ -18,17 +18,22 @@ from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
 from psworker.edited_values import EditedValues
 from psworker.errors import (
-    ClosedError,
     CorruptionError,
     EvictedError,
     PsError,
     StepTimeoutError,
+    refuse_closed,
 )
 from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
 from psworker.jump import find_jump, pull_jump
-from psworker.next_push import delivery_of, incarnations_of_shards, next_header
+from psworker.next_push import (
+    delivery_of,
+    empty_trailer,
+    incarnations_of_shards,
+    next_header,
+)
 from psworker.optimizer_calls import OptimizerCalls, T
 from psworker.pending import PendingData
 from psworker.push_account import PushAccount
@@ -146,14 +151,8 @@ class Stepper(OptimizerCalls):
         """
         if failpoints.armed:
             failpoints.hit("worker.step")
-        if (result := self._settle_earlier()) is not None:
+        if (result := self._open(spec, extras, takes_data=True)) is not None:
             return result
-        try:
-            self._catch_up()
-            self._stage(spec, extras)
-        except EvictedError:
-            self.pending.take()
-            return self._lose(None)
         held = gradients.gradients_of(spec, groups, self._store.tensors)
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         self._spent.note(held)
@@ -180,9 +179,9 @@ class Stepper(OptimizerCalls):
             averaged_buffers = self._buffers.add_to(
                 held, self._store, is_leader=is_leader
             )
-        trailer = PushTrailer(
+        trailer = replace(
+            empty_trailer(groups, extras),
             weight=weight,
-            groups=groups,
             is_finite=is_finite,
             ranges=() if is_discarded else drawn.ranges,
             loss_scale=loss_scale,
@@ -190,11 +189,12 @@ class Stepper(OptimizerCalls):
             averaged_buffers=averaged_buffers,
         )
         try:
-            exchange = self._begin_with(extras, spec, trailer, ChunkSource(held))
+            exchange = self._begin(spec, trailer, ChunkSource(held))
         except EvictedError:
             return self._lose(None)
         exchange.ranges = drawn.ranges
         exchange.is_discarded = is_discarded
+        exchange.on_loaded = extras.on_loaded
         return self._conclude(exchange)
 
     def settle(self) -> None:
@@ -216,16 +216,14 @@ class Stepper(OptimizerCalls):
         was computed from the values that are there. Where no data was drawn since the
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
-        if (result := self._settle_earlier()) is not None:
+        if (result := self._open(spec, extras, takes_data=False)) is not None:
             return result
-        trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
-            self._catch_up()
-            self._stage(spec, extras)
-            exchange = self._begin_with(extras, spec, trailer, nothing)
+            exchange = self._begin(spec, empty_trailer(groups, extras), nothing)
         except EvictedError:
             return self._lose(None)
+        exchange.on_loaded = extras.on_loaded
         if not (self.pending.has_drawn and self.has_gradient):
             return self._finish(exchange, self._taken_back())
         if self._shadow is None:
@@ -283,8 +281,7 @@ class Stepper(OptimizerCalls):
         Raises:
             ClosedError: It is not.
         """
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        refuse_closed(is_closed=self._is_closed)
 
     def refuse_lost(self) -> None:
         """Checks that this worker was not evicted, as far as it knows.
@@ -314,14 +311,36 @@ class Stepper(OptimizerCalls):
         place = record.member_of(self._session.worker) if record else None
         return place or self.member
 
-    def _settle_earlier(self) -> PushResult | None:
-        """What a call that pushes begins with; a result if it ends an earlier push."""
+    def _open(
+        self, spec: OptimizerSpec, extras: PushExtras, *, takes_data: bool
+    ) -> PushResult | None:
+        """What a call that pushes begins with.
+
+        Args:
+            spec: The optimizer.
+            extras: What goes with the push; state that it loads is sent here.
+            takes_data: Whether the gradient is of the data drawn since the last one.
+
+        Returns:
+            What the call ends with, where it only settles an earlier push, or the
+            worker had to join again.
+        """
         self.refuse_closed()
         self.settle()
         self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
         self._edited.check()
+        try:
+            self._catch_up()
+            if extras.loads is not None:
+                sequence = self.sequence_acknowledged + 1
+                digest = extras.spec_digest
+                self._states.stage(spec.name, sequence, extras.loads, digest)
+        except EvictedError:
+            if takes_data:
+                self.pending.take()
+            return self._lose(None)
         return None
 
     def _resume(self) -> PushResult | None:
@@ -334,12 +353,6 @@ class Stepper(OptimizerCalls):
         if self._unfinished is not None:
             return self._finish(self._unfinished, self._taken_back())
         return None
-
-    def _stage(self, spec: OptimizerSpec, extras: PushExtras) -> None:
-        """Sends the state that the next push will load, if it does."""
-        if extras.loads is not None:
-            sequence = self.sequence_acknowledged + 1
-            self._states.stage(spec.name, sequence, extras.loads, extras.spec_digest)
 
     def _catch_up(self) -> None:
         """Takes the place back from who stood in for this worker, with the values.
@@ -376,28 +389,6 @@ class Stepper(OptimizerCalls):
             self._store.take_from(self._shadow)
             self._shadow = None
         return self._store
-
-    def _begin_with(
-        self,
-        extras: PushExtras,
-        spec: OptimizerSpec,
-        trailer: PushTrailer,
-        source: ChunkSource,
-    ) -> PushExchange:
-        """The next push, with what the optimizer sends beside a gradient.
-
-        Raises:
-            EvictedError: The newest record has no place for this worker.
-        """
-        trailer = replace(
-            trailer,
-            optimizer_digest=extras.spec_digest,
-            loads_state=extras.loads is not None,
-            scheduler_steps=extras.scheduler_steps,
-        )
-        exchange = self._begin(spec, trailer, source)
-        exchange.on_loaded = extras.on_loaded
-        return exchange
 
     def _begin(
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
