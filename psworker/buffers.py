@@ -14,7 +14,7 @@ from torch import nn
 
 from pswire.frames import bits_to_bytes
 from pswire.schema import SchemaEntry
-from pswire.torch_types import TORCH_DTYPES, buffer_of
+from pswire.torch_types import TORCH_DTYPES, buffer_of, bytes_of
 from psworker.buffer_policies import BufferPolicy
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema
@@ -214,7 +214,7 @@ def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
     elsewhere: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.device.type != "cpu" and tensor.nbytes <= _COMPARED_BYTES_MAX:
-            elsewhere.setdefault(tensor.device, []).append(_bytes_of(tensor))
+            elsewhere.setdefault(tensor.device, []).append(bytes_of(tensor))
     # One transfer from each device, however many buffers it has.
     fetched = {
         device: iter(torch.split(torch.cat(parts).cpu(), [len(p) for p in parts]))
@@ -226,15 +226,11 @@ def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
             digests.append(None)
             continue
         if tensor.device.type == "cpu":
-            here = _bytes_of(tensor)
+            here = bytes_of(tensor)
         else:
             here = next(fetched[tensor.device])
         digests.append(xxhash.xxh3_64_intdigest(buffer_of(here)))
     return digests
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _changed_text(entry: SchemaEntry, tensor: torch.Tensor | None) -> str:

@@ -22,10 +22,10 @@ from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data_link import DataLink
 from psworker.edited_values import EditedValues
 from psworker.errors import (
-    ClosedError,
     ConfigurationError,
     ConnectError,
     PsError,
+    refuse_closed,
 )
 from psworker.event_loop import EventLoop
 from psworker.group_channel import refuse_late_group
@@ -426,8 +426,7 @@ class Connection:
             self._abandon()
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        refuse_closed(is_closed=self._is_closed)
 
     def _join(self, given: Prepared, *, overlap: bool) -> Stepper:
         """Becomes a member; the models then hold the job's values."""

@@ -172,6 +172,16 @@ class ClosedError(PsError):
     """The connection is closed."""
 
 
+def refuse_closed(*, is_closed: bool) -> None:
+    """Checks that a connection is open.
+
+    Raises:
+        ClosedError: It is not.
+    """
+    if is_closed:
+        raise ClosedError("the connection is closed: connect() and prepare() again")
+
+
 ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
     {
         ErrorReason.INTERNAL: ServerError,

@@ -40,12 +40,15 @@ def collect_gradients(
 ) -> list[torch.Tensor | None]:
     """The gradient of each parameter, `None` where there is none.
 
+    Sparse gradients are coalesced, once and where they are, so that each row is there
+    once in the order of rows.
+
     Args:
         parameters: One for each entry of the schema, `None` for those that the
             optimizer does not hold.
 
-    Sparse gradients are coalesced, once and where they are, so that each row is there
-    once in the order of rows.
+    Returns:
+        One for each entry, of its shape and dtype; not a copy.
 
     Raises:
         UnsupportedError: A gradient is sparse otherwise than by rows.

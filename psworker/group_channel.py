@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pswire.reasons import ErrorReason
+from pswire.torch_types import bytes_of
 from psworker.errors import ConfigurationError, PsError, UnavailableError
 from psworker.wrappers import data_parallel_in
 
@@ -141,9 +142,9 @@ class GroupChannel:
         with torch.no_grad():
             for bucket in _buckets(tensors):
                 device = bucket[0].device
-                sizes = [each.numel() * each.element_size() for each in bucket]
+                sizes = [each.nbytes for each in bucket]
                 if self.is_leader:
-                    flat = torch.cat([_bytes_of(each) for each in bucket])
+                    flat = torch.cat([bytes_of(each) for each in bucket])
                 else:
                     flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
                 group = self._group if device.type == "cpu" else device_group
@@ -185,10 +186,6 @@ def _told_to_users() -> Iterator[None]:
         ) from None
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
     """Runs of one device each; wide types first, so that every view is aligned."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
@@ -203,5 +200,5 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]
                 yield bucket
                 bucket, bucket_bytes = [], 0
             bucket.append(tensor)
-            bucket_bytes += tensor.numel() * tensor.element_size()
+            bucket_bytes += tensor.nbytes
         yield bucket

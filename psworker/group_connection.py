@@ -19,7 +19,7 @@ from psworker.buffer_policies import BufferChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.data.split_value import Split
-from psworker.errors import ClosedError, ConfigurationError, UnsupportedError
+from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
 from psworker.job_splits import check_recorded, to_record
@@ -88,9 +88,7 @@ class GroupConnection:
     @property
     def worker_id(self) -> str:
         """The worker's name; before `prepare` the wanted one, where it has none."""
-        if self._steps is not None:
-            return self._steps.place.worker_id
-        return self._inner.worker_id if self._inner is not None else self._worker_id
+        return self._worker_id if self._place is None else self._place.worker_id
 
     @property
     def rank(self) -> int:
@@ -99,11 +97,9 @@ class GroupConnection:
         Raises:
             ConfigurationError: `prepare` was not called yet.
         """
-        if self._steps is not None:
-            return self._steps.place.rank
-        if self._inner is None:
+        if self._place is None:
             raise ConfigurationError("a worker has a rank once prepare() was called")
-        return self._inner.rank
+        return self._place.rank
 
     @property
     def worker_count(self) -> int:
@@ -112,39 +108,29 @@ class GroupConnection:
         Raises:
             ConfigurationError: `prepare` was not called yet.
         """
-        if self._steps is not None:
-            return self._steps.place.worker_count
-        if self._inner is None:
+        if self._place is None:
             raise ConfigurationError("the workers are known once prepare() was called")
-        return self._inner.worker_count
+        return self._place.worker_count
 
     @property
     def clock(self) -> int:
         """Clocks this worker has completed."""
-        if self._steps is not None:
-            return self._steps.place.clock
-        return self._inner.clock if self._inner is not None else 0
+        return 0 if self._place is None else self._place.clock
 
     @property
     def generation(self) -> int:
         """Newest generation known here."""
-        if self._steps is not None:
-            return self._steps.place.generation
-        return self._inner.generation if self._inner is not None else 0
+        return 0 if self._place is None else self._place.generation
 
     @property
     def mode(self) -> str:
         """How workers keep together; empty where only the leader knows it yet."""
-        if self._steps is not None:
-            return self._steps.place.mode
-        return self._inner.mode if self._inner is not None else ""
+        return "" if self._place is None else self._place.mode
 
     @property
     def last_push(self) -> PushResult | None:
         """What became of the worker's newest push, `None` before the first."""
-        if self._steps is not None:
-            return self._steps.place.last_push
-        return self._inner.last_push if self._inner is not None else None
+        return None if self._place is None else self._place.last_push
 
     @property
     def bytes_sent(self) -> int:
@@ -245,8 +231,12 @@ class GroupConnection:
         self._end()
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        refuse_closed(is_closed=self._is_closed)
+
+    @property
+    def _place(self) -> GroupPlace | Connection | None:
+        """Who tells where the worker stands: the group, or this process's own."""
+        return self._inner if self._steps is None else self._steps.place
 
     def _register(self) -> None:
         self._inner = self._open()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pswire.schema import OptimizerSpec
-from psworker.errors import ClosedError, UnsupportedError
+from psworker.errors import UnsupportedError, refuse_closed
 from psworker.group_channel import GroupChannel
 from psworker.optimizer_state import States
 from psworker.overlap.expectation import held_entries
@@ -197,8 +197,7 @@ class GroupSteps:
         self._is_closed = True
 
     def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        refuse_closed(is_closed=self._is_closed)
 
     def _led(
         self, push: Callable[[Steps, PushExtras], PushResult], extras: PushExtras

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from psworker.errors import ClosedError
+from psworker.errors import refuse_closed
 from psworker.gradients import collect_gradients, stored_elements
 from psworker.push_result import PushResult
 from psworker.sample_weight import check_weight
@@ -44,8 +44,7 @@ class LocalSteps:
         Raises:
             ClosedError: It is not.
         """
-        if self.is_closed:
-            raise ClosedError("the connection is closed: connect() and prepare() again")
+        refuse_closed(is_closed=self.is_closed)
 
     def clip(self, optimizer: Optimizer) -> None:
         """Clips the gradients of an optimizer, as a job would."""

@@ -1,6 +1,6 @@
 """Calls for optimizer state, to all shards at once. On the event loop."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from pswire.reasons import ErrorReason
@@ -14,6 +14,8 @@ from psworker.transport.values import OptimizerSettings, Waiting
 
 StatePart = tuple[int, bytes]
 """Index of a chunk, and a safetensors file with some of its state."""
+
+_Answer = tuple[list[StatePart], OptimizerSettings]
 
 
 class ShardStateCalls:
@@ -35,27 +37,71 @@ class ShardStateCalls:
         clock: int,
         *,
         spec_digest: str,
-        only_settings: bool,
         on_waiting: Callable[[Waiting], None],
         timeout_s: float,
-    ) -> tuple[list[StatePart], OptimizerSettings]:
-        """Reads an optimizer's state as of a clock, and its newest settings.
+    ) -> list[StatePart]:
+        """Reads an optimizer's state as of a clock.
+
+        Args:
+            optimizer: Its name.
+            clock: The clock.
+            spec_digest: The declaration of it that shards must know.
+            on_waiting: Takes whom shards wait for.
+            timeout_s: Longest time for all of it.
 
         Raises:
             EvictedError: This worker is no member any more.
             WaitTimeoutError: It took longer; the text names who was waited for.
             PsError: A shard refused.
         """
+        answers = await self._pull(
+            optimizer,
+            clock,
+            spec_digest=spec_digest,
+            only_settings=False,
+            on_waiting=on_waiting,
+            timeout_s=timeout_s,
+        )
+        return [part for own, _ in answers for part in own]
+
+    async def pull_settings(
+        self,
+        optimizer: str,
+        clock: int,
+        *,
+        spec_digest: str,
+        on_waiting: Callable[[Waiting], None],
+        timeout_s: float,
+    ) -> OptimizerSettings:
+        """Reads an optimizer's newest settings as of a clock; see `pull`."""
+        answers = await self._pull(
+            optimizer,
+            clock,
+            spec_digest=spec_digest,
+            only_settings=True,
+            on_waiting=on_waiting,
+            timeout_s=timeout_s,
+        )
+        # Every shard sees every push, also one that holds nothing of the optimizer.
+        return answers[0][1]
+
+    async def _pull(
+        self,
+        optimizer: str,
+        clock: int,
+        *,
+        spec_digest: str,
+        only_settings: bool,
+        on_waiting: Callable[[Waiting], None],
+        timeout_s: float,
+    ) -> Sequence[_Answer]:
+        """What each shard says."""
         deadline = now() + timeout_s
         generation = self._membership.generation
         silence = ShardSilence(self._membership, clock, on_waiting)
 
-        async def pull_one(
-            shard_index: int,
-        ) -> tuple[list[StatePart], OptimizerSettings]:
-            async def attempt(
-                timeout_s: float,
-            ) -> tuple[list[StatePart], OptimizerSettings]:
+        async def pull_one(shard_index: int) -> _Answer:
+            async def attempt(timeout_s: float) -> _Answer:
                 client = await self._clients.of(shard_index)
                 return await client.pull_optimizer_state(
                     optimizer,
@@ -75,7 +121,7 @@ class ShardStateCalls:
 
         try:
             with silence:
-                answers = await self._membership.unless_failed(
+                return await self._membership.unless_failed(
                     all_or_none(map(pull_one, range(len(self._membership.shards))))
                 )
         except CallError as error:
@@ -87,9 +133,6 @@ class ShardStateCalls:
                 f"{timeout_s:g} s: {silence.awaited(error)}",
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
-        parts = [part for own, _ in answers for part in own]
-        # Every shard sees every push, also one that holds nothing of the optimizer.
-        return parts, answers[0][1]
 
     async def stage(
         self,

@@ -52,12 +52,11 @@ class StateExchange:
             EvictedError: This worker is no member any more.
             WaitTimeoutError: It took too long.
         """
-        parts, _ = self._loop.run(
+        parts = self._loop.run(
             self._session.shards.states.pull(
                 optimizer,
                 clock,
                 spec_digest=spec_digest,
-                only_settings=False,
                 on_waiting=WaitingLog().note,
                 timeout_s=self._timeout_s,
             )
@@ -71,17 +70,15 @@ class StateExchange:
         self, optimizer: str, clock: int, spec_digest: str = ""
     ) -> OptimizerSettings:
         """What the newest update of an optimizer was made with; see `pull`."""
-        _, settings = self._loop.run(
-            self._session.shards.states.pull(
+        return self._loop.run(
+            self._session.shards.states.pull_settings(
                 optimizer,
                 clock,
                 spec_digest=spec_digest,
-                only_settings=True,
                 on_waiting=WaitingLog().note,
                 timeout_s=self._timeout_s,
             )
         )
-        return settings
 
     def stage(
         self, optimizer: str, sequence: int, states: States, spec_digest: str = ""

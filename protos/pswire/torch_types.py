@@ -90,6 +90,14 @@ def tensor_from_buffer(view: memoryview, element_type: ElementType) -> torch.Ten
     return torch.from_numpy(np.asarray(_Borrowed(view))).view(dtype)
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a tensor in C order, 1-D, on its device.
+
+    They are shared with the tensor, unless it has gaps.
+    """
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def buffer_of(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a contiguous CPU tensor, sharing them.
 
