@@ -45,3 +45,37 @@ def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
         assert 0 < figures[name]["min_ms"] <= figures[name]["median_ms"]
     assert figures["without_over_with"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workloads_are_measured_one_after_the_other_into_files(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "psworker.ctl", "bench", "all", "--json"]
+    sizes = ["--mib", "2", "--repetitions", "2"]
+    done = subprocess.run(
+        [*command, *sizes, "--only", "exchange", "--out", str(out)],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert json.loads((out / "bench.json").read_text()) == printed
+    assert printed["command"].startswith("psctl bench all --json --mib 2")
+    for workload in printed["workloads"]:
+        assert workload["failure"] is None
+        for contender in workload["contenders"]:
+            assert contender["why_not"] is None
+            assert len(contender["durations_ms"]) == 2
+            assert min(contender["durations_ms"]) > 0
+        for target in workload["targets"]:
+            assert target["ratio"] > 0
+    assert "| `exchange` |" in (out / "bench.md").read_text()
+    assert {path.name for path in out.iterdir()} == {
+        "bench.json",
+        "bench.md",
+        "bench.png",
+    }
+    assert "exchange: " in done.stderr
+    assert list(scratch.iterdir()) == []

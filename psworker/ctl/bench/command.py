@@ -1,0 +1,90 @@
+"""`psctl bench all`, from the first workload to the last file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from psworker.ctl.bench import picture
+from psworker.ctl.bench.figures import WorkloadFigures
+from psworker.ctl.bench.measuring import measure_workload
+from psworker.ctl.bench.report import (
+    JSON_FILE,
+    TABLE_FILE,
+    BenchReport,
+    checkout_commit,
+    ratio_text,
+    write_report,
+)
+from psworker.ctl.bench.workload import Sizes, Workload
+from psworker.ctl.compare.picture import NOT_INSTALLED, can_draw
+from psworker.ctl.failures import CommandError
+from psworker.ctl.processes import signals_interrupt
+from psworker.ctl.scratch import scratch_folder
+
+
+def bench_all(
+    workloads: Sequence[Workload],
+    sizes: Sizes,
+    *,
+    out: Path,
+    arguments: Sequence[str],
+    tell: Callable[[str], None],
+) -> BenchReport:
+    """Measures workloads one after the other.
+
+    Args:
+        workloads: Which.
+        sizes: How much of each.
+        out: Folder for the files; made if new.
+        arguments: The command, for the report.
+        tell: Given progress for people.
+
+    Raises:
+        CommandError: The folder can't be made.
+        KeyboardInterrupt: Stopped by a signal; every process is gone by then.
+    """
+    folder = _made_folder(out)
+    if not can_draw():
+        tell(NOT_INSTALLED)
+    figures = []
+    with signals_interrupt():
+        for number, workload in enumerate(workloads, start=1):
+            tell(f"[{number}/{len(workloads)}] {workload.name}: {workload.title}")
+            with scratch_folder("paramserver-bench-") as scratch:
+                measured = measure_workload(workload, sizes, scratch)
+            figures.append(measured)
+            _tell_figures(measured, tell)
+    files = [folder / JSON_FILE, folder / TABLE_FILE]
+    report = BenchReport(
+        arguments=tuple(arguments),
+        commit=checkout_commit(Path(__file__).parent),
+        sizes=sizes,
+        figures=tuple(figures),
+    )
+    if can_draw():
+        files.append(picture.draw(figures, folder))
+    report = replace(report, files=tuple(files))
+    write_report(report, folder)
+    return report
+
+
+def _tell_figures(figures: WorkloadFigures, tell: Callable[[str], None]) -> None:
+    name = figures.workload.name
+    if figures.failure:
+        tell(f"{name} was not measured: {figures.failure}")
+        return
+    for contender, why in figures.cannot.items():
+        tell(f"{name}: {contender} did not run: {why}")
+    for ratio in figures.ratios:
+        tell(f"{name}: {ratio_text(ratio)}")
+
+
+def _made_folder(out: Path) -> Path:
+    folder = out.absolute()
+    if not folder.parent.is_dir():
+        raise CommandError(f"there is no folder {folder.parent}; create it")
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise CommandError(f"{folder} is a file; name a folder") from None
+    return folder

@@ -1,0 +1,59 @@
+"""Ratios against their targets as a picture, where matplotlib is installed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from psworker.ctl.bench.figures import Ratio, WorkloadFigures
+
+PICTURE_FILE: Final = "bench.png"
+
+# Of Okabe and Ito, which people who see colours differently can tell apart.
+_MET: Final = "#0072B2"
+_MISSED: Final = "#E69F00"
+_WIDTH_INCHES: Final = 10.0
+_ROW_INCHES: Final = 0.45
+_MARGIN_INCHES: Final = 1.2
+
+
+def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
+    """Draws each ratio in limits: up to 1 the target is met. Where the picture is."""
+    # Not `pyplot`: it would look for a screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [(each.workload.name, ratio) for each in figures for ratio in each.ratios]
+    height = _MARGIN_INCHES + _ROW_INCHES * len(rows)
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for position, (_, ratio) in enumerate(rows):
+        share = ratio.share_of_limit or 0.0
+        axes.barh(position, share, color=_MET if ratio.is_met else _MISSED, height=0.6)
+        axes.annotate(
+            _label(ratio),
+            (share, position),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.axvline(1.0, color="0.1", linewidth=1)
+    axes.set_yticks(
+        range(len(rows)),
+        [f"{name}: {ratio.target.text}" for name, ratio in rows],
+        fontsize=8,
+    )
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("share of the limit: up to 1, the target is met")
+    path = folder / PICTURE_FILE
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _label(ratio: Ratio) -> str:
+    if ratio.measured is None:
+        return "not measured"
+    return f"{ratio.measured:.2f}" + ("" if ratio.is_met else ", missed")

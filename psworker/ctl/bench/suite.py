@@ -1,0 +1,53 @@
+"""The table of workloads, and the table as people and programs read it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from psworker.ctl.bench.workload import Workload
+from psworker.ctl.bench.workloads.exchange import EXCHANGE
+
+WORKLOADS: Final[tuple[Workload, ...]] = (EXCHANGE,)
+"""In the order in which they are measured."""
+
+
+def workload_named(name: str) -> Workload:
+    """The workload of a name.
+
+    Raises:
+        ValueError: There is none; the text has the names there are.
+    """
+    for workload in WORKLOADS:
+        if workload.name == name:
+            return workload
+    names = ", ".join(each.name for each in WORKLOADS)
+    raise ValueError(f"there is no workload {name!r}; there are {names}")
+
+
+def workloads_text(workloads: Sequence[Workload]) -> str:
+    """The table for people."""
+    parts = []
+    for workload in workloads:
+        lines = [f"{workload.name}: {workload.title}"]
+        lines += [f"    {entry.name}: {entry.text}" for entry in workload.entries]
+        lines += [f"    target: {target.text}" for target in workload.targets]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def workloads_json(workloads: Sequence[Workload]) -> dict[str, object]:
+    """The table for programs."""
+    return {
+        "schema_version": 1,
+        "workloads": [
+            {
+                "name": workload.name,
+                "title": workload.title,
+                "contenders": [
+                    {"name": entry.name, "text": entry.text}
+                    for entry in workload.entries
+                ],
+                "targets": [target.text for target in workload.targets],
+            }
+            for workload in workloads
+        ],
+    }

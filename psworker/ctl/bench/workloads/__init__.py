@@ -1,0 +1,1 @@
+"""What `psctl bench all` measures: a file for each workload."""

@@ -1,0 +1,114 @@
+"""Push, apply and pull of one big parameter over TCP, as bare as others do it."""
+
+from typing import Final
+
+from torch.distributed import rpc
+
+from psworker import event_loop
+from psworker.ctl.bench.bare_stream import BareStreamClient
+from psworker.ctl.bench.machine import free_port
+from psworker.ctl.bench.rpc_server import (
+    SERVER_NAME,
+    WORKER_NAME,
+    hold,
+    join_rpc,
+    push_pull,
+)
+from psworker.ctl.bench.workload import (
+    CannotRunError,
+    Contender,
+    Entry,
+    Ground,
+    Member,
+    Workload,
+    time_at_most,
+)
+from psworker.ctl.bench.workloads.big_parameter import (
+    LEARNING_RATE,
+    big_tensors,
+    stepping,
+)
+from psworker.ctl.daemons import start_daemons
+
+
+def _start(ground: Ground) -> dict[str, str]:
+    coordinator = start_daemons(
+        ground.children, ground.scratch, shard_count=1, worker_count=1
+    )
+    bare_port, rpc_port = free_port(), free_port()
+    ground.children.start(
+        "bare stream",
+        [
+            "psworker.ctl.bench.bare_stream_server",
+            *(str(bare_port), str(ground.sizes.element_count), str(LEARNING_RATE)),
+        ],
+        {},
+    )
+    if rpc.is_available():
+        ground.children.start(
+            "rpc server", ["psworker.ctl.bench.rpc_server", str(rpc_port)], {}
+        )
+    return {
+        "coordinator": str(coordinator),
+        "bare": str(bare_port),
+        "rpc": str(rpc_port),
+    }
+
+
+def _paramserver(member: Member) -> Contender:
+    return stepping(member, member.places["coordinator"])
+
+
+def _torch_rpc(member: Member) -> Contender:
+    if not rpc.is_available():
+        raise CannotRunError(
+            "this torch was built without torch.distributed.rpc; use one of the "
+            "builds for Linux"
+        )
+    first, gradient = big_tensors(member)
+    join_rpc(WORKER_NAME, 1, int(member.places["rpc"]))
+    member.stack.callback(rpc.shutdown)
+    rpc.rpc_sync(SERVER_NAME, hold, args=(first, LEARNING_RATE))
+    held = first
+
+    def run() -> None:
+        nonlocal held
+        held = rpc.rpc_sync(SERVER_NAME, push_pull, args=(gradient,))
+
+    return Contender(run, values=lambda: [held])
+
+
+def _bare_stream(member: Member) -> Contender:
+    first, gradient = big_tensors(member)
+    loop = event_loop.acquire()
+    member.stack.callback(event_loop.release)
+    client = BareStreamClient(loop, int(member.places["bare"]), first)
+    member.stack.callback(client.close)
+    return Contender(
+        lambda: client.step(gradient), values=lambda: [client.values.clone()]
+    )
+
+
+EXCHANGE: Final = Workload(
+    name="exchange",
+    title="push + apply (SGD) + pull of one big parameter, 1 worker, 1 shard, TCP",
+    entries=(
+        Entry("paramserver", "optimizer.step() of a prepared optimizer", _paramserver),
+        Entry(
+            "torch_rpc",
+            "torch.distributed.rpc over TCP alone, the same SGD on its server",
+            _torch_rpc,
+        ),
+        Entry(
+            "bare_stream",
+            "asyncio gRPC stream of 1 MiB chunks on uvloop, SGD in the handler, "
+            "nothing checked",
+            _bare_stream,
+        ),
+    ),
+    targets=(
+        time_at_most("paramserver", 1.1, "torch_rpc"),
+        time_at_most("paramserver", 0.95, "bare_stream"),
+    ),
+    start=_start,
+)

@@ -1,0 +1,189 @@
+"""The commands of `psctl` that measure paramserver on this machine."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pswire.exit_codes import ExitCode
+from psworker.cores import usable_core_count
+from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, say
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure paramserver on this machine, beside what others have.",
+)
+
+
+@app.command("all")
+def bench_all_command(
+    *,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure this workload alone; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option(min=2, help="Measured repetitions of each contender.")
+    ] = 15,
+    mib: Annotated[
+        int, typer.Option(min=1, max=1024, help="Size of the big parameter, in MiB.")
+    ] = 64,
+    parameters: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Parameters of the model, about."),
+    ] = 25_000_000,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Samples of a worker's training step.")
+    ] = 256,
+    calls: Annotated[
+        int, typer.Option(min=1, help="Small steps and empty calls of a repetition.")
+    ] = 50,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="For JSON, table and picture."),
+    ] = Path("paramserver-bench"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measures every workload beside what people would use instead.
+
+    Example: psctl bench all --only exchange --only shards
+
+    The contenders of a workload take turns within one run, so that whatever else the
+    machine does meets all of them. Sizes other than the default ones are for trying
+    things out: targets are set for those. `psctl bench list` tells the workloads.
+    """
+    from psworker.ctl.bench.command import bench_all
+    from psworker.ctl.bench.report import report_json, report_text
+    from psworker.ctl.bench.suite import WORKLOADS, workload_named
+    from psworker.ctl.bench.workload import Sizes
+
+    names = only or [each.name for each in WORKLOADS]
+    workloads = parsed("--only", lambda: [workload_named(name) for name in names])
+    sizes = Sizes(
+        mebibyte_count=mib,
+        parameter_count=parameters,
+        batch_size=batch,
+        call_count=calls,
+        repetition_count=repetitions,
+    )
+    with interruptible():
+        report = bench_all(
+            workloads,
+            sizes,
+            out=out,
+            arguments=("psctl", *sys.argv[1:]),
+            tell=say,
+        )
+    if as_json:
+        print_json(report_json(report))
+    else:
+        typer.echo(report_text(report))
+    if any(each.failure for each in report.figures):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+@app.command("list")
+def bench_list_command(*, as_json: JsonOption = False) -> None:
+    """Tells the workloads of `psctl bench all`: what they measure, their targets."""
+    from psworker.ctl.bench.suite import WORKLOADS, workloads_json, workloads_text
+
+    if as_json:
+        print_json(workloads_json(WORKLOADS))
+    else:
+        typer.echo(workloads_text(WORKLOADS))
+
+
+@app.command("step")
+def bench_step_command(
+    *,
+    mib: Annotated[
+        int, typer.Option(min=1, max=1024, help="Size of the parameter, in MiB.")
+    ] = 64,
+    repetitions: Annotated[
+        int, typer.Option(min=2, help="Measured steps of each side.")
+    ] = 15,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures push + apply + pull on loopback, beside torch.distributed.rpc.
+
+    Example: psctl bench step --mib 64 --json
+    """
+    from psworker.ctl.bench.step import bench_step, bench_text
+
+    with interruptible():
+        figures = bench_step(mib, repetitions, say)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(bench_text(figures))
+
+
+@app.command("overlap")
+def bench_overlap_command(
+    *,
+    parameters: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Parameters, about.")
+    ] = 25_000_000,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Samples of a worker's step.")
+    ] = 256,
+    workers: Annotated[int, typer.Option(min=1, max=2, help="Workers.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, max=16, help="Shards.")] = 2,
+    turns: Annotated[
+        int, typer.Option(min=2, help="Measured turns of each contender.")
+    ] = 9,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn.")] = 4,
+    bandwidth: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="MBIT",
+            help="Puts a link of this speed, in Mbit/s, before the shards; 0 for none.",
+        ),
+    ] = 0,
+    latency: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="Of that link, one way.")
+    ] = 0,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of torch in each worker; by default all cores but one, which is left "
+            "to those who send.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures what prepare(overlap=True) gains, beside one process.
+
+    Example: psctl bench overlap --bandwidth 1000 --latency 0.2 --json
+    """
+    from psworker.ctl.bench.overlap import (
+        OverlapSettings,
+        bench_overlap,
+        overlap_text,
+    )
+
+    settings = OverlapSettings(
+        parameter_count=parameters,
+        batch_size=batch,
+        worker_count=workers,
+        shard_count=shards,
+        turn_count=turns,
+        step_count=steps,
+        bandwidth_mbit=bandwidth,
+        latency_ms=latency,
+        thread_count=threads or max(1, usable_core_count() - 1),
+    )
+    with interruptible():
+        figures = bench_overlap(settings, say)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(overlap_text(figures))
