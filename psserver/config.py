@@ -231,6 +231,11 @@ class CoordinatorConfig:
             )
 
 
+def usable_thread_count() -> int:
+    """Threads that apply updates in a shard that is not told how many."""
+    return min(4, os.cpu_count() or 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardConfig:
     """Settings of a shard.
@@ -248,7 +253,7 @@ class ShardConfig:
     coordinator: Address
     advertise: Address | None
     state_dir: Path
-    thread_count: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+    thread_count: int = field(default_factory=usable_thread_count)
     history: str = ""
 
     def validate(self) -> None:

@@ -52,8 +52,10 @@ def test_workloads_are_measured_one_after_the_other_into_files(tmp_path: Path) -
     scratch.mkdir()
     command = [sys.executable, "-m", "psworker.ctl", "bench", "all", "--json"]
     sizes = ["--mib", "2", "--repetitions", "2"]
+    names = ["--only", "exchange", "--only", "allreduce2"]
     done = subprocess.run(
-        [*command, *sizes, "--only", "exchange", "--out", str(out)],
+        # One with a server of each kind, and one of several members.
+        [*command, *sizes, *names, "--out", str(out)],
         env={**os.environ, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
@@ -63,6 +65,7 @@ def test_workloads_are_measured_one_after_the_other_into_files(tmp_path: Path) -
     printed = json.loads(done.stdout)
     assert json.loads((out / "bench.json").read_text()) == printed
     assert printed["command"].startswith("psctl bench all --json --mib 2")
+    assert [each["name"] for each in printed["workloads"]] == names[1::2]
     for workload in printed["workloads"]:
         assert workload["failure"] is None
         for contender in workload["contenders"]:

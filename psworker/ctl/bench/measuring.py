@@ -9,7 +9,13 @@ from typing import Final
 
 from psworker.ctl.bench.figures import WorkloadFigures, slowest
 from psworker.ctl.bench.machine import free_port
-from psworker.ctl.bench.workload import CannotRunError, Ground, Sizes, Workload
+from psworker.ctl.bench.workload import (
+    WARM_UP_COUNT,
+    CannotRunError,
+    Ground,
+    Sizes,
+    Workload,
+)
 from psworker.ctl.failures import CommandError
 from psworker.ctl.processes import STOP_TIMEOUT_S, Children
 
@@ -34,7 +40,9 @@ def measure_workload(
         with ExitStack() as stack:
             children = stack.enter_context(Children(scratch))
             told = _Told(workload.member_count)
-            names = _start(workload, Ground(children, scratch, sizes))
+            names = _start(
+                workload, Ground(children, scratch, sizes, workload.environment)
+            )
             _listen(children, names, told)
         durations_s = told.durations_s()
         cannot, failure = told.cannot, ""
@@ -82,13 +90,13 @@ def _start(workload: Workload, ground: Ground) -> list[str]:
         "sizes": ground.sizes.to_json(),
         "places": workload.start(ground),
         "group_port": free_port(),
+        "warm_up_count": WARM_UP_COUNT,
     }
     names = [f"member {rank}" for rank in range(workload.member_count)]
     for rank, name in enumerate(names):
-        ground.children.start(
+        ground.start(
             name,
-            [workload.member_module, workload.name, str(rank), json.dumps(settings)],
-            {},
+            *(workload.member_module, workload.name, str(rank), json.dumps(settings)),
         )
     return names
 

@@ -45,13 +45,15 @@ def measure(workload: Workload, member: Member) -> None:
     for repetition in range(-WARM_UP_COUNT, member.sizes.repetition_count):
         for name in turn_order(list(contenders), repetition):
             contender = contenders[name]
+            contender.before()
             if member.count > 1:
                 distributed.barrier()
             began = time.perf_counter()
-            contender.run()
-            seconds = (time.perf_counter() - began) / contender.amount
+            counted_s = contender.run()
+            took_s = time.perf_counter() - began
+            seconds = took_s if counted_s is None else counted_s
             if repetition >= 0:
-                _tell({"contender": name, "seconds": seconds})
+                _tell({"contender": name, "seconds": seconds / contender.amount})
     check_values(contenders, workload.tolerance)
 
 

@@ -4,9 +4,26 @@ from collections.abc import Sequence
 from typing import Final
 
 from psworker.ctl.bench.workload import Workload
+from psworker.ctl.bench.workloads.allreduce import ALLREDUCE_2, ALLREDUCE_4
+from psworker.ctl.bench.workloads.apply import APPLY
+from psworker.ctl.bench.workloads.checks import CHECKS
+from psworker.ctl.bench.workloads.ddp import DDP
 from psworker.ctl.bench.workloads.exchange import EXCHANGE
+from psworker.ctl.bench.workloads.rate import RATE
+from psworker.ctl.bench.workloads.shards import SHARDS
+from psworker.ctl.bench.workloads.small import SMALL
 
-WORKLOADS: Final[tuple[Workload, ...]] = (EXCHANGE,)
+WORKLOADS: Final[tuple[Workload, ...]] = (
+    EXCHANGE,
+    SHARDS,
+    ALLREDUCE_2,
+    ALLREDUCE_4,
+    DDP,
+    APPLY,
+    SMALL,
+    RATE,
+    CHECKS,
+)
 """In the order in which they are measured."""
 
 

@@ -4,13 +4,14 @@ A workload is one file of `workloads`. The command starts what its contenders ta
 processes of their own, the members, do the measured work.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from psworker.ctl.daemons import ShardPlace, start_daemons
 from psworker.ctl.processes import Children
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 WARM_UP_COUNT: Final = 3
 """Repetitions before the first that counts: buffers and connections exist then."""
+
+
+OVER_TCP: Final = {"PS_SHARED_MEMORY": "0"}
+"""Environment of workers and shards that use no shared memory, though on one host."""
 
 
 class CannotRunError(Exception):
@@ -110,14 +115,17 @@ class Contender:
     """One side of a comparison, ready to be measured.
 
     Attributes:
-        run: Does one repetition.
+        run: Does one repetition. Seconds that it took if it has counted them itself,
+            `None` for all of its time.
         amount: Things of a repetition, over all members; figures are of one thing.
+        before: Done before each repetition, unmeasured.
         values: Tensors that it has computed so far. Those of all contenders that
             have some must agree.
     """
 
-    run: Callable[[], None]
+    run: Callable[[], float | None]
     amount: int = 1
+    before: Callable[[], None] = lambda: None
     values: "Callable[[], list[torch.Tensor]] | None" = None
 
 
@@ -129,11 +137,52 @@ class Ground:
         children: Its processes.
         scratch: Folder for their files.
         sizes: How much is measured.
+        environment: Of all processes, added to this one's.
     """
 
     children: Children
     scratch: Path
     sizes: Sizes
+    environment: Mapping[str, str]
+
+    def start(self, name: str, *command: str) -> None:
+        """Starts a module of Python with its arguments, under a name."""
+        self.children.start(name, command, self.environment)
+
+    def start_job(
+        self,
+        *,
+        shard_count: int = 1,
+        worker_count: int = 1,
+        mode: str = "bsp",
+        name: str = "job",
+        places: Sequence[ShardPlace] = (),
+    ) -> str:
+        """Starts a coordinator and its shards; the coordinator's address.
+
+        Args:
+            shard_count: Shards.
+            worker_count: Workers that the job waits for.
+            mode: How workers keep together.
+            name: Of the job, where there are several.
+            places: Where each shard listens and is reached; by default any free port.
+
+        Raises:
+            CommandError: The coordinator didn't start.
+        """
+        folder = self.scratch / name
+        folder.mkdir()
+        address = start_daemons(
+            self.children,
+            folder,
+            shard_count=shard_count,
+            worker_count=worker_count,
+            mode=mode,
+            environment=dict(self.environment),
+            prefix=f"{name} ",
+            places=places,
+        )
+        return str(address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +220,11 @@ class Entry:
     begin: Callable[[Member], Contender]
 
 
+def begun_elsewhere(member: Member) -> Contender:
+    """For a contender that the workload's own `member_module` makes ready."""
+    raise AssertionError("this workload has a member module of its own")
+
+
 def nothing_to_start(ground: Ground) -> dict[str, str]:
     """For a workload whose contenders talk to nobody."""
     return {}
@@ -193,6 +247,7 @@ class Workload:
         tolerance: Largest difference of values, over the largest value, between
             contenders.
         thread_count: Torch's threads in each member, `None` for its own choice.
+        environment: Of all processes, added to the command's own.
     """
 
     name: str
@@ -204,3 +259,4 @@ class Workload:
     member_module: str = "psworker.ctl.bench.member"
     tolerance: float = 0.0
     thread_count: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from psworker.ctl.bench.rpc_server import (
     push_pull,
 )
 from psworker.ctl.bench.workload import (
+    OVER_TCP,
     CannotRunError,
     Contender,
     Entry,
@@ -28,28 +29,20 @@ from psworker.ctl.bench.workloads.big_parameter import (
     big_tensors,
     stepping,
 )
-from psworker.ctl.daemons import start_daemons
 
 
 def _start(ground: Ground) -> dict[str, str]:
-    coordinator = start_daemons(
-        ground.children, ground.scratch, shard_count=1, worker_count=1
-    )
+    coordinator = ground.start_job()
     bare_port, rpc_port = free_port(), free_port()
-    ground.children.start(
+    ground.start(
         "bare stream",
-        [
-            "psworker.ctl.bench.bare_stream_server",
-            *(str(bare_port), str(ground.sizes.element_count), str(LEARNING_RATE)),
-        ],
-        {},
+        "psworker.ctl.bench.bare_stream_server",
+        *(str(bare_port), str(ground.sizes.element_count), str(LEARNING_RATE)),
     )
     if rpc.is_available():
-        ground.children.start(
-            "rpc server", ["psworker.ctl.bench.rpc_server", str(rpc_port)], {}
-        )
+        ground.start("rpc server", "psworker.ctl.bench.rpc_server", str(rpc_port))
     return {
-        "coordinator": str(coordinator),
+        "coordinator": coordinator,
         "bare": str(bare_port),
         "rpc": str(rpc_port),
     }
@@ -111,4 +104,5 @@ EXCHANGE: Final = Workload(
         time_at_most("paramserver", 0.95, "bare_stream"),
     ),
     start=_start,
+    environment=OVER_TCP,
 )

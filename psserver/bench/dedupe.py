@@ -1,0 +1,42 @@
+"""What a shard remembers of a push, measured alone: the table of pushes.
+
+`python -m psserver.bench.dedupe CHUNK_COUNT REPETITION_COUNT` prints a JSON list, the
+seconds of each push.
+"""
+
+import json
+import sys
+import time
+
+from psserver.core.dedupe import DedupeTable
+from psserver.core.push import Outcome, StagedChunk, Trailer
+from psserver.core.record import WorkerKey
+
+
+def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:
+    """Time of all that the table does for a push, of each of several pushes."""
+    table = DedupeTable()
+    worker = WorkerKey("w0", 1)
+    trailer = Trailer(
+        optimizer="optimizer", weight=1.0, chunk_indexes=frozenset(range(chunk_count))
+    )
+    durations = []
+    for sequence in range(1, repetition_count + 1):
+        chunks = [
+            StagedChunk(digest=sequence + index, presence=(True,), payload=b"")
+            for index in range(chunk_count)
+        ]
+        began = time.perf_counter()
+        entry = table.open(worker, sequence)
+        assert entry is not None
+        table.add_trailer(entry, trailer)
+        for index, chunk in enumerate(chunks):
+            table.add_chunk(entry, index, chunk)
+        table.finish(worker, sequence, Outcome.APPLIED)
+        table.acknowledge(worker, sequence)
+        durations.append(time.perf_counter() - began)
+    return durations
+
+
+if __name__ == "__main__":
+    print(json.dumps(push_durations_s(int(sys.argv[1]), int(sys.argv[2]))), flush=True)

@@ -1,0 +1,119 @@
+"""The workloads of `psctl bench all`, each in small beside a job in this process."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+import psserver.bench.apply
+from psserver.bench.dedupe import push_durations_s
+from psserver.core.record import Mode
+from psworker import event_loop
+from psworker.ctl.bench.member import measure
+from psworker.ctl.bench.suite import WORKLOADS, workload_named
+from psworker.ctl.bench.workload import Member, Sizes
+from tests.integration.job import Job
+
+SIZES = Sizes(
+    mebibyte_count=1,
+    parameter_count=2_000_000,
+    batch_size=2,
+    call_count=2,
+    repetition_count=2,
+)
+
+# These two speak to processes of others: `test_bench.py` runs them whole.
+WHOLE = {"exchange", "apply"}
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()
+
+
+def started_job(folder: Path, shard_count: int, mode: Mode) -> Job:
+    folder.mkdir()
+    return Job(folder, shard_count=shard_count, mode=mode)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    "name", [each.name for each in WORKLOADS if each.name not in WHOLE]
+)
+def test_a_workload_measures_its_contenders_and_compares_their_values(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = workload_named(name)
+    mode = Mode.ASP if name == "rate" else Mode.BSP
+    with ExitStack() as stack:
+        job = stack.enter_context(started_job(tmp_path / "one", 1, mode))
+        second = job
+        if name == "shards":
+            second = stack.enter_context(started_job(tmp_path / "two", 2, mode))
+        event_loop.acquire()
+        stack.callback(event_loop.release)
+        places = {
+            "coordinator": job.address,
+            "shard": job.shard_addresses()[0],
+            "one_shard": job.address,
+            "two_shards": second.address,
+            "dedupe_s": "0.001",
+        }
+        member = Member(rank=0, count=1, sizes=SIZES, places=places, stack=stack)
+        measure(workload, member)
+    lines = [
+        json.loads(line)
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("{")
+    ]
+    for entry in workload.entries:
+        seconds = [line["seconds"] for line in lines if line["contender"] == entry.name]
+        assert len(seconds) == 2
+        assert min(seconds) > 0
+
+
+def test_the_shards_apply_is_measured_beside_fused_adam(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    psserver.bench.apply.measure(1 << 19, 3, 1)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = [line["contender"] for line in lines]
+    assert sorted(names) == ["fused"] * 3 + ["shard"] * 3
+    assert min(line["seconds"] for line in lines) > 0
+    assert {entry.name for entry in workload_named("apply").entries} == set(names)
+
+
+def test_an_apply_that_computes_something_else_is_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        psserver.bench.apply.ShardApply, "apply", lambda self, gradient: None
+    )
+    with pytest.raises(AssertionError, match="shard and fused computed different"):
+        psserver.bench.apply.measure(1000, 2, 0)
+
+
+def test_the_table_of_pushes_is_measured_for_each_push() -> None:
+    durations = push_durations_s(8, 5)
+    assert len(durations) == 5
+    assert min(durations) > 0
+
+
+def test_a_contender_that_fails_ends_the_workload() -> None:
+    def fail(member: Member) -> None:
+        raise RuntimeError("it broke")
+
+    workload = workload_named("allreduce2")
+    entry = replace(workload.entries[0], begin=fail)  # type: ignore[arg-type]
+    broken = replace(workload, entries=(entry,))
+    with ExitStack() as stack, pytest.raises(RuntimeError, match="it broke"):
+        measure(broken, Member(rank=0, count=1, sizes=SIZES, places={}, stack=stack))
