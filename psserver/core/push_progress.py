@@ -273,19 +273,22 @@ class PushProgress:
     def _settings(self, push: PushId, trailer: Trailer) -> Trailer:
         """The trailer of the longest member that has pushed for the optimizer.
 
-        That member's own push loads the state that it brings.
+        That member's own push loads the state that it brings. One that has ended
+        stands for itself: other shards may have applied this push before it did.
         """
+        own = self._state.known_member(push.worker)
+        assert own is not None
         if self._clocks.member_of(push.worker) is not None:
             self._newest[trailer.optimizer, push.worker] = trailer
-        pushers = tuple(
+        pushers = [
             member
             for member in self._clocks.members
             if (trailer.optimizer, member.worker) in self._newest
-        )
-        if not pushers:
-            return trailer
-        source = ClockTable.longest(pushers).worker
-        used = self._newest[trailer.optimizer, source]
+        ]
+        source = ClockTable.longest((own, *pushers)).worker
+        used = trailer
+        if source != push.worker:
+            used = self._newest[trailer.optimizer, source]
         self._state.effects += self._state.comparison.differences(
             self._clock_of(push), source, {source: used, push.worker: trailer}
         )

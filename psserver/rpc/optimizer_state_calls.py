@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator
 import torch
 from google.protobuf.message import DecodeError
 
-from psserver.core.push import PushId
-from psserver.core.record import WorkerKey
 from psserver.host.shard_host import ShardHost
-from psserver.host.staged_states import StagedState
+from psserver.host.staged_states import MEMBERS_ONLY
 from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.push_codec import (
     check_target,
@@ -29,8 +27,6 @@ STATE_SIZE_MAX = 8
 
 NAMES_BYTES_MAX = 1024
 """Bytes that the names of a slice's tensors take at most."""
-
-MEMBERS_ONLY = "only members read and load optimizer state"
 
 
 class StateParts:
@@ -137,7 +133,8 @@ async def stage(
             check_target(host, header)
             await catch_up(host, header.generation)
             await declaration_known(host, header.optimizer, header.optimizer_digest)
-            _check_next(host, push_id(header.worker, header.sequence))
+            push = push_id(header.worker, header.sequence)
+            host.states.check_next(host.model.core, push)
         if message.HasField("part"):
             _check_part(header, message.part)
             parts.take(host, message.part)
@@ -145,31 +142,9 @@ async def stage(
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
     push = push_id(header.worker, header.sequence)
     states = parts.take_checked(host, header.optimizer_digest)
-    _check_next(host, push)
-    _check_not_begun(host, push)
-    if push.sequence > host.model.core.closed_sequence(push.worker):
-        own = states.get(header.optimizer, {})
-        host.states.put(push.worker, StagedState(push.sequence, header.optimizer, own))
+    own = states.get(header.optimizer, {})
+    host.states.put(host.model.core, push, header.optimizer, own)
     return messages.StageOptimizerStateResponse(shard_incarnation=host.incarnation)
-
-
-def check_staged(host: ShardHost, push: PushId, optimizer: str) -> None:
-    """Refuses a trailer that would load what is not here.
-
-    A push that is done loads nothing any more: with backup workers its clock may have
-    closed without it.
-
-    Raises:
-        Refusal: `RECOVERING`.
-    """
-    if push.sequence <= host.model.core.closed_sequence(push.worker):
-        return
-    if host.states.of(push, optimizer) is None:
-        raise Refusal(
-            ErrorReason.RECOVERING,
-            f"push {push.sequence} of {push.worker} loads state of "
-            f"{optimizer[:64]!r}, and none is staged for it",
-        )
 
 
 def _read(data: bytes) -> messages.StageOptimizerStateRequest:
@@ -190,42 +165,6 @@ def _check_part(
             ErrorReason.MALFORMED_MESSAGE,
             f"a part of the state of {part.optimizer[:64]!r} comes before a header "
             "that names it",
-        )
-
-
-def _check_next(host: ShardHost, push: PushId) -> None:
-    """Refuses state for a push beyond the sender's next.
-
-    One that is done needs none: with backup workers its clock may have closed.
-    """
-    _check_member(host, push.worker)
-    done = host.model.core.closed_sequence(push.worker)
-    if push.sequence > done + 1:
-        raise Refusal(
-            ErrorReason.SEQUENCE_GAP,
-            f"state is staged for push {push.sequence} of {push.worker}, the next is "
-            f"{done + 1}",
-            sequence=push.sequence,
-            sequence_done_max=done,
-        )
-
-
-def _check_not_begun(host: ShardHost, push: PushId) -> None:
-    """Refuses to change what a push that is under way will load."""
-    entry = host.model.core.dedupe.window_of(push.worker).entries.get(push.sequence)
-    if entry is not None and entry.trailer is not None and entry.outcome is None:
-        raise Refusal(
-            ErrorReason.PUSH_CONFLICT,
-            f"push {push.sequence} of {push.worker} is under way: state for it is too "
-            "late",
-        )
-
-
-def _check_member(host: ShardHost, worker: WorkerKey) -> None:
-    if host.model.core.clocks.member_of(worker) is None:
-        raise Refusal(
-            ErrorReason.WORKER_INCARNATION_STALE,
-            f"{worker} is no member; {MEMBERS_ONLY}",
         )
 
 

@@ -12,7 +12,6 @@ from psserver.host.provisional_chunks import ProvisionalChunks
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.guard import as_refusal
-from psserver.rpc.optimizer_state_calls import check_staged
 from psserver.rpc.push_codec import (
     PushMessage,
     check_frame,
@@ -133,7 +132,8 @@ class PushCall:
         if message.trailer is not None:
             trailer = read_trailer(self._host, optimizer, message.trailer)
             if trailer.loads_state:
-                check_staged(self._host, self.push, optimizer)
+                core = self._host.model.core
+                self._host.states.check_staged(core, self.push, optimizer)
             if self._ahead is not None:
                 self._enter(self._ahead, trailer)
             elif self._entry is not None:

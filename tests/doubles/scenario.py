@@ -19,6 +19,8 @@ class Scenario:
         has_backups: Whether there are backup workers.
         may_wait: Whether a lost worker's place may be kept for a replacement.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        declares: Whether scripts add parameter groups, prepare another optimizer, and
+            load state.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -28,6 +30,7 @@ class Scenario:
     has_backups: bool = False
     may_wait: bool = False
     clip_grad_norm: float = 0.0
+    declares: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

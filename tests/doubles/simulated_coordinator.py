@@ -19,6 +19,7 @@ from psserver.core.coordinator_effects import (
     Persist,
     Prepare,
     ReleaseImage,
+    SchemaFixed,
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
@@ -26,7 +27,8 @@ from psserver.core.record import Mode, Record, WorkerKey
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.core.snapshots import SnapshotEntry
 from pswire.reasons import ErrorReason, Refusal
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+from pswire.schema import OptimizerSpec
+from tests.doubles.declared_specs import FIRST, SCHEMA
 from tests.doubles.links import Links
 from tests.doubles.simulated_shard import Image, SimulatedShard
 from tests.doubles.simulated_worker import SimulatedWorker, Stage
@@ -80,6 +82,7 @@ class SimulatedCoordinator:
         self._workers: dict[WorkerKey, SimulatedWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
         self._start_count = 0
+        self._kept_optimizers: tuple[OptimizerSpec, ...] = ()
         for shard in shards:
             self.connect_shard(shard)
 
@@ -95,7 +98,7 @@ class SimulatedCoordinator:
         core = CoordinatorCore(old.settings, self._start_count)
         core.restore(
             schema=old.model.schema,
-            optimizers=old.model.optimizers,
+            optimizers=self._kept_optimizers,
             clip_grad_norm=old.model.clip_grad_norm,
             record=self.records[-1] if self.records else None,
             incarnations=old.roster.incarnations,
@@ -156,6 +159,7 @@ class SimulatedCoordinator:
         self.core.shard_watching(slot, self.now_ms)
         newest = self.records[-1] if self.records else None
         closed = self.core.fence_closed_number
+        self._tell(shard, self._adoption(shard))
         self._tell(shard, lambda: shard.view(newest, closed))
         if fence is not None and is_asked:
             prepare = Prepare(
@@ -208,6 +212,20 @@ class SimulatedCoordinator:
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, joined)
+
+    def declare(self, worker: SimulatedWorker, spec: OptimizerSpec) -> None:
+        """A worker tells what its optimizer is from now on."""
+
+        def told() -> None:
+            entry = self._present(worker)
+            if entry is not None:
+                self.core.declare_optimizer(entry, spec)
+                self.pump()
+                self._links.send(
+                    COORDINATOR, worker.name, lambda: worker.declared(spec)
+                )
+
+        self._links.send(worker.name, COORDINATOR, told)
 
     def leave(self, worker: SimulatedWorker) -> None:
         """A worker asks to leave; it is gone when the record is written."""
@@ -270,7 +288,7 @@ class SimulatedCoordinator:
         self.core.join(
             entry,
             schema=SCHEMA,
-            optimizers=OPTIMIZERS,
+            optimizers=(FIRST,),
             clip_grad_norm=self.clip_grad_norm,
             loaders=(),
             now_ms=self.now_ms,
@@ -292,6 +310,8 @@ class SimulatedCoordinator:
                 self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
             if worker.stage is Stage.LEAVING:
                 self.leave(worker)
+            elif worker.stage is Stage.DECLARING:
+                worker.declare_next()
             elif worker.stage is Stage.JOINING:
                 self._join(entry)
             self.pump()
@@ -320,6 +340,10 @@ class SimulatedCoordinator:
                 self.records.append(effect.record)
             case Announce():
                 self._announce(effect.record)
+            case SchemaFixed():
+                self._kept_optimizers = self.core.model.all_optimizers
+                for shard in self._shards:
+                    self._tell(shard, self._adoption(shard))
             case Prepare() | Abort() | DecideCut() | ReleaseImage():
                 if isinstance(effect, DecideCut):
                     self._cuts[effect.snapshot_id] = effect, self.records[-1]
@@ -348,6 +372,11 @@ class SimulatedCoordinator:
     def _tell(self, shard: SimulatedShard, what: Callable[[], None]) -> None:
         if self.core.shards.slots[shard.index].is_watching:
             self._links.send(COORDINATOR, shard.name, what)
+
+    def _adoption(self, shard: SimulatedShard) -> Callable[[], None]:
+        """What the job's optimizers are declared as now, on its way to a shard."""
+        digests = [spec.digest for spec in self.core.model.all_optimizers]
+        return lambda: shard.adopt(digests)
 
     def _tell_effect(self, shard: SimulatedShard, effect: CoordinatorEffect) -> None:
         def told() -> None:

@@ -6,7 +6,7 @@ tell exactly which pushes are in them, and how often.
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from psserver.core.effects import (
     CopyImage,
     FenceReport,
     Finish,
+    LoadState,
     MeasureClock,
     PushDone,
     RefusePush,
@@ -27,10 +28,28 @@ from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
 from psserver.core.record import ClockChoice, Record, WorkerKey
 from psserver.core.shard import ShardCore
 from psserver.core.shard_rules import ShardRules
+from psserver.host.staged_states import StagedStates
 from pswire.reasons import Refusal
 
 Values = dict[int, Counter[PushId]]
 Consists = tuple[int, tuple[WorkerKey, ...]]
+Settings = tuple[tuple[float, ...], ...]
+
+OPTIMIZER = "optimizer"
+
+
+def settings_of(push: PushId) -> Settings:
+    """Hyperparameters that no other push has."""
+    worker = push.worker
+    number = int(worker.worker_id.removeprefix("w"))
+    return ((float(number), float(worker.incarnation), float(push.sequence)),)
+
+
+def whose(settings: Settings) -> PushId:
+    """The push that has these."""
+    ((number, incarnation, sequence),) = settings
+    worker = WorkerKey(f"w{number:.0f}", int(incarnation))
+    return PushId(worker, int(sequence))
 
 
 @dataclass(slots=True)
@@ -90,6 +109,12 @@ class SimulatedShard:
         weights: Of each clock of BSP, the total weights its chunks were divided by.
         scales: Of each clock of BSP, what its chunks were multiplied by.
         sums: What it measured of each clock with these contributors.
+        used: Pushes whose settings updates had, with the declaration they were by.
+        settings: Of each clock of BSP, the pushes whose settings its chunks had, with
+            the push whose state was loaded last.
+        declared: Declarations of the optimizer that it knows.
+        states: Optimizer state that pushes will load.
+        loads: Pushes whose state was loaded, in order.
         order: Of each worker, its pushes in the order in which they were done.
         checked: Of each worker, its pushes that were looked for in the values.
         images: Snapshots it holds.
@@ -107,12 +132,18 @@ class SimulatedShard:
     weights: dict[int, set[float]] = field(default_factory=dict)
     scales: dict[Consists, set[float]] = field(default_factory=dict)
     sums: dict[Consists, float] = field(default_factory=dict)
+    used: set[tuple[PushId, str]] = field(default_factory=set)
+    settings: dict[int, set[tuple[PushId, PushId | None]]] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=lambda: {""})
+    states: StagedStates = field(default_factory=StagedStates)
+    loads: list[PushId] = field(default_factory=list)
     order: dict[WorkerKey, list[int]] = field(default_factory=dict)
     checked: Counter[WorkerKey] = field(default_factory=Counter)
     images: dict[int, Image] = field(default_factory=dict)
     threads: list[Callable[[], None]] = field(default_factory=list)
     _calls: dict[PushId, Call] = field(default_factory=dict)
     _unwanted_max: int = 0
+    _is_copying: bool = False
 
     def __post_init__(self) -> None:
         self.core = ShardCore(self.chunk_indexes, self.rules)
@@ -158,13 +189,20 @@ class SimulatedShard:
         self.pump()
         return True
 
-    def take(self, call: Call, what: Trailer | int) -> None:
-        """A trailer, or a chunk by its index."""
+    def take(self, call: Call, what: Trailer | int) -> bool:
+        """A trailer, or a chunk by its index.
+
+        False holds a trailer by a declaration that the coordinator has not told yet.
+        """
         push = call.push
+        if isinstance(what, Trailer) and what.spec_digest not in self.declared:
+            return False
         try:
+            if isinstance(what, Trailer) and what.loads_state:
+                self.states.check_staged(self.core, push, OPTIMIZER)
             entry = self.core.open_push(push, 0, 0, generation=-1)
             if entry is None:
-                return
+                return True
             if isinstance(what, Trailer):
                 self.core.add_trailer(push, entry, what)
             else:
@@ -176,6 +214,15 @@ class SimulatedShard:
             self._calls.pop(push, None)
             self.surroundings.refuse(call, refusal)
         self.pump()
+        return True
+
+    def stage_state(self, push: PushId) -> None:
+        """State that a push will load.
+
+        Raises:
+            Refusal: With no state changed.
+        """
+        self.states.put(self.core, push, OPTIMIZER, {})
 
     def commit(self, worker: WorkerKey, choice: ClockChoice, generation: int) -> bool:
         """A worker commits a clock; False holds the call."""
@@ -207,11 +254,19 @@ class SimulatedShard:
 
     # From the coordinator
 
+    def adopt(self, digests: Collection[str]) -> None:
+        """Declarations of the optimizer."""
+        self.declared.update(digests)
+
     def view(self, record: Record | None, closed_number: int) -> None:
         """The whole current state, or a record alone."""
         self.core.set_orphaned(False)
         if record is not None:
             self.core.install_record(record)
+            newest = self.core.clocks.record
+            assert newest is not None
+            members = {member.worker for member in newest.members}
+            self.states.keep_only(members, self.core.closed_sequence)
         self.core.abort_fence(closed_number)
         self.pump()
 
@@ -243,7 +298,12 @@ class SimulatedShard:
                 self.threads.append(lambda: self._apply(effect))
             case MeasureClock():
                 self.threads.append(lambda: self._measure(effect))
+            case LoadState():
+                self._load_state(effect)
+            case PushDone():
+                self.states.drop(effect.push)
             case CopyImage():
+                self._is_copying = True
                 self.threads.append(lambda: self._copy(effect))
             case Finish():
                 self._finish(effect.push, effect.reply)
@@ -271,15 +331,27 @@ class SimulatedShard:
         assert not self.core.waiting_reason.startswith("a snapshot")
         names = [part.worker_id for part in order.contributions]
         assert names == sorted(names)
+        source = whose(order.hyperparameters)
+        assert order.spec_digest in self.declared
+        self.used.add((source, order.spec_digest))
         if order.pusher is None:
             self.weights.setdefault(order.clock, set()).add(order.total_weight)
             workers = tuple(push.worker for push in self.core.pushes_of(order.clock))
             scales = self.scales.setdefault((order.clock, workers), set())
             scales.add(order.gradient_scale)
+            loaded = self.loads[-1] if self.loads else None
+            self.settings.setdefault(order.clock, set()).add((source, loaded))
         for part in order.contributions:
             assert isinstance(part.payload, PushId)
             self.values[order.chunk_index][part.payload] += 1
         self.core.chunk_applied(order.chunk_index)
+
+    def _load_state(self, order: LoadState) -> None:
+        assert not self._is_copying, "state changed while it was copied"
+        assert self.states.of(order.push, order.optimizer) is not None
+        assert order.push not in self.loads
+        assert order.spec_digest in self.declared
+        self.loads.append(order.push)
 
     def _measure(self, order: MeasureClock) -> None:
         """Each push has a size of its own in each chunk."""
@@ -295,6 +367,7 @@ class SimulatedShard:
         self.core.clock_measured(order.choice, total)
 
     def _copy(self, order: CopyImage) -> None:
+        self._is_copying = False
         copied = {index: Counter(values) for index, values in self.values.items()}
         if order.snapshot_id > self._unwanted_max:
             self.images[order.snapshot_id] = Image(order.clock, copied)

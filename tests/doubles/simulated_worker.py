@@ -10,7 +10,9 @@ from typing import Protocol
 from psserver.core.push import Outcome, PushId, Reply, Trailer
 from psserver.core.record import ClockChoice, Member, Mode, Record, WorkerKey
 from pswire.clipping import gradient_scale
-from tests.doubles.simulated_shard import Call
+from pswire.schema import OptimizerSpec
+from tests.doubles.declared_specs import LATER
+from tests.doubles.simulated_shard import Call, settings_of
 
 
 class Stage(Enum):
@@ -19,6 +21,8 @@ class Stage(Enum):
     JOINING = "joining"
     PULLING = "pulling"
     READY = "ready"
+    DECLARING = "declaring"
+    STAGING = "staging"
     IDLE = "idle"
     PUSHING = "pushing"
     LEAVING = "leaving"
@@ -32,6 +36,11 @@ class OwnPush:
     push: PushId
     trailers: dict[int, Trailer]
     answers: dict[int, Reply] = field(default_factory=dict)
+
+    @property
+    def trailer(self) -> Trailer:
+        """What is the same for all shards."""
+        return self.trailers[0]
 
     @property
     def places(self) -> Iterator[tuple[int, int]]:
@@ -48,6 +57,7 @@ class Network(Protocol):
     rng: random.Random
     chunks_by_shard: tuple[tuple[int, ...], ...]
     clip_grad_norm: float
+    declares: bool
 
     def pull(self, worker: "SimulatedWorker") -> None:
         """Asks every shard for values at the worker's clock."""
@@ -68,6 +78,12 @@ class Network(Protocol):
 
     def withdraw_awaiting(self, worker: "SimulatedWorker") -> None:
         """There is data after all."""
+
+    def declare(self, worker: "SimulatedWorker", spec: OptimizerSpec) -> None:
+        """Tells the coordinator what the script's optimizer is from now on."""
+
+    def stage_state(self, worker: "SimulatedWorker", push: PushId) -> None:
+        """Sends every shard the state that a push will load."""
 
     def leave(self, worker: "SimulatedWorker") -> None:
         """Asks to leave."""
@@ -94,6 +110,8 @@ class SimulatedWorker:
         generation: Newest generation it has heard of.
         sequence: Pushes that every shard has answered.
         pushes: All its pushes.
+        declared_count: Changes of its optimizer that the script has come to.
+        spec_digest: Declaration that its pushes are made by, empty for the first.
     """
 
     key: WorkerKey
@@ -107,10 +125,13 @@ class SimulatedWorker:
     sequence: int = 0
     pushes: dict[int, OwnPush] = field(default_factory=dict)
     pull_number: int = 0
+    declared_count: int = 0
+    spec_digest: str = ""
     _pulled: set[int] = field(default_factory=set)
     _staged: dict[int, ClockChoice] = field(default_factory=dict)
     _calls: dict[int, Call] = field(default_factory=dict)
     _call_count: int = 0
+    _holding_state: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -142,10 +163,33 @@ class SimulatedWorker:
         elif rng.random() < 0.2:
             self.stage = Stage.IDLE
             self.network.await_contribution(self)
+        elif self.network.declares and rng.random() < 0.3:
+            self._change_optimizer()
         else:
             self._push(weight=rng.choice((0.0, 1.0, 1.0, 2.0)))
 
+    def _change_optimizer(self) -> None:
+        """The script adds a group, prepares another optimizer, or loads state."""
+        if self.declared_count < len(LATER) and self.network.rng.random() < 0.5:
+            self.stage = Stage.DECLARING
+            self.declare_next()
+        else:
+            self.stage = Stage.STAGING
+            self._holding_state.clear()
+            self.network.stage_state(self, PushId(self.key, self.sequence + 1))
+
+    def declare_next(self) -> None:
+        """Tells the coordinator of the next change, be it again."""
+        self.network.declare(self, LATER[self.declared_count])
+
     # From the coordinator
+
+    def declared(self, spec: OptimizerSpec) -> None:
+        """The coordinator knows what the script's optimizer is now."""
+        if self.stage is Stage.DECLARING and spec == LATER[self.declared_count]:
+            self.declared_count += 1
+            self.spec_digest = spec.digest
+            self.stage = Stage.READY
 
     def heard(self, record: Record) -> None:
         if record.generation <= self.generation or self.is_gone:
@@ -173,7 +217,17 @@ class SimulatedWorker:
             self.stage = Stage.READY
             if self.predecessor is not None:
                 self.network.settle_predecessor(self)
+                self.declared_count = self.predecessor.declared_count
+                self.spec_digest = self.predecessor.spec_digest
                 self.predecessor = None
+
+    def state_staged(self, push: PushId, shard_index: int) -> None:
+        """A shard has the state that a push will load."""
+        if self.stage is Stage.STAGING and push.sequence == self.sequence + 1:
+            self._holding_state.add(shard_index)
+            if len(self._holding_state) == len(self.network.chunks_by_shard):
+                weight = self.network.rng.choice((0.0, 1.0, 2.0))
+                self._push(weight=weight, loads_state=True)
 
     def asked(self) -> None:
         """Something waits for nobody but workers without data."""
@@ -254,7 +308,9 @@ class SimulatedWorker:
         self._pulled.clear()
         self.network.pull(self)
 
-    def _push(self, *, weight: float, is_empty: bool = False) -> None:
+    def _push(
+        self, *, weight: float, is_empty: bool = False, loads_state: bool = False
+    ) -> None:
         rng = self.network.rng
         is_finite = is_empty or rng.random() < 0.85
         push = PushId(self.key, self.sequence + 1)
@@ -262,8 +318,10 @@ class SimulatedWorker:
             shard_index: Trailer(
                 optimizer="optimizer",
                 weight=weight,
-                hyperparameters=((0.1,),),
+                hyperparameters=settings_of(push),
                 finite=is_finite,
+                loads_state=loads_state,
+                spec_digest=self.spec_digest,
                 chunk_indexes=frozenset(
                     index
                     for index in chunk_indexes

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from psserver.core.effects import FenceReport
-from psserver.core.push import Outcome, Reply
+from psserver.core.push import Outcome, PushId, Reply
 from psserver.core.record import (
     ClockChoice,
     Mode,
@@ -17,6 +17,7 @@ from psserver.core.record import (
 )
 from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
+from pswire.schema import OptimizerSpec
 from tests.doubles.links import Links
 from tests.doubles.mishaps import Mishaps
 from tests.doubles.scenario import Scenario
@@ -53,7 +54,9 @@ class World:
     Attributes:
         settings: The job.
         clip_grad_norm: Norm that it clips gradients to, 0 for no clipping.
+        declares: Whether scripts change their optimizers, or load state.
         is_bsp: Whether it knows no other mode.
+        has_bsp: Whether it knows BSP.
         is_two_phase: Whether nothing may ever be applied before a commit.
         coordinator: The coordinator.
         shards: All shards.
@@ -76,7 +79,9 @@ class World:
         starter_count = self.rng.randint(1, 4 if scenario.has_backups else 3)
         self.settings = scenario.settings(self.rng, shard_count, starter_count)
         self.clip_grad_norm = scenario.clip_grad_norm
+        self.declares = scenario.declares
         self.is_bsp = scenario.modes == (Mode.BSP,)
+        self.has_bsp = Mode.BSP in scenario.modes
         self.is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK or (
             self.is_bsp and self.clip_grad_norm > 0
         )
@@ -352,6 +357,38 @@ class World:
             shard.name,
             lambda: shard.core.withdraw_awaiting(worker.key),
         )
+
+    def declare(self, worker: SimulatedWorker, spec: OptimizerSpec) -> None:
+        """Tells the coordinator what the script's optimizer is from now on."""
+        self.coordinator.declare(worker, spec)
+
+    def stage_state(self, worker: SimulatedWorker, push: PushId) -> None:
+        """Sends every shard the state that a push will load, sometimes twice."""
+        for shard in self.shards:
+            self._stage_one(worker, shard, push, f"{worker.name} stages")
+            if self.rng.random() < 0.2:
+                self._stage_one(worker, shard, push, f"{worker.name} stages again")
+
+    def _stage_one(
+        self, worker: SimulatedWorker, shard: SimulatedShard, push: PushId, source: str
+    ) -> None:
+        generation, digest = worker.generation, worker.spec_digest
+
+        def staged() -> bool:
+            if not shard.knows(generation) or digest not in shard.declared:
+                return False
+            try:
+                shard.stage_state(push)
+            except Refusal as refusal:
+                if push.sequence not in worker.pushes:
+                    self.refuse(Call(push, shard.index, 1), refusal)
+                return True
+            self.links.send(
+                shard.name, worker.name, lambda: worker.state_staged(push, shard.index)
+            )
+            return True
+
+        self.links.send(source, shard.name, staged)
 
     def leave(self, worker: SimulatedWorker) -> None:
         """Asks to leave; gone when the record is written."""

@@ -14,6 +14,7 @@ from pswire.reasons import Refusal
 from tests.doubles.scenario import Scenario
 from tests.doubles.world import World
 from tests.property.promises import PROMISES
+from tests.property.settings_promises import SETTINGS_PROMISES
 
 SCHEDULE_COUNT = int(os.environ.get("PS_SIM_SCHEDULES", "5000"))
 ONE_SEED = os.environ.get("PS_SIM_SEED")
@@ -61,6 +62,31 @@ SCENARIOS = {
         has_backups=True,
         may_wait=True,
     ),
+    "declared": Scenario(declares=True),
+    "declared lossy": Scenario(
+        declares=True, loses_workers=True, restarts_coordinator=True, may_wait=True
+    ),
+    "declared backups": Scenario(
+        declares=True,
+        has_backups=True,
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "declared ssp lossy": Scenario(
+        modes=(Mode.SSP,),
+        declares=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "declared everything": Scenario(
+        modes=ALL,
+        declares=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        has_backups=True,
+        may_wait=True,
+    ),
 }
 BLOCK_COUNT = 4
 
@@ -80,7 +106,7 @@ def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
         world = World(seed, SCENARIOS[name])
         try:
             world.run()
-            for check in PROMISES:
+            for check in (*PROMISES, *SETTINGS_PROMISES):
                 check(world)
         except (AssertionError, LookupError, Refusal) as error:
             traceback.print_exc()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from psserver.core.clock_table import DEPARTED_COUNT_MAX
-from psserver.core.effects import RefusePush
+from psserver.core.effects import ApplyChunk, LoadState, RefusePush
 from psserver.core.push import DataRange
 from psserver.core.record import Mode
 from pswire.reasons import ErrorReason, Refusal
@@ -67,6 +67,32 @@ def test_a_complete_last_push_is_applied_after_its_worker_has_ended() -> None:
     assert shard.applied() == [("b", 1, 0)]
     assert shard.core.version == 1
     assert shard.core.torn_step_count == 0
+
+
+def test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended() -> (
+    None
+):
+    """As it did on shards that had all of it before."""
+    shard = asp("a", "b")
+    shard.push("b", chunks=[0], rate=0.2)
+    shard.apply_all()
+    shard.freeze(2)
+    loading = replace(trailer([0], rate=0.1), loads_state=True)
+    shard.send_trailer(push_id("a"), loading)
+    shard.send_chunk(push_id("a"), 0)
+    gone = departure("a", last_clock=1, evicted=True)
+    shard.install(
+        record(
+            {"b": 0},
+            generation=2,
+            mode=Mode.ASP,
+            departures=(gone,),
+            departed_step_count=1,
+        )
+    )
+
+    assert [order.push for order in shard.of(LoadState)] == [push_id("a")]
+    assert shard.of(ApplyChunk)[-1].hyperparameters == ((0.1,),)
 
 
 def test_a_last_push_that_is_incomplete_here_is_thrown_away() -> None:

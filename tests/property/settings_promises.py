@@ -1,0 +1,148 @@
+"""What must hold of settings, declarations and state of optimizers in every schedule.
+
+Whose settings a clock has is worked out here from records and pushes alone.
+"""
+
+from psserver.core.push import Outcome, PushId
+from psserver.core.record import Member, WorkerKey
+from tests.doubles.simulated_worker import OwnPush
+from tests.doubles.world import World
+from tests.property.promises import closed_steps, outcome_of
+
+
+def check_declarations(world: World) -> None:
+    """An update runs the declaration that its settings were sent with."""
+    for shard in world.shards:
+        for source, digest in shard.used:
+            own = world.workers[source.worker].pushes[source.sequence]
+            assert digest == own.trailer.spec_digest, f"{source} was by another one"
+
+
+def check_settings(world: World) -> None:
+    """In BSP all shards run a clock with settings of one push, after its state.
+
+    It is that of the longest contributor that has weight, as records have them. But for
+    clocks that a lost worker was in the middle of, if steps have one phase.
+    """
+    for clock, found in _settings_by_clock(world).items():
+        if clock in _torn_clocks(world):
+            continue
+        assert len({source for source, _ in found}) == 1, f"clock {clock} had {found}"
+        if not world.is_bsp:
+            continue
+        ((source, _), *_) = found
+        assert source == _source_of(world, clock), f"clock {clock} had {source}'s"
+        own = world.workers[source.worker].pushes[source.sequence]
+        if own.trailer.loads_state:
+            assert {loaded for _, loaded in found} == {source}
+
+
+def check_loads(world: World) -> None:
+    """State is loaded on all shards by the pushes that are to load it, in one order.
+
+    In SSP and ASP those are the pushes of the longest member, as long as it is that.
+    """
+    for shard in world.shards:
+        assert len(set(shard.loads)) == len(shard.loads), "state was loaded twice"
+        for push in shard.loads:
+            own = world.workers[push.worker].pushes[push.sequence]
+            assert own.trailer.loads_state, f"{push} has loaded what it did not bring"
+    if world.is_bsp:
+        torn = _torn_clocks(world)
+        expected = [
+            source
+            for clock, source in _sources(world).items()
+            if clock not in torn and _own(world, source).trailer.loads_state
+        ]
+        for shard in world.shards:
+            loads = [p for p in shard.loads if _clock_of(world, p) not in torn]
+            assert loads == expected, f"{shard.name} has loaded {loads}, not {expected}"
+    elif not world.has_bsp:
+        for worker in _always_longest(world):
+            for push in _counted_loads(world, worker):
+                for shard in world.shards:
+                    assert push in shard.loads, f"{push} is not loaded on {shard.name}"
+
+
+SETTINGS_PROMISES = (check_declarations, check_settings, check_loads)
+
+
+def _settings_by_clock(world: World) -> dict[int, set[tuple[PushId, PushId | None]]]:
+    found: dict[int, set[tuple[PushId, PushId | None]]] = {}
+    for shard in world.shards:
+        for clock, settings in shard.settings.items():
+            found.setdefault(clock, set()).update(settings)
+    return found
+
+
+def _torn_clocks(world: World) -> set[int]:
+    """Clocks after the last one of a worker that was lost, without two phases."""
+    if world.is_two_phase:
+        return set()
+    return {
+        end.last_clock + 1
+        for record in world.coordinator.records
+        for end in record.departures
+        if end.member.worker in world.lost
+    }
+
+
+def _members(world: World) -> dict[WorkerKey, Member]:
+    """Of a job that knows BSP alone: bases never change there."""
+    return {
+        member.worker: member
+        for record in world.coordinator.records
+        for member in record.members
+    }
+
+
+def _clock_of(world: World, push: PushId) -> int:
+    return _members(world)[push.worker].clock_of(push.sequence)
+
+
+def _own(world: World, push: PushId) -> OwnPush:
+    return world.workers[push.worker].pushes[push.sequence]
+
+
+def _sources(world: World) -> dict[int, PushId]:
+    """By clock, whose settings count, of a job that knows BSP alone."""
+    closed = closed_steps(world)
+    by_clock: dict[int, list[tuple[bool, int, PushId]]] = {}
+    for key, member in _members(world).items():
+        for sequence, own in world.workers[key].pushes.items():
+            is_in = sequence <= closed[key]
+            if is_in and outcome_of(world, own.push) is not Outcome.DROPPED:
+                is_weightless = own.trailer.weight == 0
+                found = by_clock.setdefault(member.clock_of(sequence), [])
+                found.append((is_weightless, member.base_clock, own.push))
+    return {clock: min(found)[2] for clock, found in sorted(by_clock.items())}
+
+
+def _source_of(world: World, clock: int) -> PushId:
+    return _sources(world)[clock]
+
+
+def _always_longest(world: World) -> list[WorkerKey]:
+    """Members that no other one was longer than while they were there."""
+
+    def rank_of(member: Member) -> tuple[int, WorkerKey]:
+        return (member.base_clock - member.base_sequence, member.worker)
+
+    behind = {
+        member.worker
+        for record in world.coordinator.records
+        for member in record.members
+        if member != min(record.members, key=rank_of)
+    }
+    return [worker for worker in closed_steps(world) if worker not in behind]
+
+
+def _counted_loads(world: World, worker: WorkerKey) -> list[PushId]:
+    last = closed_steps(world)[worker]
+    return [
+        own.push
+        for own in world.workers[worker].pushes.values()
+        if own.trailer.loads_state
+        and own.push.sequence <= last
+        and outcome_of(world, own.push) is not Outcome.DROPPED
+    ]
