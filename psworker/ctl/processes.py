@@ -42,13 +42,16 @@ class Children:
         lines: Their stdout, line by line, in the order of arrival.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, *, prefix: Sequence[str] = ()) -> None:
         """Starts nothing yet.
 
         Args:
             scratch: Where the stderr of each and its temporary files are kept.
+            prefix: A command, by its path, that becomes the one that follows it, such
+                as `ip netns exec`.
         """
         self._scratch = scratch
+        self._prefix = prefix
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
         self._may_be_killed: set[str] = set()
@@ -78,6 +81,7 @@ class Children:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-I", str(tether.__file__), str(os.getpid())),
+                *self._prefix,
                 # -P: what lies in the current folder must not shadow a package.
                 *(sys.executable, "-P", "-m", *command),
             ],

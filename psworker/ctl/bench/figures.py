@@ -54,6 +54,7 @@ class WorkloadFigures:
         cannot: By contender that could not run, why.
         failure: Why nothing was measured, else empty.
         took_s: Time of the whole workload, with its start.
+        link: How the link between workers and shards was limited, empty for not at all.
     """
 
     workload: Workload
@@ -61,6 +62,7 @@ class WorkloadFigures:
     cannot: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""
     took_s: float = 0.0
+    link: str = ""
 
     @property
     def ratios(self) -> list[Ratio]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from psworker.ctl.bench.figures import WorkloadFigures, slowest
+from psworker.ctl.bench.limited_link import limited_link
 from psworker.ctl.bench.machine import free_port
 from psworker.ctl.bench.workload import (
     WARM_UP_COUNT,
@@ -36,13 +37,19 @@ def measure_workload(
         scratch: An empty folder for its files.
     """
     began = time.monotonic()
+    link_text = ""
     try:
         with ExitStack() as stack:
-            children = stack.enter_context(Children(scratch))
-            told = _Told(workload.member_count)
-            names = _start(
-                workload, Ground(children, scratch, sizes, workload.environment)
+            link = None
+            if workload.link_mbit is not None:
+                link = stack.enter_context(limited_link(workload.link_mbit))
+                link_text = link.text
+            children = stack.enter_context(
+                Children(scratch, prefix=() if link is None else link.prefix)
             )
+            told = _Told(workload.member_count)
+            ground = Ground(children, scratch, sizes, workload.environment, link)
+            names = _start(workload, ground)
             _listen(children, names, told)
         durations_s = told.durations_s()
         cannot, failure = told.cannot, ""
@@ -53,6 +60,7 @@ def measure_workload(
         durations_s=durations_s,
         cannot=cannot,
         failure=failure,
+        link=link_text,
         took_s=time.monotonic() - began,
     )
 

@@ -77,6 +77,7 @@ def _workload_json(figures: WorkloadFigures) -> dict[str, object]:
         "member_count": workload.member_count,
         "thread_count": workload.thread_count,
         "took_s": round(figures.took_s, 1),
+        "link": figures.link or None,
         "failure": figures.failure or None,
         "contenders": [
             {
@@ -129,6 +130,8 @@ def workload_text(figures: WorkloadFigures) -> str:
     """One workload for people."""
     workload = figures.workload
     parts = [f"{workload.name.upper()}: {workload.title}"]
+    if figures.link:
+        parts.append(f"link: {figures.link}")
     if figures.failure:
         return "\n\n".join([*parts, f"not measured: {figures.failure}"])
     rows = []

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from psworker.ctl.bench.limited_link import Link
 from psworker.ctl.daemons import ShardPlace, start_daemons
 from psworker.ctl.processes import Children
 
@@ -138,12 +139,14 @@ class Ground:
         scratch: Folder for their files.
         sizes: How much is measured.
         environment: Of all processes, added to this one's.
+        link: Between workers and shards, `None` for loopback as it is.
     """
 
     children: Children
     scratch: Path
     sizes: Sizes
     environment: Mapping[str, str]
+    link: Link | None = None
 
     def start(self, name: str, *command: str) -> None:
         """Starts a module of Python with its arguments, under a name."""
@@ -165,11 +168,14 @@ class Ground:
             worker_count: Workers that the job waits for.
             mode: How workers keep together.
             name: Of the job, where there are several.
-            places: Where each shard listens and is reached; by default any free port.
+            places: Where each shard listens and is reached; by default any free port,
+                behind the link if there is one.
 
         Raises:
             CommandError: The coordinator didn't start.
         """
+        if self.link is not None and not places:
+            places = [self.link.shard_place(self.children) for _ in range(shard_count)]
         folder = self.scratch / name
         folder.mkdir()
         address = start_daemons(
@@ -248,6 +254,8 @@ class Workload:
             contenders.
         thread_count: Torch's threads in each member, `None` for its own choice.
         environment: Of all processes, added to the command's own.
+        link_mbit: Speed of the link between workers and shards in each direction, in
+            Mbit/s; `None` for loopback as it is.
     """
 
     name: str
@@ -260,3 +268,4 @@ class Workload:
     tolerance: float = 0.0
     thread_count: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    link_mbit: float | None = None
