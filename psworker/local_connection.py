@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, read_choice
+from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError
 from psworker.job_splits import check_recorded, to_record
@@ -35,8 +36,9 @@ LOCAL_WORKER_ID: Final = "local"
 class LocalConnection:
     """A worker that is alone, with the interface of `Connection`.
 
-    `prepare` returns the objects that it was given. Its optimizers take
-    `step(weight=n)` and its loaders `set_epoch(n)` and `report`, as those of a job do.
+    `prepare` returns the objects that it was given, and loaders that count what they
+    hand out. Its optimizers take `step(weight=n)` and its loaders `set_epoch(n)` and
+    `report`, as those of a job do.
     """
 
     def __init__(self, worker_id: str = "") -> None:
@@ -44,6 +46,7 @@ class LocalConnection:
         self._steps = LocalSteps(LOCAL_MODE)
         self._is_prepared = False
         self._prepared: list[object] = []
+        self._loaders: dict[int, Any] = {}  # by id() of the user's, which are kept
         self._splits: dict[str, RecordedSplit] = {}
 
     def __enter__(self) -> Self:
@@ -142,7 +145,8 @@ class LocalConnection:
             overlap: Changes nothing: there is nobody to send to.
 
         Returns:
-            The same objects in the same order, a single one as it is.
+            The same objects in the same order, a single one as it is; in the place of a
+            loader one with the same batches that has a report.
 
         Raises:
             ConfigurationError: Something is missing, or of a kind that is not taken.
@@ -151,22 +155,31 @@ class LocalConnection:
         check_clip_norm(clip_grad_norm)
         check_overlap(overlap)
         read_choice(buffers)
+        fresh = [each for each in objects if not self._is_known_loader(each)]
         if self._is_prepared:
             check_same_clip_norm(clip_grad_norm, self._steps.clip_grad_norm)
-            check_kinds(objects)
+            check_kinds(fresh)
         else:
-            check_objects(objects)
+            check_objects(fresh)
             self._steps.clip_grad_norm = clip_grad_norm
-        for each in objects:
+        for each in fresh:
             if any(each is known for known in self._prepared):
                 continue  # given again, with another optimizer perhaps
             self._prepared.append(each)
             if isinstance(each, Optimizer):
                 attach(each, self._steps)
             elif isinstance(each, DataLoader):
-                _give_names_of_leased(each)
+                name = f"loader{len(self._loaders) or ''}"
+                loader = local_loader(each, self._steps.draws, name=name)
+                self._loaders[id(each)] = loader
         self._is_prepared = True
-        return objects[0] if len(objects) == 1 else objects
+        results = tuple(self._loaders.get(id(each), each) for each in objects)
+        return results[0] if len(results) == 1 else results
+
+    def _is_known_loader(self, each: object) -> bool:
+        """Whether it is a loader that an earlier call has returned."""
+        is_local = isinstance(each, LocalLoader)
+        return is_local and any(each is known for known in self._loaders.values())
 
     def wait(self) -> None:
         """Returns at once: a step that has returned is complete.
@@ -186,23 +199,6 @@ class LocalConnection:
     def close(self) -> None:
         """Ends it; a later `step()` is refused, as in a job."""
         self._steps.is_closed = True
-
-
-def _give_names_of_leased(loader: DataLoader[Any]) -> None:
-    """Lets the loader have what a script may use of one that a job leases.
-
-    `set_epoch(n)` reaches the sampler, if that has such a method. There is nobody who
-    counts samples, so that `report` stays `None`.
-    """
-
-    def set_epoch(epoch: int) -> None:
-        if hasattr(loader.sampler, "set_epoch"):
-            loader.sampler.set_epoch(epoch)
-
-    if not hasattr(loader, "set_epoch"):
-        loader.set_epoch = set_epoch
-    if not hasattr(loader, "report"):
-        loader.report = None
 
 
 def alone_text(group: TorchrunProcess | None) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from psworker.data.local_draws import LocalDraws
 from psworker.errors import refuse_closed
 from psworker.gradients import collect_gradients, stored_elements
 from psworker.push_result import PushResult
@@ -24,9 +25,11 @@ class LocalSteps:
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
         last_push: The newest step, `None` before the first.
+        draws: What was drawn from loaders; each step takes it.
     """
 
     def __init__(self, mode: str) -> None:
+        self.draws = LocalDraws()
         self._mode = mode
         self.is_closed = False
         self.clip_grad_norm: float | None = None
@@ -62,6 +65,7 @@ class LocalSteps:
 
     def note(self) -> None:
         """Counts one more."""
+        self.draws.note_step()
         clock = self.clock + 1
         self.last_push = PushResult(
             outcome="applied",

@@ -4,12 +4,12 @@ A step sends what its gradient is, and leaves the push under way. Chunks have go
 of it while the backward pass went on, and values come while the next forward pass
 waits for those that it reads. Everything else that needs the step completes it first.
 
-Only the thread that computes touches tensors. Gradients are announced by threads of
-autograd, while that one waits for them.
+Tensors are touched by the thread that computes, while it is in here, and by one that
+copies for it: gradients out of host memory while the backward pass goes on, values into
+it before the script looks them up. Gradients are announced by threads of autograd.
 """
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,9 +23,12 @@ from psworker.event_loop import EventLoop
 from psworker.exchange import PushExchange
 from psworker.next_push import delivery_of, incarnations_of_shards, next_header
 from psworker.overlap.arriving_values import ArrivingValues
+from psworker.overlap.chunk_copies import ChunkCopies
+from psworker.overlap.copier import Copier
 from psworker.overlap.expectation import Expectation, held_entries
 from psworker.overlap.hooks import ModelHooks
 from psworker.overlap.sent_ahead import SentAhead, Usefulness
+from psworker.overlap.value_writer import ValueWriter
 from psworker.push_result import PushResult
 from psworker.session import Session
 from psworker.staging import Staging
@@ -70,7 +73,10 @@ class OverlappedStepper(Stepper):
         self._ahead: SentAhead | None = None
         self._is_at_once = False
         self._staging = Staging()
-        self._turn = threading.RLock()
+        self._copier = Copier()
+        self._copies = ChunkCopies()
+        self._writer = ValueWriter(values, self._copier)
+        self._turn = values.turn
         if text := crowded_text(values.tensors):
             logger.warning(text)
         self._hooks = ModelHooks(
@@ -101,10 +107,8 @@ class OverlappedStepper(Stepper):
                 self._begin_ahead(optimizer)
             if self._ahead is None:
                 return
-            source = ChunkSource(_Gradients(self._store.tensors, self._held[optimizer]))
-            for chunk in ready:
-                if source.is_dense(chunk):  # else not coalesced yet
-                    self._ahead.send(chunk, source)
+            held = self._held[optimizer]
+            self._ahead.send(ready, _Gradients(self._store.tensors, held))
 
     def about_to_read(self, entry_indexes: Sequence[int]) -> None:
         """Returns once these tensors hold the values of the last step.
@@ -115,9 +119,8 @@ class OverlappedStepper(Stepper):
         if not self._values.is_open:
             return
         with self._turn:
-            exchange = self._unfinished
             while not self._values.are_there(entry_indexes):
-                if exchange is None or not exchange.write_next(self._values):
+                if not self._writer.wait_next():
                     self.settle()
                     break
             self._values.flush()
@@ -133,6 +136,7 @@ class OverlappedStepper(Stepper):
         if not self._values.is_open or self._is_closed:
             return
         with self._turn:
+            self._writer.end()
             exchange = self._unfinished
             had_data = self.pending.has_drawn
             try:
@@ -202,12 +206,17 @@ class OverlappedStepper(Stepper):
         if self._values.is_open and self._unfinished is not None:
             self._unfinished.cancel()
         self._values.close()
+        self._copier.close()
 
     # Inside
 
     @override
     def _lose(self, exchange: PushExchange | None) -> PushResult:
         self._drop_ahead()
+        if exchange is not None:
+            exchange.cancel()
+        with self._turn:
+            self._writer.end()
         return super()._lose(exchange)
 
     @override
@@ -253,6 +262,7 @@ class OverlappedStepper(Stepper):
         exchange.start(
             self._loop, delivery_of(self._session, exchange, self._timeout_s)
         )
+        self._writer.begin(exchange)
         return None
 
     def _begin_ahead(self, optimizer: str) -> None:
@@ -264,6 +274,7 @@ class OverlappedStepper(Stepper):
             not is_here
             or self._has_stale_gradient
             or self._unfinished is not None
+            or self._ahead is not None
             or not self._arrival.is_over
         ):
             return  # the step finds out what there is to do
@@ -273,6 +284,8 @@ class OverlappedStepper(Stepper):
             self._store.placement,
             self._loop,
             self._staging,
+            self._copier,
+            self._copies,
         )
         self._session.shards.begin_ahead(self._ahead.calls)
 

@@ -7,6 +7,7 @@ slice of a contiguous CPU tensor but the one into the message.
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -109,7 +110,7 @@ class ChunkSource:
         flat = self._flat_tensor(piece.entry_index)
         numbers = self._rows.get(piece.entry_index)
         if numbers is None:
-            return _run(flat, piece), None
+            return run_of(flat, piece), None
         tensor = self.tensors[piece.entry_index]
         assert tensor is not None, "only present slices are read"
         row_length = math.prod(tensor.shape[1:])
@@ -127,6 +128,25 @@ class ChunkSource:
                 tensor = tensor._values()
             flat = self._flat[entry_index] = tensor.reshape(-1)
         return flat
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedChunk:
+    """A received chunk that can be written.
+
+    Attributes:
+        chunk: What it is of.
+        digest: As its sender computed it.
+        pieces: Slices that are present.
+        sizes: Elements of each.
+        values: Elements of all, 1-D, over the bytes that were received.
+    """
+
+    chunk: Chunk
+    digest: int
+    pieces: list[Slice]
+    sizes: list[int]
+    values: torch.Tensor
 
 
 class ValueStore:
@@ -167,7 +187,6 @@ class ValueStore:
         self._flat: dict[int, torch.Tensor] = {}
         self._staged: dict[int, torch.Tensor] = {}
 
-    @torch.no_grad()
     def write(self, frame: ChunkFrame) -> None:
         """Writes the present slices of a received chunk.
 
@@ -176,6 +195,14 @@ class ValueStore:
         Raises:
             Refusal: The chunk is none of this placement, has another size than it
                 should, or arrived other than it was sent.
+        """
+        self.write_checked(self.check(frame))
+
+    def check(self, frame: ChunkFrame) -> "CheckedChunk":
+        """Checks a received chunk, and touches no tensor.
+
+        Raises:
+            Refusal: As `write`.
         """
         chunk = self._chunk_of(frame)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
@@ -192,12 +219,19 @@ class ValueStore:
                 f"elements of {chunk.element_type.name.lower()}",
             )
         frame.verify()
-        if pieces:
-            values = tensor_from_buffer(frame.data, chunk.element_type)
-            if chunk.index in self._chunks_with_buffers:
-                self._copy_with_buffers(pieces, values, sizes)
-            else:
-                self._copy(pieces, values, sizes)
+        values = tensor_from_buffer(frame.data, chunk.element_type)
+        return CheckedChunk(chunk, frame.digest, pieces, sizes, values)
+
+    @torch.no_grad()
+    def write_checked(self, checked: "CheckedChunk") -> None:
+        """Writes a chunk that `check` has returned."""
+        pieces, sizes, values = checked.pieces, checked.sizes, checked.values
+        if not pieces:
+            return
+        if checked.chunk.index in self._chunks_with_buffers:
+            self._copy_with_buffers(pieces, values, sizes)
+        else:
+            self._copy(pieces, values, sizes)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -270,7 +304,7 @@ class ValueStore:
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
-        targets = [_run(self._target(piece.entry_index), piece) for piece in pieces]
+        targets = [run_of(self._target(piece.entry_index), piece) for piece in pieces]
         if len(targets) == 1 and targets[0].device.type == "cpu":
             _copy_alone(targets[0], values)
             return
@@ -307,7 +341,8 @@ def _copy_alone(target: torch.Tensor, values: torch.Tensor) -> None:
     torch.autograd.graph.increment_version(target)
 
 
-def _run(flat: torch.Tensor, piece: Slice) -> torch.Tensor:
+def run_of(flat: torch.Tensor, piece: Slice) -> torch.Tensor:
+    """The elements of a slice, out of all of its tensor in C order."""
     # Most tensors are smaller than a chunk: a view saved is microseconds.
     if piece.element_count == flat.numel():
         return flat

@@ -236,9 +236,7 @@ def _facts(status: JobStatus) -> list[str]:
         f"job         {printable(status.rules.job_id)}",
         f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
         f"phase       {status.phase}, generation {status.generation}",
-        f"losses      {_count_text(status.evicted_count, 'worker')} taken out "
-        f"or replaced, never below {status.workers_floor}; on a loss: "
-        f"{printable(status.rules.worker_loss_policy)}",
+        f"losses      {_losses_text(status)}",
         f"model       {_count_text(status.tensor_count, 'tensor')}, "
         f"{byte_text(status.parameter_bytes)}",
         f"snapshot    {_version_text(status.snapshot_version)}",
@@ -260,6 +258,17 @@ def _facts(status: JobStatus) -> list[str]:
     if status.failure:
         facts.append(f"failure     {printable(status.failure)}")
     return facts
+
+
+def _losses_text(status: JobStatus) -> str:
+    """Who was lost and, while more can be, what becomes of the next one."""
+    text = f"{_count_text(status.evicted_count, 'worker')} taken out or replaced"
+    if status.phase in ("finished", "failed"):
+        return text
+    return (
+        f"{text}, never below {status.workers_floor}; on a loss: "
+        f"{printable(status.rules.worker_loss_policy)}"
+    )
 
 
 def _epoch_text(epoch: EpochReport) -> str:

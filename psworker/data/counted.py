@@ -50,11 +50,12 @@ class CountedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Passes the epoch on to what has a `set_epoch`: the sampler, or the stream."""
-        for each in _parts(self._loader):
-            set_epoch = getattr(each, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(epoch)
-                return
+        pass_epoch_on(self._loader, epoch)
+
+    @property
+    def report(self) -> None:
+        """`None`: nothing is leased, so that nobody knows what became of an epoch."""
+        return None
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_about_splitting()
@@ -91,6 +92,15 @@ class CountedLoader:
                 before,
                 "the dataset" if is_stream(self._loader) else "a DistributedSampler",
             )
+
+
+def pass_epoch_on(loader: DataLoader[Any], epoch: int) -> None:
+    """Tells the first that wants to know: batch sampler, sampler or data set."""
+    for each in _parts(loader):
+        set_epoch = getattr(each, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+            return
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:

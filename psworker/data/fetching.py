@@ -51,6 +51,15 @@ def fetching(
     return made
 
 
+def noting(loader: DataLoader[Any], feed: object) -> DataLoader[Any]:
+    """A copy that draws through a feed and is the user's in all else."""
+    made = copy.copy(loader)
+    options = vars(made)
+    options["sampler" if loader.batch_sampler is None else "batch_sampler"] = feed
+    options["_iterator"] = None
+    return made
+
+
 def end_processes(iterator: object) -> None:
     """Ends the worker processes of an iterator that has failed, if it has any.
 

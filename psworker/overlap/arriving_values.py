@@ -1,23 +1,25 @@
 """The values of a step that is still under way, as the next forward pass reads them.
 
-In the thread that computes. A tensor that was read since the step must not change
+Written by the thread that copies, read by the one that computes, in turn. A tensor that
+was read since the step must not change
 before the next one: the backward pass would use two versions of it. Values that come
 for it even so (after an eviction, a dropped push or a change of mode) are written, and
 what is computed meanwhile is a mix that must not count.
 """
 
+import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from typing_extensions import override
 
-from pswire.frames import ChunkFrame
-from pswire.placement import Placement
+from pswire.placement import Chunk, Placement
 from pswire.schema import OptimizerSpec
 from psworker.model_schema import BoundSchema
 from psworker.overlap.expectation import held_entries
-from psworker.tensor_chunks import ValueStore
+from psworker.tensor_chunks import CheckedChunk, ValueStore
 
 
 class ArrivingValues(ValueStore):
@@ -26,6 +28,7 @@ class ArrivingValues(ValueStore):
     Attributes:
         is_open: Whether a step is under way.
         is_mixed: Whether a tensor has changed after it was read.
+        turn: Held by whoever uses them; told of when something was written.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ArrivingValues(ValueStore):
             kinds: As those of `ValueStore`.
         """
         super().__init__(tensors, placement, **kinds)
+        self.turn = threading.Condition()
         self._expected: set[int] = set()
         self.expect(updated_entries)
         self._lacking: set[int] = set()
@@ -111,25 +115,31 @@ class ArrivingValues(ValueStore):
         """These tensors are about to be read."""
         self._read_entries.update(entry_indexes)
 
-    def write(self, frame: ChunkFrame) -> None:
-        """As that of `ValueStore`."""
-        if not self.is_open:
-            super().write(frame)
-            return
-        read = self._read_in(frame.index)
+    @override
+    def write_checked(self, checked: CheckedChunk) -> None:
+        with self.turn:
+            if self.is_open:
+                self._write_open(checked)
+            else:
+                super().write_checked(checked)
+            self.turn.notify_all()
+
+    def _write_open(self, checked: CheckedChunk) -> None:
+        index, digest = checked.chunk.index, checked.digest
+        read = self._read_in(checked.chunk)
         if not read:
-            super().write(frame)
-        elif self._digests.get(frame.index) != frame.digest:
+            super().write_checked(checked)
+        elif self._digests.get(index) != digest:
             # Not as a change that autograd should know of: what it computes from
             # these tensors is thrown away, and must not end in an error.
             with _unsafe_preserve_version_counter(tuple(read)):
-                super().write(frame)
+                super().write_checked(checked)
             self.is_mixed = True
-        self._digests[frame.index] = frame.digest
-        self._lacking.discard(frame.index)
+        self._digests[index] = digest
+        self._lacking.discard(index)
 
+    @override
     def flush(self) -> None:
-        """As that of `ValueStore`."""
         read = [self.tensors[entry].detach() for entry in self._read_entries]
         if not (self.is_open and read and self._staged):
             super().flush()
@@ -143,13 +153,10 @@ class ArrivingValues(ValueStore):
             for chunk in self.placement.chunks_by_entry.get(entry, ()):
                 yield chunk.index
 
-    def _read_in(self, chunk_index: int) -> list[torch.Tensor]:
+    def _read_in(self, chunk: Chunk) -> list[torch.Tensor]:
         """Tensors of a chunk that were read since the step."""
-        if chunk_index >= len(self.placement.chunks):
-            return []  # to be refused by whoever writes it
-        slices = self.placement.chunks[chunk_index].slices
         return [
             self.tensors[piece.entry_index].detach()
-            for piece in slices
+            for piece in chunk.slices
             if piece.entry_index in self._read_entries
         ]

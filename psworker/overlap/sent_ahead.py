@@ -1,15 +1,20 @@
 """The chunks of one push that went before its step, and what the step makes of them.
 
-In the thread that computes. Until the step the shards hold them as replaceable. The
-script may have changed gradients since, in ways that nobody is told of: so the bytes
-that were sent are compared with those of the gradient as it is, by their digest, and
-what differs goes again before the trailer.
+Until the step the shards hold them as replaceable. The script may have changed
+gradients since, in ways that nobody is told of: so the bytes that were sent are
+compared with those of the gradient as it is, by their digest, and what differs goes
+again before the trailer.
+
+In the thread that computes, with a `Copier` beside it for gradients in host memory.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,
@@ -24,9 +29,14 @@ from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush, header_message
 from psworker.overlap.ahead_calls import AheadCalls
+from psworker.overlap.chunk_copies import ChunkCopies
+from psworker.overlap.copier import Copier
 from psworker.staging import StagedCopy, Staging
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import PushHeader, PushTrailer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _WASTED_COUNT_MAX: Final = 10
 """Steps in a row, each of which sends most of its bytes again, before sending ahead is
@@ -75,6 +85,8 @@ class SentAhead:
         placement: Placement,
         loop: EventLoop,
         staging: Staging,
+        copier: Copier,
+        copies: ChunkCopies,
     ) -> None:
         """Sends nothing yet.
 
@@ -84,6 +96,8 @@ class SentAhead:
             placement: How tensors are cut.
             loop: Where the calls run.
             staging: Brings gradients from CUDA devices.
+            copier: Copies those in host memory.
+            copies: What it copies them into.
         """
         self.header = header
         self.incarnations = list(incarnations)
@@ -93,19 +107,46 @@ class SentAhead:
         self._placement = placement
         self._loop = loop
         self._staging = staging
+        self._copier = copier
+        self._copies = copies
+        self._copying: list[Future[None]] = []
         self._staged: deque[_StagedChunk] = deque()
         self._sent: dict[int, _SentChunk] = {}
 
-    def send(self, chunk: Chunk, source: ChunkSource) -> None:
-        """Sends a chunk as it is now, of a CUDA device once it is on the host."""
+    def send(
+        self, chunks: Sequence[Chunk], tensors: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Sends chunks as they are soon after; from CUDA devices once they are there.
+
+        Those with a sparse gradient go with the step: it is not coalesced yet.
+
+        Args:
+            chunks: The chunks.
+            tensors: The gradient of each entry, `None` where there is none.
+        """
         self.send_staged()
-        data = source.gather(chunk) if source.is_dense(chunk) else None
-        if data is not None and data.device.type == "cuda":
-            presence = bits_to_bytes(source.presence(chunk))
-            copy = self._staging.begin(data)
-            self._staged.append(_StagedChunk(chunk, presence, copy))
-        else:
-            self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
+        source = ChunkSource(tensors)
+        in_host_memory: dict[int, torch.Tensor] = {}
+        for chunk in chunks:
+            held = {
+                piece.entry_index: gradient
+                for piece in chunk.slices
+                if (gradient := tensors[piece.entry_index]) is not None
+            }
+            if any(gradient.is_sparse for gradient in held.values()):
+                continue
+            if all(gradient.device.type == "cpu" for gradient in held.values()):
+                in_host_memory.update(held)
+                work = partial(self._send_copy, chunk, in_host_memory)
+                self._copying.append(self._copier.submit(work))
+                continue
+            data = source.gather(chunk)
+            if data.device.type == "cuda":
+                presence = bits_to_bytes(source.presence(chunk))
+                copy = self._staging.begin(data)
+                self._staged.append(_StagedChunk(chunk, presence, copy))
+            else:
+                self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
 
     def send_staged(self, *, waits: bool = False) -> None:
         """Sends chunks of CUDA devices that have come to the host, in order.
@@ -123,6 +164,9 @@ class SentAhead:
             )
             self._send(staged.chunk, message)
 
+    def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
+        self._send(chunk, self._copies.encode(chunk, gradients))
+
     def _send(self, chunk: Chunk, message: bytes) -> None:
         ((_, view),) = split_fields(message)
         self._sent[chunk.index] = _SentChunk(message, decode_chunk(view))
@@ -133,7 +177,10 @@ class SentAhead:
 
         The trailer goes when the push is delivered.
         """
+        for copying in self._copying:
+            copying.result()
         self.send_staged(waits=True)
+        unchanged = self._unchanged(source)
         sent_bytes = sum(len(sent.message) for sent in self._sent.values())
         kept_bytes = 0
         pushes = []
@@ -149,7 +196,7 @@ class SentAhead:
                 notify=self._loop.notify,
             )
             for chunk in present:  # in ascending order, as the next forward pass reads
-                if self._is_unchanged(chunk, source):
+                if chunk.index in unchanged:
                     kept_bytes += len(self._sent[chunk.index].message)
                 else:
                     self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
@@ -157,13 +204,20 @@ class SentAhead:
             pushes.append(push)
         return CompletedPush(pushes, is_wasted=2 * kept_bytes < sent_bytes)
 
+    def _unchanged(self, source: ChunkSource) -> set[int]:
+        """Chunks that were sent as their gradient is now. Both threads look."""
+        sent = [self._placement.chunks[index] for index in sorted(self._sent)]
+
+        def unchanged_of(chunks: Sequence[Chunk]) -> set[int]:
+            return {each.index for each in chunks if self._is_unchanged(each, source)}
+
+        beside = self._copier.submit(partial(unchanged_of, sent[1::2]))
+        return unchanged_of(sent[::2]) | beside.result()
+
     def _is_unchanged(self, chunk: Chunk, source: ChunkSource) -> bool:
-        sent = self._sent.get(chunk.index)
-        return (
-            sent is not None
-            and sent.frame.presence == bits_to_bytes(source.presence(chunk))
-            and sent.frame.digest == source.digest(chunk)
-        )
+        sent = self._sent[chunk.index].frame
+        is_present = sent.presence == bits_to_bytes(source.presence(chunk))
+        return is_present and sent.digest == source.digest(chunk)
 
 
 class Usefulness:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import psworker
 from psworker import WorkerConnection
+from psworker.epoch_report import EpochReport
 from tests.integration.job import Job, connect, deviation
 
 STEP_COUNT: Final = 12
@@ -324,5 +325,117 @@ def test_a_loader_has_a_report_and_a_connection_counts_workers(
     for (inputs,) in loader:
         model(inputs).sum().backward()
         optimizer.step()
-    assert len(loader) == 2
-    assert (loader.report is not None) == (kind == "job")
+    assert len(loader) == loader.batch_count == 2
+    assert loader.report == _report(epoch=0, count=8, seen_once=8)
+
+
+def _report(**counts: Any) -> EpochReport:  # noqa: ANN401, of several kinds
+    others = ("seen_again", "torn", "dropped", "skipped", "never", "left_out")
+    unnamed = dict.fromkeys(others, 0)
+    return EpochReport(**{"loader": "loader", "is_over": True, **unnamed, **counts})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_report_tells_of_what_no_step_took(
+    ps: WorkerConnection, num_workers: int
+) -> None:
+    """The same alone as in a job: accumulation's rest, and what is left out."""
+    model = new_model()
+    data = TensorDataset(torch.ones(23, 4))
+    processes: dict[str, Any] = (
+        {"persistent_workers": True, "multiprocessing_context": "fork"}
+        if num_workers
+        else {}
+    )
+    plain = DataLoader(
+        data,
+        batch_size=3,
+        shuffle=True,
+        drop_last=True,
+        num_workers=num_workers,
+        **processes,
+    )
+    ragged = DataLoader(data, batch_sampler=[[0, 1], [2], [3, 4]])
+    model, optimizer, loader, other = ps.prepare(
+        model, new_optimizer(model), plain, ragged
+    )
+
+    for epoch, every, seen in ((0, 2, 18), (1, 1, 21), (5, 4, 12)):
+        if epoch == 5:
+            loader.set_epoch(5)
+        for position, (inputs,) in enumerate(loader):
+            model(inputs).sum().backward()
+            if position % every == every - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert loader.report == _report(
+            epoch=epoch, count=23, seen_once=seen, skipped=21 - seen, left_out=2
+        )
+    for (inputs,) in other:
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert other.report == _report(
+        loader="loader1", epoch=0, count=3, seen_once=3, unit="batches"
+    )
+
+
+def test_a_loader_without_a_report_says_none(ps: WorkerConnection) -> None:
+    model = new_model()
+    sampled = TensorDataset(torch.ones(8, 4))
+    split = DataLoader(
+        sampled, sampler=DistributedSampler(sampled, num_replicas=1, rank=0)
+    )
+    model, optimizer, loader = ps.prepare(model, new_optimizer(model), split)
+    for (inputs,) in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert loader.report is None
+
+
+def test_loaders_may_be_given_again(ps: WorkerConnection) -> None:
+    model = new_model()
+    plain = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    model, optimizer, loader = ps.prepare(model, new_optimizer(model), plain)
+    for again in (plain, loader):
+        model, optimizer, same = ps.prepare(model, optimizer, again)
+        assert same is loader
+
+
+class EagerBatches(Sampler[list[int]]):
+    """Draws all when an iteration begins."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(20).view(4, 5).tolist())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "batches", [{"batch_size": 3, "shuffle": True}, {"batch_sampler": EagerBatches()}]
+)
+def test_alone_a_loader_draws_as_the_plain_one_does(
+    monkeypatch: pytest.MonkeyPatch, batches: dict[str, Any], num_workers: int
+) -> None:
+    """Bit by bit, random numbers of the script between them included."""
+    monkeypatch.delenv("PS_COORDINATOR", raising=False)
+
+    def drawn(*, is_prepared: bool) -> list[float]:
+        model = new_model()
+        loader: Any = DataLoader(
+            TensorDataset(torch.arange(20.0)),
+            **batches,
+            num_workers=num_workers,
+            multiprocessing_context="fork" if num_workers else None,
+        )
+        with psworker.connect() as ps:
+            if is_prepared:
+                *_, loader = ps.prepare(model, new_optimizer(model), loader)
+            numbers: list[float] = []
+            torch.manual_seed(11)
+            for _ in range(2):
+                iteration = iter(loader)
+                numbers.append(float(torch.rand(())))
+                for (batch,) in iteration:
+                    numbers += [*batch.tolist(), float(torch.rand(()))]
+        return numbers
+
+    assert drawn(is_prepared=True) == drawn(is_prepared=False)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pswire.schema import OptimizerSpec
 from psworker.data.counted import CountedLoader
+from psworker.errors import UnsupportedError
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
 from psworker.optimizer_state import States
@@ -121,6 +122,16 @@ def test_a_batch_that_a_loop_breaks_at_is_not_of_the_next_step(
             steps.step(SPEC, (), weight=None)
 
     assert leader.weights == [2, 2]
+
+
+def test_a_process_that_does_not_lead_has_no_optimizer_state(steps: GroupSteps) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        steps.optimizer_state("optimizer", "")
+
+    assert str(caught.value) == (
+        "only rank 0 of a process group speaks to the shards, where the optimizer's "
+        "state is: call state_dict() there, as for saving"
+    )
 
 
 def test_state_is_loaded_when_the_push_that_carried_it_says_so(

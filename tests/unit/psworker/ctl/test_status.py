@@ -184,6 +184,17 @@ def test_a_job_without_workers_and_a_failed_one_say_so() -> None:
     assert "failure     shard 1 is lost" in status_text(failed)
 
 
+def test_of_a_job_that_is_over_nothing_is_said_of_further_losses() -> None:
+    def losses(phase: str, floor: int) -> str:
+        text = status_text(replace(STATUS, phase=phase, workers_floor=floor))
+        return next(line for line in text.splitlines() if line.startswith("losses"))
+
+    rest = ", never below 2; on a loss: continue"
+    assert losses("running", 2) == "losses      1 worker taken out or replaced" + rest
+    assert losses("finished", 0) == "losses      1 worker taken out or replaced"
+    assert losses("failed", 2) == "losses      1 worker taken out or replaced"
+
+
 def test_a_failed_job_shows_its_failure_and_no_wait() -> None:
     failed = replace(STATUS, phase="failed", failure="shard 1 is lost")
     assert "waits for" not in status_text(failed)

@@ -1,0 +1,162 @@
+"""The loader of a process that trains alone: the user's own, which tells a report."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Self
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
+from psworker.data.fetching import noting
+from psworker.data.local_draws import EpochDraws, LocalDraws
+from psworker.epoch_report import EpochReport
+
+
+class LocalLoader:
+    """A `DataLoader` that notes what it hands out, and which steps took it.
+
+    Its batches, and the random numbers that are drawn for them, are those of the loader
+    that was prepared. All other attributes are that loader's.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], draws: LocalDraws, *, name: str = "loader"
+    ) -> None:
+        self._loader = loader
+        self._draws = draws
+        self._name = name
+        self._epoch = 0
+        self._report: EpochReport | None = None
+        self._feed = _NotingSampler(loader)
+        self._fetcher = noting(loader, self._feed)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._loader)
+
+    @property
+    def batch_count(self) -> int:
+        """Batches of an epoch: there are no other workers."""
+        return len(self._loader)
+
+    @property
+    def report(self) -> EpochReport | None:
+        """What became of the samples of the newest epoch that was iterated to its end.
+
+        As of that end; `None` before the first.
+        """
+        return self._report
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
+        if name == "_loader":  # Not yet set while being unpickled or copied.
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch, from 0, and tells the sampler, if that wants to know."""
+        self._epoch = epoch
+        pass_epoch_on(self._loader, epoch)
+
+    def __iter__(self) -> "_LocalIteration":
+        epoch = self._epoch
+        self._epoch += 1
+        # Begun at once, not with the first batch: so the plain loader draws its seeds.
+        batches = iter(self._fetcher)
+        return _LocalIteration(self, epoch, batches, self._feed.sizes)
+
+    def _draw(self, epoch: EpochDraws, size: int) -> None:
+        self._draws.draw(epoch, size)
+
+    def _end(self, number: int, epoch: EpochDraws) -> None:
+        batch_sampler = self._loader.batch_sampler
+        self._report = epoch.report(
+            self._name,
+            number,
+            is_by_batch=type(batch_sampler) is not BatchSampler,
+            left_out=_left_out(batch_sampler),
+        )
+
+
+class _LocalIteration:
+    """One iteration over an epoch."""
+
+    def __init__(
+        self,
+        loader: LocalLoader,
+        number: int,
+        batches: Iterator[Any],
+        sizes: deque[int],
+    ) -> None:
+        self._loader = loader
+        self._number = number
+        self._batches = batches
+        self._sizes = sizes
+        self._epoch = EpochDraws()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401, a batch
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader._end(self._number, self._epoch)
+            raise
+        self._loader._draw(self._epoch, self._sizes.popleft())
+        return batch
+
+
+class _NotingSampler:
+    """The user's sampler, or batch sampler; notes how much each batch is.
+
+    Attributes:
+        sizes: Of the batches that the newest iteration has drawn and not handed out.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        batch_sampler: Any = loader.batch_sampler
+        self._inner: Any = loader.sampler if batch_sampler is None else batch_sampler
+        self.sizes: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = deque()
+        # The user's is begun here and not with its first batch, as without this one.
+        return _noted(iter(self._inner), self.sizes)
+
+
+def _noted(batches: Iterable[Any], sizes: deque[int]) -> Iterator[Any]:
+    for batch in batches:
+        sizes.append(len(batch) if isinstance(batch, Sized) else 1)
+        yield batch
+
+
+def _left_out(batch_sampler: object) -> int:
+    """Samples of a last batch that is dropped."""
+    if type(batch_sampler) is not BatchSampler or not batch_sampler.drop_last:
+        return 0
+    sampler = batch_sampler.sampler
+    count = len(sampler) if isinstance(sampler, Sized) else 0
+    return count % batch_sampler.batch_size
+
+
+def local_loader(loader: DataLoader[Any], draws: LocalDraws, *, name: str) -> Any:  # noqa: ANN401
+    """What `prepare` returns for a loader where there is no job.
+
+    A loader that has no report in a job, or would be refused there, stays as it is,
+    with the names that a script may use of one that a job leases.
+    """
+    has_own_iteration = type(loader).__iter__ is not DataLoader.__iter__
+    if not (has_own_iteration or is_stream(loader) or is_split_by_user(loader)):
+        return LocalLoader(loader, draws, name=name)
+
+    def set_epoch(epoch: int) -> None:
+        pass_epoch_on(loader, epoch)
+
+    if not hasattr(loader, "set_epoch"):
+        loader.set_epoch = set_epoch
+    if not hasattr(loader, "report"):
+        loader.report = None
+    return loader

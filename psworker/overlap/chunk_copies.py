@@ -1,0 +1,63 @@
+"""Chunks of gradients that may change while they are read.
+
+Each is copied to memory of its own first, and what is hashed and sent is the copy: what
+the script or autograd does to the gradient meanwhile makes the copy a mix, which the
+step finds out by its digest, and never a chunk whose digest is not that of its bytes.
+"""
+
+import numpy as np
+import torch
+
+from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes, encode_chunk
+from pswire.placement import Chunk
+from pswire.torch_types import TORCH_DTYPES
+from psworker.tensor_chunks import run_of
+
+
+class ChunkCopies:
+    """Makes messages out of dense gradients in host memory, in one thread."""
+
+    def __init__(self) -> None:
+        # As large as the largest chunk so far. It stays in the processor's cache, so
+        # that the second copy, into the message, is nearly free.
+        self._memory = np.empty(0, np.uint8)
+
+    @torch.no_grad()
+    def encode(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> bytes:
+        """A message that holds only this chunk, as its gradients are now.
+
+        Args:
+            chunk: The chunk.
+            gradients: By entry, those that are present. One with gaps is exchanged for
+                its elements in order, for the other chunks that hold some of it.
+        """
+        presence = tuple(piece.entry_index in gradients for piece in chunk.slices)
+        return encode_chunk(
+            REQUEST_CHUNK_FIELD,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=self._copy(chunk, gradients),
+        )
+
+    def _copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> memoryview:
+        """Copies a chunk's present slices, in this thread alone.
+
+        `torch.cat` would hand a part of it to threads that spin while they wait.
+        """
+        dtype = TORCH_DTYPES[chunk.element_type]
+        self._grow(chunk.byte_count)
+        end = 0
+        for piece in chunk.slices:
+            gradient = gradients.get(piece.entry_index)
+            if gradient is None:
+                continue
+            flat = gradients[piece.entry_index] = gradient.reshape(-1)
+            run = run_of(flat, piece).to(dtype)
+            run_bytes = run.view(torch.uint8).numpy()
+            start, end = end, end + len(run_bytes)
+            np.copyto(self._memory[start:end], run_bytes)
+        return self._memory[:end].data
+
+    def _grow(self, byte_count: int) -> None:
+        if len(self._memory) < byte_count:
+            self._memory = np.empty(byte_count, np.uint8)
