@@ -16,7 +16,6 @@ from pswire.frames import (
 from pswire.placement import Placement, place
 from pswire.schema import ModelSchema, SchemaEntry
 from pswire.torch_types import element_type_of
-from psworker.overlap import chunk_copies
 from psworker.overlap.chunk_copies import ChunkCopies
 from psworker.tensor_chunks import ChunkSource
 
@@ -86,7 +85,7 @@ def test_a_chunk_never_has_the_digest_of_other_bytes(
         plain(target, source)  # type: ignore[arg-type]
         gradient.fill_(float(next(values)))
 
-    monkeypatch.setattr(chunk_copies.np, "copyto", copy_and_change)
+    monkeypatch.setattr(np, "copyto", copy_and_change)
     copies = ChunkCopies()
 
     for expected in range(3):

@@ -1,6 +1,7 @@
 """The thread that copies."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ def test_work_is_done_in_order_in_another_thread() -> None:
     copier = Copier()
     done: list[int] = []
 
-    futures = [copier.submit(lambda i=i: done.append(i)) for i in range(100)]
+    futures = [copier.submit(partial(done.append, i)) for i in range(100)]
     names = copier.submit(lambda: threading.current_thread().name).result(10)
     copier.close()
 
