@@ -126,7 +126,7 @@ class ChunkSource:
             if tensor.is_sparse:
                 self._rows[entry_index] = tensor._indices()[0].cpu().numpy()
                 tensor = tensor._values()
-            flat = self._flat[entry_index] = tensor.reshape(-1)
+            flat = self._flat[entry_index] = tensor.reshape(-1).contiguous()
         return flat
 
 

@@ -51,7 +51,7 @@ class ChunkCopies:
             gradient = gradients.get(piece.entry_index)
             if gradient is None:
                 continue
-            flat = gradients[piece.entry_index] = gradient.reshape(-1)
+            flat = gradients[piece.entry_index] = gradient.reshape(-1).contiguous()
             run = run_of(flat, piece).to(dtype)
             run_bytes = run.view(torch.uint8).numpy()
             start, end = end, end + len(run_bytes)

@@ -291,3 +291,15 @@ def test_rows_are_no_values() -> None:
         store.write(frame)
     assert caught.value.reason is ErrorReason.CHUNK_INVALID
     assert not store.tensors[0].any()
+
+
+def test_a_tensor_with_gaps_that_fills_chunks_alone_is_sent_in_order() -> None:
+    tensor = torch.arange(600_000.0)[::2]
+    placement = placement_of([tensor], shard_count=1)
+    assert all(len(chunk.slices) == 1 for chunk in placement.chunks)
+
+    frames = frames_of([tensor], placement)
+
+    kind = element_type_of(torch.float32)
+    values = torch.cat([tensor_from_buffer(each.data, kind) for each in frames])
+    assert torch.equal(values, tensor)
