@@ -46,6 +46,7 @@ from psworker.prepare import (
 from psworker.prepare_again import refuse_other_policies, sort_again
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.refusals import at_entrance
 from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
@@ -208,6 +209,7 @@ class Connection:
         """Bytes of all messages from shards."""
         return self._session.shards.traffic.received_bytes
 
+    @at_entrance
     def prepare(
         self,
         *objects: Any,  # noqa: ANN401
@@ -313,6 +315,7 @@ class Connection:
         if self._stepper is not None:
             self._stepper.settle()
 
+    @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
         """Records a split of data with the job, or checks it against the recorded one.
 

@@ -18,6 +18,7 @@ from psworker.group_channel import GroupChannel, is_in_group
 from psworker.group_connection import GroupConnection
 from psworker.launched import note_connected
 from psworker.local_connection import LocalConnection, alone_text
+from psworker.refusals import at_entrance
 from psworker.torchrun import find_torchrun
 from psworker.worker_connection import WorkerConnection
 
@@ -27,6 +28,7 @@ _MARGIN_S: Final = 60.0
 """Beyond its own limits, the time that a leader may take to tell how it failed."""
 
 
+@at_entrance
 def connect(
     address: str | None = None,
     worker_id: str | None = None,

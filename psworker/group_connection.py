@@ -27,6 +27,7 @@ from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
 from psworker.recorded_split import RecordedSplit
+from psworker.refusals import at_entrance
 from psworker.wrappers import data_parallel_in
 
 
@@ -142,6 +143,7 @@ class GroupConnection:
         """Bytes of all messages from shards, which only the leader gets."""
         return self._inner.bytes_received if self._inner is not None else 0
 
+    @at_entrance
     def prepare(
         self,
         *objects: Any,  # noqa: ANN401
@@ -205,6 +207,7 @@ class GroupConnection:
         if self._inner is not None:
             self._inner.wait()
 
+    @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
         """Records a split with the job, once for the group; see `Connection`."""
         self._refuse_closed()

@@ -24,6 +24,7 @@ from psworker.prepare import (
     check_same_clip_norm,
 )
 from psworker.push_result import PushResult
+from psworker.refusals import at_entrance
 from psworker.torchrun import TorchrunProcess
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class LocalConnection:
         """0: there is nobody to hear from."""
         return 0
 
+    @at_entrance
     def prepare(
         self,
         *objects: Any,  # noqa: ANN401
@@ -189,6 +191,7 @@ class LocalConnection:
         """
         self._steps.refuse_closed()
 
+    @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
         """Notes a split; another one of the same name is refused, as in a job."""
         self._steps.refuse_closed()

@@ -12,6 +12,7 @@ from psworker.data.local_draws import LocalDraws
 from psworker.errors import refuse_closed
 from psworker.gradients import collect_gradients, stored_elements
 from psworker.push_result import PushResult
+from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
@@ -99,6 +100,7 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
     """
     inner: Callable[..., Any] = optimizer.step
 
+    @at_entrance
     def step(
         self: Optimizer,
         closure: Callable[[], Any] | None = None,

@@ -18,6 +18,7 @@ from psworker.errors import ConfigurationError, UnsupportedError, error_of_refus
 from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
+from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
 from psworker.schedules import Schedules
 from psworker.steps import Groups, PushExtras, Steps
@@ -134,6 +135,7 @@ class PreparedOptimizer(Optimizer):
             raise error_of_refusal(refusal) from None
 
     @_disable_dynamo  # as torch does: a script may compile all of its step
+    @at_entrance
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Any] | None = None,
@@ -210,6 +212,7 @@ class PreparedOptimizer(Optimizer):
         """Takes part in the next clock with weight 0."""
         self._steps.push_nothing(self.spec, self.groups, self._extras)
 
+    @at_entrance
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, here and on the shards; the state of the others stays.
 
@@ -261,6 +264,7 @@ class PreparedOptimizer(Optimizer):
                 f"this {self.name}: {verb} the one that it returned"
             )
 
+    @at_entrance
     def state_dict(self) -> dict[str, Any]:
         """State and groups, as a plain optimizer of the user's class has them.
 
@@ -281,6 +285,7 @@ class PreparedOptimizer(Optimizer):
         finally:
             self.state.clear()
 
+    @at_entrance
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes groups and state; the state goes to the shards with the next step.
 

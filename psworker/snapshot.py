@@ -26,6 +26,7 @@ from psworker.errors import (
     error_of_refusal,
 )
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.refusals import at_entrance
 from psworker.retries import now
 from psworker.snapshot_image import SnapshotImage
 from psworker.transport.call_error import CallError
@@ -160,6 +161,7 @@ class SnapshotReader:
     ```
     """
 
+    @at_entrance
     def __init__(self, address: str | None = None) -> None:
         """Names the coordinator; it is called first when something is asked of it.
 
@@ -178,6 +180,7 @@ class SnapshotReader:
         self._control: ControlClient | None = None
         self._shards: dict[tuple[str, int], SnapshotClient] = {}
 
+    @at_entrance
     def latest(self, timeout: float = 60.0) -> Snapshot:
         """The newest snapshot, cut now if need be.
 
@@ -191,6 +194,7 @@ class SnapshotReader:
         """
         return self._read(_NEWEST, timeout)
 
+    @at_entrance
     def wait_newer(self, version: int, timeout: float = 60.0) -> Snapshot:
         """The first snapshot to be had above a version.
 
@@ -230,6 +234,7 @@ class SnapshotReader:
     ) -> None:
         self.close()
 
+    @at_entrance
     def split(
         self,
         name: str,

@@ -18,6 +18,7 @@ from psworker.data.order import EpochOrder, OrderSource
 from psworker.data.source import DataSource
 from psworker.epoch_report import EpochReport
 from psworker.errors import ConfigurationError, EvictedError
+from psworker.refusals import at_entrance
 
 if TYPE_CHECKING:
     from psworker.pending import DataRange
@@ -220,6 +221,7 @@ class _EpochIterator:
     def __iter__(self) -> Self:
         return self
 
+    @at_entrance
     def __next__(self) -> Any:  # noqa: ANN401, a batch
         if self._end:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from psworker.data import split_rules as rules
 from psworker.data.split_columns import Column, Times, read_column, read_gap, read_times
 from psworker.data.split_value import Indices, Split, SplitRecipe
 from psworker.errors import ConfigurationError, SplitError
+from psworker.refusals import at_entrance
 
 DEFAULT_PARTS: Final = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
@@ -21,6 +22,7 @@ _KINDS: Final = ("sample", "class", "group", "time", "window")
 _SEED_MAX: Final = 2**32 - 1  # of numpy's generator, whose numbers never change
 
 
+@at_entrance
 def split(
     data: Any,  # noqa: ANN401, whatever has a length
     *,

@@ -248,6 +248,24 @@ def test_what_can_not_be_prepared_is_refused(ps: WorkerConnection) -> None:
     assert ps.generation == 0
 
 
+def test_a_refusal_shows_one_frame_of_psworker(ps: WorkerConnection) -> None:
+    inside = Path(psworker.__file__).parent
+    model = new_model()
+    plain = new_optimizer(model)
+    with pytest.raises(psworker.ConfigurationError) as wrong_kind:
+        ps.prepare(model, plain, 3)
+    model, optimizer = ps.prepare(model, plain)
+    with pytest.raises(psworker.ConfigurationError) as wrong_weight:
+        optimizer.step(weight=-1)
+    with pytest.raises(psworker.ConfigurationError) as wrong_parts:
+        psworker.data.split(10, by="luck")
+    for caught in (wrong_kind, wrong_weight, wrong_parts):
+        frames = [Path(str(entry.path)) for entry in caught.traceback]
+        assert [path.name for path in frames if inside in path.parents] == [
+            "refusals.py"
+        ], frames
+
+
 def test_after_its_end_nothing_is_done_any_more(ps: WorkerConnection) -> None:
     model = new_model()
     _, optimizer = ps.prepare(model, new_optimizer(model))
