@@ -187,7 +187,8 @@ def run(
     The script runs with this Python. Ctrl-C, SIGTERM or SIGHUP is passed on to it, a
     second one kills it. The exit code is that of the first process that failed for
     good, 128 + n after signal n, 69 if the coordinator can't be reached or a shard of
-    the job is lost, and 78 if PS_FAILPOINT names something that there is not.
+    the job is lost. 76 (another version of the protocol) and 78 (the script does not
+    fit the job) end all processes at once.
     """
     coordinator = _named_coordinator(coordinator)
     plan = LaunchPlan(

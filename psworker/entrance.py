@@ -16,7 +16,7 @@ from psworker.connection import Connection
 from psworker.errors import ConfigurationError
 from psworker.group_channel import GroupChannel, is_in_group
 from psworker.group_connection import GroupConnection
-from psworker.launched import note_connected
+from psworker.launched import note_connected, note_started
 from psworker.local_connection import LocalConnection, alone_text
 from psworker.refusals import at_entrance
 from psworker.torchrun import find_torchrun
@@ -59,6 +59,7 @@ def connect(
         ConfigurationError: The address is none, or a time is not above 0.
         ConnectError: The coordinator was not reached; the text says why.
     """
+    note_started()
     coordinator = named_coordinator(address)
     if coordinator is None:
         check_timeouts(

@@ -21,10 +21,13 @@ from typing import Final
 
 from pswire.exit_codes import ExitCode, exit_code_of_return_code
 from psworker.launch_plan import STEADY_S, LaunchPlan, restart_delay_s
-from psworker.launched import MARK_VARIABLE
+from psworker.launched import MARK_VARIABLE, REFUSED_CODES, refusal_file
 from psworker.process_output import carry_output
 
 DRAIN_TIMEOUT_S: Final = 2.0
+END_TIMEOUT_S: Final = 10.0
+"""How long processes have to end when another one was refused."""
+
 PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,6 +44,7 @@ class Launcher:
         self._lock = threading.RLock()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._first_failure = 0
+        self._killer: threading.Timer | None = None
         self.stopped_by: signal.Signals | None = None
         self.stopped = threading.Event()
 
@@ -53,7 +57,8 @@ class Launcher:
         """Starts all processes and waits for them.
 
         Returns:
-            Exit code of the first process that failed for good, else 0.
+            Exit code of the process that was refused, else of the first one that
+            failed for good, else 0.
         """
         if self.stopped_by is not None:
             return 128 + self.stopped_by
@@ -70,6 +75,8 @@ class Launcher:
                 thread.start()
             for thread in threads:
                 thread.join()
+        if self._killer is not None:
+            self._killer.cancel()
         return self._first_failure
 
     def stop(self, number: signal.Signals) -> None:
@@ -106,6 +113,8 @@ class Launcher:
         for restart_count in range(self._plan.restart_limit + 1):
             began = time.monotonic()
             code = self._run_once(index, mark)
+            if code in REFUSED_CODES:
+                self._end_others(index, code, refusal_file(mark))
             if code == 0 and not mark.exists():
                 self._log(self._unconnected_text(index))
             if code == 0 or self.stopped.is_set():
@@ -124,6 +133,36 @@ class Launcher:
             self.stopped.wait(delay_s)
         with self._lock:
             self._first_failure = self._first_failure or code
+
+    def _end_others(self, index: int, code: int, told: Path) -> None:
+        """Ends all since process `index` was refused, and would be again.
+
+        In a job with a floor of workers the others would wait for it for ever.
+        """
+        with self._lock:
+            if self.stopped.is_set():
+                return
+            self._first_failure = code
+            self.stopped.set()  # so that nothing starts again
+            others = list(self._running.values())
+            for process in others:
+                process.send_signal(signal.SIGTERM)
+        text = (
+            f"{self._name(index)} was refused with {_exit_code_text(code)}, which a "
+            "new start would not mend"
+        )
+        if others:
+            text += ", and the other processes are ended"
+        if others and told.exists():
+            text += f": {told.read_text()}"  # what it said may be far above
+        self._log(text)
+        self._killer = threading.Timer(END_TIMEOUT_S, self._kill_all)
+        self._killer.start()
+
+    def _kill_all(self) -> None:
+        with self._lock:
+            for process in self._running.values():
+                self._kill(process)
 
     def _failure_text(
         self, index: int, code: int, restart_count: int, delay_s: float | None
@@ -157,8 +196,8 @@ class Launcher:
         piped = subprocess.PIPE if self._plan.process_count > 1 else None
         environment = self._plan.environment(index, os.environ)
         with self._lock:
-            if self.stopped_by is not None:
-                return 128 + self.stopped_by
+            if self.stopped.is_set():
+                return 128 + (self.stopped_by or signal.SIGTERM)
             process = subprocess.Popen(
                 [sys.executable, *self._plan.command],
                 env={**environment, MARK_VARIABLE: str(mark)},

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from psworker import launcher
+from psworker.launch_plan import LaunchPlan
+from psworker.launcher import Launcher
 from tests.doubles.child_process import killed_at_end
 
 
@@ -303,8 +306,9 @@ def test_the_loss_of_a_shard_ends_a_process_for_good(
         tmp_path,
         """
         import psworker
-        from psworker.launched import note_connected
-        note_connected()  # as connect() does
+        from psworker.launched import note_connected, note_started
+        note_started()  # as connect() does
+        note_connected()
         raise psworker.ShardLostError("shard 1 was lost")
         """,
     )
@@ -319,10 +323,106 @@ def test_the_loss_of_a_shard_ends_a_process_for_good(
     assert "ever connecting" not in errors
 
 
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        ('psworker.SchemaMismatchError("another\\nmodel")', 78),
+        ('psworker.VersionMismatchError("another\\nmodel")', 76),
+        ("SystemExit(78)", 78),
+    ],
+)
+def test_who_is_refused_for_good_ends_all(
+    tmp_path: Path, coordinator: str, refusal: str, code: int
+) -> None:
+    path = script(
+        tmp_path,
+        f"""
+        import os, time
+        import psworker
+        from psworker.launched import note_started
+        note_started()  # as connect() does
+        if os.environ["PS_WORKER_ID"] == "x-1":
+            raise {refusal}
+        time.sleep(60)
+        """,
+    )
+    arguments = ("--nproc", "2", "--worker-id", "x", "--max-restarts", "3", "--", path)
+    ended, _, errors = run("--coordinator", coordinator, *arguments)
+    assert ended == code
+    why = ": another\nmodel" if "model" in refusal else ""
+    assert (
+        f"psworker: process 1 (worker x-1) was refused with exit code {code}, which a "
+        f"new start would not mend, and the other processes are ended{why}\n"
+    ) in errors
+    assert "starts again" not in errors
+
+
+def test_of_one_process_alone_a_refusal_says_no_more_than_it_did(
+    tmp_path: Path, coordinator: str
+) -> None:
+    refused = 'import psworker; psworker.connect("nothing")'
+    code, _, errors = run("--coordinator", coordinator, "--", script(tmp_path, refused))
+    assert code == 78
+    assert "process 0 was refused with exit code 78, which a new start would not" in (
+        errors
+    )
+    assert "other processes" not in errors
+    assert errors.count("'nothing'") == 1, "said by the traceback, and not again"
+
+
+def test_an_error_that_may_pass_ends_nobody_else(
+    tmp_path: Path, coordinator: str
+) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, time
+        import psworker
+        from psworker.launched import note_started
+        note_started()
+        if os.environ["PS_WORKER_ID"] == "x-1":
+            raise psworker.ConnectError("nobody answers")
+        time.sleep(1)
+        print("done")
+        """,
+    )
+    arguments = ("--nproc", "2", "--worker-id", "x", "--", path)
+    code, output, errors = run("--coordinator", coordinator, *arguments)
+    assert (code, output) == (1, "[p0] done\n")
+    assert "refused" not in errors
+
+
+def test_who_does_not_end_when_another_was_refused_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "END_TIMEOUT_S", 0.2)
+    path = script(
+        tmp_path,
+        """
+        import os, pathlib, signal, sys, time
+        ready = pathlib.Path(__file__).with_name("ready")
+        if os.environ["PS_LOCAL_RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            ready.touch()
+            time.sleep(60)
+        while not ready.exists():
+            time.sleep(0.01)
+        sys.exit(76)
+        """,
+    )
+    said: list[str] = []
+    plan = LaunchPlan(command=(path,), coordinator="127.0.0.1:1", process_count=2)
+    assert Launcher(plan, log=said.append).run() == 76
+    assert [line.split(" which")[0] for line in said] == [
+        "process 1 was refused with exit code 76,"
+    ]
+
+
 def test_outside_of_a_launch_an_uncaught_error_ends_a_process_as_ever() -> None:
     program = """
 import psworker
-from psworker.launched import note_connected
+from psworker.launched import note_connected, note_started
+note_started()
 note_connected()
 raise psworker.ShardLostError("shard 1 was lost")
 """
