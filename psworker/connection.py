@@ -225,8 +225,8 @@ class Connection:
         do so at the same place.
 
         Args:
-            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
-                `LRScheduler`; at least one model and one optimizer.
+            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader`,
+                `LRScheduler` and `GradScaler`; at least one model and one optimizer.
             clip_grad_norm: Largest L2 norm of the gradient of a step, taken over all
                 workers and shards; a larger one is scaled down to it, as
                 `torch.nn.utils.clip_grad_norm_` does in one process. The same on every
@@ -242,8 +242,8 @@ class Connection:
                 for each as it reads it. The numbers are the same. See `wait`.
 
         Returns:
-            The same in the same order, a single one as it is: models and schedulers
-            themselves, optimizers and loaders that work on the job.
+            The same in the same order, a single one as it is: models, schedulers and
+            scalers themselves, optimizers and loaders that work on the job.
 
         Raises:
             ConfigurationError: What was given does not go together, or
@@ -288,6 +288,7 @@ class Connection:
         }
         for each in optimizers.values():
             self._watch_groups(each)
+            each.scale_with(given.loss_scales)
         given.states.clear()  # the shards have it
         link.start(stepper, optimizers)
         self._active = _Active(given, link, optimizers, by_loader)
@@ -365,6 +366,7 @@ class Connection:
             states = states_of(optimizer, given.bound.index_of_tensors())
             made = PreparedOptimizer(optimizer, specs[name], self._stepper, given.bound)
             made.take_place(states)
+            made.scale_with(again.loss_scales or given.loss_scales)
             self._watch_groups(made)
             active.optimizers[name].retire()
             active.optimizers[name] = replaced[id(optimizer)] = made

@@ -317,6 +317,8 @@ class GroupConnection:
             for name, optimizer in given.optimizers.items()
         }
         point_schedulers(given.schedulers, results)
+        for optimizer in results.values():
+            optimizer.scale_with(given.loss_scales)
         return steps, results
 
 

@@ -138,8 +138,8 @@ class LocalConnection:
         Called again, it takes another optimizer, as `Connection.prepare` does.
 
         Args:
-            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader` and
-                `LRScheduler`; at least one model and one optimizer.
+            objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader`,
+                `LRScheduler` and `GradScaler`; at least one model and one optimizer.
             clip_grad_norm: Largest L2 norm of the gradient of a step; a larger one is
                 scaled down to it. `None` for no clipping.
             buffers: As `Connection.prepare` has it; a process that is alone keeps its

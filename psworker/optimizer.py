@@ -5,6 +5,7 @@ gradient scalers, clipping and step hooks work on it as on any other.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch._compile import _disable_dynamo
@@ -15,6 +16,7 @@ from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
@@ -81,6 +83,7 @@ class PreparedOptimizer(Optimizer):
         self._is_zeroing = False
         self._schedules = Schedules((), self)
         self._is_late = False
+        self._loss_scales = LossScales()
         self.name = spec.name
         self.spec = spec
         self._is_prepared = True
@@ -171,10 +174,16 @@ class PreparedOptimizer(Optimizer):
             weight=weight,
             is_finite=found_inf is None or not found_inf.item(),
             scale=getattr(self, "grad_scale", None),
-            extras=self._extras,
+            extras=replace(self._extras, is_awaited=bool(self._loss_scales)),
         )
+        if result is not None and found_inf is not None:
+            self._loss_scales.note(self, result)
         if self._is_late and not (result and result.dropped):
             self._settle_late(before)
+
+    def scale_with(self, loss_scales: LossScales) -> None:
+        """Tells these of clocks that were skipped, also when another worker's fault."""
+        self._loss_scales = loss_scales
 
     def follow(self, schedulers: Iterable[LRScheduler], *, is_late: bool) -> None:
         """Tells with every push where its schedulers are.

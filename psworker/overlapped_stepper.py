@@ -165,7 +165,8 @@ class OverlappedStepper(Stepper):
         **named: Any,
     ) -> PushResult | None:
         # Whoever loads state keeps it until it knows that it has counted.
-        self._is_at_once = not self._hooks.sees_reads or extras.loads is not None
+        is_awaited = extras.is_awaited or extras.loads is not None
+        self._is_at_once = not self._hooks.sees_reads or is_awaited
         result = super().step(spec, groups, extras=extras, **named)
         with self._turn:
             self._expectation.stepped(spec.name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -14,6 +15,7 @@ from pswire.clipping import is_clip_norm
 from pswire.schema import OptimizerSpec
 from psworker.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.errors import ConfigurationError
+from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
@@ -33,6 +35,7 @@ class Prepared:
         specs: What shards are told of each optimizer.
         loaders: Loaders by name.
         schedulers: Learning rate schedulers.
+        loss_scales: Of the gradient scalers.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
         states: State of optimizers that have any, by name: of a loaded checkpoint.
         buffers: Policy of each buffer, by its entry in the schema.
@@ -48,6 +51,7 @@ class Prepared:
     states: dict[str, States]
     clip_grad_norm: float = 0.0
     buffers: dict[int, BufferPolicy] = field(default_factory=dict)
+    loss_scales: LossScales = field(default_factory=LossScales)
 
 
 def sort_objects(
@@ -65,6 +69,7 @@ def sort_objects(
     """
     check_objects(objects)
     check_clip_norm(clip_grad_norm)
+    scalers = (each for each in objects if isinstance(each, GradScaler))
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
     bound = bind_models(models)
@@ -86,6 +91,7 @@ def sort_objects(
         clip_grad_norm=float(clip_grad_norm or 0.0),
         states={name: state for name, state in states.items() if state},
         buffers=choose_policies(bound, buffers),
+        loss_scales=LossScales(scalers),
     )
 
 
@@ -180,6 +186,15 @@ def check_overlap(overlap: bool) -> None:
         )
 
 
+def kinds_text(each: object) -> str:
+    """The refusal of an object of another kind than `prepare` takes."""
+    return (
+        f"prepare() does not take a {type(each).__name__}: it takes models "
+        "(nn.Module), optimizers (torch.optim), loaders (DataLoader), learning rate "
+        "schedulers and gradient scalers (torch.amp.GradScaler)"
+    )
+
+
 def check_kinds(objects: Sequence[Any]) -> None:
     """Checks that all are of kinds that `prepare` takes, each once.
 
@@ -190,12 +205,10 @@ def check_kinds(objects: Sequence[Any]) -> None:
     for each in objects:
         if isinstance(each, PreparedOptimizer):
             raise ConfigurationError(f"{each.name} was prepared already")
-        if not isinstance(each, nn.Module | Optimizer | DataLoader | LRScheduler):
-            raise ConfigurationError(
-                f"prepare() does not take a {type(each).__name__}: it takes models "
-                "(nn.Module), optimizers (torch.optim), loaders (DataLoader) and "
-                "learning rate schedulers"
-            )
+        if not isinstance(
+            each, nn.Module | Optimizer | DataLoader | LRScheduler | GradScaler
+        ):
+            raise ConfigurationError(kinds_text(each))
         if id(each) in seen:
             raise ConfigurationError(f"a {type(each).__name__} was given twice")
         seen.add(id(each))

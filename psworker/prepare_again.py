@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.errors import ConfigurationError
+from psworker.loss_scales import LossScales
 from psworker.optimizer import PreparedOptimizer
-from psworker.prepare import Prepared
+from psworker.prepare import Prepared, kinds_text
 from psworker.wrappers import without_wrappers
 
 
@@ -24,11 +26,13 @@ class PreparedAgain:
         optimizers: New optimizers by the name of the one that each is in place of.
         loaders: The prepared loader of each that was given, by its `id()`.
         schedulers: Learning rate schedulers.
+        loss_scales: Of gradient scalers, none if none was given again.
     """
 
     optimizers: dict[str, Optimizer]
     loaders: dict[int, Any]
     schedulers: tuple[LRScheduler, ...]
+    loss_scales: LossScales
 
 
 def refuse_other_policies(given: Prepared, choice: BufferChoice) -> None:
@@ -61,7 +65,9 @@ def sort_again(
     Raises:
         ConfigurationError: It does not fit what was given first.
     """
-    found = PreparedAgain({}, {}, tuple(o for o in objects if _is(o, LRScheduler)))
+    schedulers = tuple(each for each in objects if _is(each, LRScheduler))
+    scalers = LossScales(each for each in objects if _is(each, GradScaler))
+    found = PreparedAgain({}, {}, schedulers, scalers)
     models = [without_wrappers(each) for each in given.models.values()]
     prepared = list(loaders.values())
     for each in objects:
@@ -78,12 +84,8 @@ def sort_again(
                 "prepare() again takes the loaders of the first call only: leave "
                 "loaders out, and go on with those that it has returned"
             )
-        elif not _is(each, Optimizer | LRScheduler):
-            raise ConfigurationError(
-                f"prepare() does not take a {type(each).__name__}: it takes models "
-                "(nn.Module), optimizers (torch.optim), loaders (DataLoader) and "
-                "learning rate schedulers"
-            )
+        elif not _is(each, Optimizer | LRScheduler | GradScaler):
+            raise ConfigurationError(kinds_text(each))
     _match([each for each in objects if _is(each, Optimizer)], optimizers, found)
     return found
 

@@ -25,12 +25,14 @@ class PushExtras:
         on_loaded: Called once shards have taken that state, by the push that carried
             it. A call of `step` may only end an earlier push, which did not.
         scheduler_steps: Steps of its schedulers.
+        is_awaited: Whether the script needs the result before it goes on.
     """
 
     spec_digest: str = ""
     loads: States | None = None
     on_loaded: Callable[[], None] | None = None
     scheduler_steps: tuple[int, ...] = ()
+    is_awaited: bool = False
 
 
 NO_EXTRAS: Final = PushExtras()

@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -271,6 +272,69 @@ def test_an_infinite_gradient_of_one_worker_skips_the_step_of_all_once(
     measured = deviation(results["w0"][0], exact)
     print(f"seed {SEED}: deviation {measured:.2e}")
     assert measured <= TOLERANCE
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prepared_scaler_hears_of_what_others_found(
+    tmp_path: Path, overlap: bool
+) -> None:
+    """Scales fall, and grow, as that of one process that has the samples of both."""
+    step_count = 3 * STEP_COUNT
+
+    def train(prepare: Callable[..., Any], rank: int | None) -> tuple[Any, list[float]]:
+        model = small_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+        model, optimizer, mine = prepare(model, adam(model), scaler)
+        assert mine is scaler
+        rows = {None: slice(0, 8), 0: slice(0, 3), 1: slice(3, 8)}[rank]
+        infinite = {2: 1, 3: 0, 9: 1}  # by step, whose gradient it is in
+        scales = []
+        for step in range(step_count):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step, rows)).backward()
+            if step in infinite and rank in (infinite[step], None):
+                model[2].bias.grad[0] = float("inf")
+            how = {} if rank is None else {"weight": rows.stop - rows.start}
+            scaler.step(optimizer, **how)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return model, scales
+
+    def work(worker_id: str) -> tuple[list[torch.Tensor], list[float]]:
+        with connect(job, worker_id) as ps:
+            prepare = partial(ps.prepare, overlap=overlap)
+            model, scales = train(prepare, int(worker_id[1:]))
+        return [each.detach() for each in model.parameters()], scales
+
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+        assert job.step_counts(0) == {step_count - 3}
+    plain, expected = train(lambda *objects: objects, None)
+
+    assert results["w0"][1] == results["w1"][1] == expected
+    assert min(expected) == 64.0
+    exact = [each.detach() for each in plain.parameters()]
+    measured = deviation(results["w0"][0], exact)
+    print(f"seed {SEED}: deviation {measured:.2e}")
+    assert measured <= TOLERANCE
+
+
+def test_a_scaler_that_is_off_or_exchanged_may_be_prepared(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = small_model()
+        off = torch.amp.GradScaler("cpu", enabled=False)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        model, optimizer, *_ = ps.prepare(model, adam(model), off, scaler)
+        for again in ((scaler,), ()):
+            loss_of(model, 0).backward()
+            model[2].bias.grad[0] = float("inf")
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer, *_ = ps.prepare(adam(model), *again, model)
+        assert scaler.get_scale() == 1.0
+        with pytest.raises(psworker.ConfigurationError, match="gradient scalers"):
+            ps.prepare(optimizer, "scaler")
 
 
 @pytest.fixture(scope="module")
