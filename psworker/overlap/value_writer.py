@@ -5,10 +5,18 @@ waits for them, on the stream that its script has chosen.
 """
 
 from functools import partial
+from typing import Protocol
 
-from psworker.exchange import PushExchange
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlap.copier import Copier
+
+
+class Delivery(Protocol):
+    """A push that has been started, as far as its values go."""
+
+    def write_next(self, store: ArrivingValues) -> bool:
+        """Writes what comes next; `False` when nothing more does."""
+        ...
 
 
 class ValueWriter:
@@ -27,11 +35,11 @@ class ValueWriter:
         self._values = values
         self._copier = copier
         self._is_beside = all(each.device.type == "cpu" for each in values.tensors)
-        self._exchange: PushExchange | None = None
+        self._exchange: Delivery | None = None
         self._is_writing = False
         self._error: BaseException | None = None
 
-    def begin(self, exchange: PushExchange) -> None:
+    def begin(self, exchange: Delivery) -> None:
         """Writes what a push that has been started brings."""
         self._exchange = exchange
         if self._is_beside:
@@ -65,7 +73,7 @@ class ValueWriter:
         if error is not None:
             raise error
 
-    def _write_all(self, exchange: PushExchange) -> None:
+    def _write_all(self, exchange: Delivery) -> None:
         """Writes until the push is done or ended, in the thread that copies."""
         error: BaseException | None = None
         try:
