@@ -26,8 +26,8 @@ SIZES = Sizes(
     repetition_count=2,
 )
 
-# These two speak to processes of others: `test_bench.py` runs them whole.
-WHOLE = {"exchange", "apply"}
+# These have processes of others: `test_bench.py` runs such whole.
+WHOLE = {"exchange", "one_host", "apply"}
 
 
 @pytest.fixture

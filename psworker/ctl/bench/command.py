@@ -46,24 +46,32 @@ def bench_all(
     folder = _made_folder(out)
     if not can_draw():
         tell(NOT_INSTALLED)
-    figures = []
+    report = BenchReport(
+        arguments=tuple(arguments),
+        commit=checkout_commit(Path(__file__).parent),
+        sizes=sizes,
+        figures=(),
+    )
     with signals_interrupt():
         for number, workload in enumerate(workloads, start=1):
             tell(f"[{number}/{len(workloads)}] {workload.name}: {workload.title}")
             with scratch_folder("paramserver-bench-") as scratch:
                 measured = measure_workload(workload, sizes, scratch)
-            figures.append(measured)
             _tell_figures(measured, tell)
+            # At once, so that Ctrl-C loses only what is under way.
+            report = _written(report, measured, folder)
+    return report
+
+
+def _written(
+    report: BenchReport, measured: WorkloadFigures, folder: Path
+) -> BenchReport:
+    """The report with another workload, as it is in the files now."""
+    figures = (*report.figures, measured)
     files = [folder / JSON_FILE, folder / TABLE_FILE]
-    report = BenchReport(
-        arguments=tuple(arguments),
-        commit=checkout_commit(Path(__file__).parent),
-        sizes=sizes,
-        figures=tuple(figures),
-    )
     if can_draw():
         files.append(picture.draw(figures, folder))
-    report = replace(report, files=tuple(files))
+    report = replace(report, figures=figures, files=tuple(files))
     write_report(report, folder)
     return report
 

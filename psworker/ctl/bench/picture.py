@@ -21,6 +21,7 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
     # Not `pyplot`: it would look for a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
 
     rows = [(each.workload.name, ratio) for each in figures for ratio in each.ratios]
     height = _MARGIN_INCHES + _ROW_INCHES * len(rows)
@@ -28,11 +29,12 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for position, (_, ratio) in enumerate(rows):
-        share = ratio.share_of_limit or 0.0
-        axes.barh(position, share, color=_MET if ratio.is_met else _MISSED, height=0.6)
+        share = ratio.share_of_limit or 1.0
+        colour = _MET if ratio.is_met else _MISSED
+        axes.barh(position, share - 1, left=1, color=colour, height=0.6)
         axes.annotate(
             _label(ratio),
-            (share, position),
+            (max(share, 1.0), position),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
@@ -45,8 +47,10 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
         fontsize=8,
     )
     axes.invert_yaxis()
+    # Twice as good and twice as bad are equally far from the limit.
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.margins(x=0.25)
-    axes.set_xlim(left=0)
     axes.set_xlabel("share of the limit: up to 1, the target is met")
     path = folder / PICTURE_FILE
     figure.savefig(path, dpi=130)

@@ -6,6 +6,7 @@ values: what PyTorch's own tutorial on parameter servers does.
 
 import sys
 import warnings
+from enum import StrEnum
 from typing import Final
 
 import torch
@@ -41,10 +42,23 @@ def push_pull(gradient: torch.Tensor) -> torch.Tensor:
     return parameter.detach()
 
 
-def join_rpc(name: str, rank: int, port: int) -> None:
-    """Joins the group of two, over TCP alone: no shared memory, as paramserver."""
+class Transports(StrEnum):
+    """How the two talk to each other."""
+
+    TCP = "tcp"
+    CHOSEN = "chosen"
+    """As RPC chooses: shared memory on one host."""
+
+
+def join_rpc(
+    name: str, rank: int, port: int, transports: Transports = Transports.TCP
+) -> None:
+    """Joins the group of two."""
+    is_tcp = transports is Transports.TCP
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://127.0.0.1:{port}", _transports=["uv"], _channels=["basic"]
+        init_method=f"tcp://127.0.0.1:{port}",
+        _transports=["uv"] if is_tcp else None,
+        _channels=["basic"] if is_tcp else None,
     )
     with warnings.catch_warnings():
         # torch warns of how its own RPC uses its process groups.
@@ -56,5 +70,8 @@ if __name__ == "__main__":
     # RPC names functions by module, and this one would be `__main__`.
     from psworker.ctl.bench import rpc_server
 
-    rpc_server.join_rpc(SERVER_NAME, 0, int(sys.argv[1]))
+    meeting_port, *chosen = sys.argv[1:]
+    rpc_server.join_rpc(
+        SERVER_NAME, 0, int(meeting_port), *map(rpc_server.Transports, chosen)
+    )
     rpc.shutdown()

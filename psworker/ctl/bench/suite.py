@@ -9,6 +9,7 @@ from psworker.ctl.bench.workloads.apply import APPLY
 from psworker.ctl.bench.workloads.checks import CHECKS
 from psworker.ctl.bench.workloads.ddp import DDP
 from psworker.ctl.bench.workloads.exchange import EXCHANGE
+from psworker.ctl.bench.workloads.one_host import ONE_HOST
 from psworker.ctl.bench.workloads.rate import RATE
 from psworker.ctl.bench.workloads.shards import SHARDS
 from psworker.ctl.bench.workloads.small import SMALL
@@ -16,6 +17,7 @@ from psworker.ctl.bench.workloads.small import SMALL
 WORKLOADS: Final[tuple[Workload, ...]] = (
     EXCHANGE,
     SHARDS,
+    ONE_HOST,
     ALLREDUCE_2,
     ALLREDUCE_4,
     DDP,

@@ -2,21 +2,12 @@
 
 from typing import Final
 
-from torch.distributed import rpc
-
 from psworker import event_loop
 from psworker.ctl.bench.bare_stream import BareStreamClient
 from psworker.ctl.bench.machine import free_port
-from psworker.ctl.bench.rpc_server import (
-    SERVER_NAME,
-    WORKER_NAME,
-    hold,
-    join_rpc,
-    push_pull,
-)
+from psworker.ctl.bench.rpc_server import Transports
 from psworker.ctl.bench.workload import (
     OVER_TCP,
-    CannotRunError,
     Contender,
     Entry,
     Ground,
@@ -29,22 +20,21 @@ from psworker.ctl.bench.workloads.big_parameter import (
     big_tensors,
     stepping,
 )
+from psworker.ctl.bench.workloads.rpc_steps import rpc_steps, start_rpc
 
 
 def _start(ground: Ground) -> dict[str, str]:
     coordinator = ground.start_job()
-    bare_port, rpc_port = free_port(), free_port()
+    bare_port = str(free_port())
     ground.start(
         "bare stream",
         "psworker.ctl.bench.bare_stream_server",
-        *(str(bare_port), str(ground.sizes.element_count), str(LEARNING_RATE)),
+        *(bare_port, str(ground.sizes.element_count), str(LEARNING_RATE)),
     )
-    if rpc.is_available():
-        ground.start("rpc server", "psworker.ctl.bench.rpc_server", str(rpc_port))
     return {
         "coordinator": coordinator,
-        "bare": str(bare_port),
-        "rpc": str(rpc_port),
+        "bare": bare_port,
+        "rpc": start_rpc(ground, Transports.TCP),
     }
 
 
@@ -53,22 +43,7 @@ def _paramserver(member: Member) -> Contender:
 
 
 def _torch_rpc(member: Member) -> Contender:
-    if not rpc.is_available():
-        raise CannotRunError(
-            "this torch was built without torch.distributed.rpc; use one of the "
-            "builds for Linux"
-        )
-    first, gradient = big_tensors(member)
-    join_rpc(WORKER_NAME, 1, int(member.places["rpc"]))
-    member.stack.callback(rpc.shutdown)
-    rpc.rpc_sync(SERVER_NAME, hold, args=(first, LEARNING_RATE))
-    held = first
-
-    def run() -> None:
-        nonlocal held
-        held = rpc.rpc_sync(SERVER_NAME, push_pull, args=(gradient,))
-
-    return Contender(run, values=lambda: [held])
+    return rpc_steps(member, member.places["rpc"], Transports.TCP)
 
 
 def _bare_stream(member: Member) -> Contender:
