@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
+from psworker.optimizer import PreparedOptimizer
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect, key
 from tests.integration.ones_worker import Worker
@@ -82,6 +83,43 @@ def test_a_worker_that_was_evicted_between_steps_joins_again_in_the_next(
     assert len(told) == 1
     assert "worker w0 was evicted" in told[0]
     assert "as start 2, at clock 2" in told[0]
+
+
+@pytest.mark.parametrize("is_step", [True, False], ids=["step", "push_nothing"])
+def test_a_gradient_is_thrown_away_once_by_what_finds_the_eviction(
+    job: Job, *, is_step: bool
+) -> None:
+    """A step ends with its own gradient, one that pushes nothing leaves it begun."""
+    with FaultProxy(job.address) as proxy:
+        other = worker_of(job, job.address, "w1")
+        worker = worker_of(job, proxy.address, "w0")
+        with other.ps, worker.ps:
+            state = worker.optimizer.state_dict()
+            evict(job, proxy, "w0")
+            other.step()
+            assert isinstance(worker.optimizer, PreparedOptimizer)
+            assert worker.ps._stepper is not None
+            worker.ps._stepper.pending.draw(4)
+            worker.backward()
+            # So that shards are asked before the push begins.
+            worker.optimizer.load_state_dict(state)
+
+            if is_step:
+                worker.step()
+            else:
+                worker.optimizer.push_nothing()
+            found = worker.ps.last_push
+            with Crew({"w1": lambda _: other.step()}) as crew:
+                after = worker.step()
+                crew.results()
+
+            assert found is not None
+            assert (found.outcome, found.rejoined) == ("dropped", True)
+            assert (after.outcome, after.rejoined) == (
+                "applied" if is_step else "dropped",
+                False,
+            )
+            assert worker.value == other.value
 
 
 def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) -> None:
