@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 from torch import distributed
+from typer.testing import CliRunner
 
 import psserver.bench.apply
 from psserver.bench.dedupe import push_durations_s
 from psserver.core.record import Mode
+from pswire.exit_codes import ExitCode
 from psworker import event_loop
+from psworker.ctl.__main__ import app
 from psworker.ctl.bench.member import measure
 from psworker.ctl.bench.suite import WORKLOADS, workload_named
 from psworker.ctl.bench.workload import Member, Sizes
+from psworker.ctl.failures import CommandError
 from tests.integration.job import Job
 
 SIZES = Sizes(
@@ -117,3 +121,40 @@ def test_a_contender_that_fails_ends_the_workload() -> None:
     broken = replace(workload, entries=(entry,))
     with ExitStack() as stack, pytest.raises(RuntimeError, match="it broke"):
         measure(broken, Member(rank=0, count=1, sizes=SIZES, places={}, stack=stack))
+
+
+def test_a_workload_that_fails_has_the_end_of_its_log_and_the_next_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = workload_named("apply")
+    broken = replace(
+        sound, name="broken", member_module="psworker.ctl.bench.no_such_module"
+    )
+    monkeypatch.setattr("psworker.ctl.bench.suite.WORKLOADS", (broken, sound))
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["bench", "all", "--repetitions", "2", "--mib", "1", "--out", str(out)]
+    )
+    assert done.exit_code == ExitCode.ERROR
+    first, second = json.loads((out / "bench.json").read_text())["workloads"]
+    assert "member 0 ended with exit code 1" in first["failure"]
+    assert "No module named psworker.ctl.bench.no_such_module" in first["failure"]
+    assert first["targets"][0]["is_met"] is None
+    assert second["failure"] is None
+    assert second["targets"][0]["ratio"] > 0
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    tmp_path: Path, is_file: bool
+) -> None:
+    out = tmp_path / "out"
+    if is_file:
+        out.write_text("")
+        wanted = f"{out} is a file; name a folder"
+    else:
+        out = out / "deeper"
+        wanted = f"there is no folder {out.parent}; create it"
+    done = CliRunner().invoke(app, ["bench", "all", "--out", str(out)])
+    assert isinstance(done.exception, CommandError)
+    assert str(done.exception) == wanted
