@@ -16,6 +16,7 @@ from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
+from psworker.difference_log import DifferenceLog
 from psworker.edited_values import EditedValues
 from psworker.errors import (
     CorruptionError,
@@ -91,6 +92,7 @@ class Stepper(OptimizerCalls):
         self._generation = 0
         self._is_closed = False
         self._account = PushAccount(pending)
+        self._differences = DifferenceLog()
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
@@ -422,6 +424,7 @@ class Stepper(OptimizerCalls):
             )
             self._generation = max(reply.generation for reply in replies)
             result = combine(replies)
+            self._differences.note(replies)
             if result.dropped:
                 jump = find_jump(
                     self._loop,

@@ -218,6 +218,7 @@ class HyperparametersDiffer:
     """Workers of one clock carry different hyperparameters; the first one counts."""
 
     clock: int
+    optimizer: str
     used: WorkerKey
     other: WorkerKey
     group: int

@@ -50,6 +50,7 @@ class HyperparameterComparison:
             found.append(
                 HyperparametersDiffer(
                     clock=clock,
+                    optimizer=trailer.optimizer,
                     used=used,
                     other=other,
                     group=group,

@@ -34,6 +34,7 @@ from psserver.host.changes import Changes
 from psserver.host.chunk_updates import ChunkUpdates
 from psserver.host.clock_norms import ClockNorms
 from psserver.host.cut_images import CutImages, CutReport
+from psserver.host.differing_workers import DifferingWorkers
 from psserver.host.history import ShardHistory
 from psserver.host.idle_workers import IdleWorkers
 from psserver.host.monotonic import now_ms
@@ -71,6 +72,7 @@ class ShardHost:
         images: Parts of snapshots.
         states: Optimizer state that pushes will load.
         history: What it does, for an offline check.
+        differing: Members that are to be told of hyperparameters that do not count.
         contradicting: Members whose bytes contradicted their finite verdict.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
@@ -95,6 +97,7 @@ class ShardHost:
         self.images = CutImages()
         self.states = StagedStates()
         self.history = ShardHistory()
+        self.differing = DifferingWorkers()
         self.contradicting: set[WorkerKey] = set()
         self.silent_since_ms: int | None = None
         self.end_reason = ""
@@ -362,6 +365,7 @@ class ShardHost:
         members = {member.worker for member in record.members}
         self.ahead.keep_only(members)
         self.contradicting &= members
+        self.differing.keep_only(members)
         self.states.keep_only(members, model.core.closed_sequence)
         # In BSP nothing comes late, and no copies are kept.
         model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
@@ -403,6 +407,7 @@ class ShardHost:
                 )
             case HyperparametersDiffer():
                 warn_hyperparameters(effect)
+                self.differing.note(effect)
             case DeclarationsDiffer():
                 warn_declarations(effect)
             case ChunkTorn():

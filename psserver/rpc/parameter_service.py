@@ -121,7 +121,8 @@ class ParameterService:
                     continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")
-                yield self._response(item, started_ms).SerializeToString()
+                response = self._response(item, started_ms, call.push.worker)
+                yield response.SerializeToString()
                 if isinstance(item, Reply):
                     return
         finally:
@@ -134,7 +135,7 @@ class ParameterService:
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Reply):
-                    reply = reply_message(self._host, item)
+                    reply = reply_message(self._host, item, call.push.worker)
                     return messages.PushResponse(reply=reply).SerializeToString()
         finally:
             await call.close()
@@ -264,13 +265,14 @@ class ParameterService:
     # Inside
 
     def _response(
-        self, item: ClockChoice | Reply | None, started_ms: int
+        self, item: ClockChoice | Reply | None, started_ms: int, worker: WorkerKey
     ) -> messages.PushPullResponse:
         if item is None:
             waiting = waiting_message(self._host, now_ms() - started_ms)
             return messages.PushPullResponse(waiting=waiting)
         if isinstance(item, Reply):
-            return messages.PushPullResponse(reply=reply_message(self._host, item))
+            reply = reply_message(self._host, item, worker)
+            return messages.PushPullResponse(reply=reply)
         return messages.PushPullResponse(staged=choice_message(item))
 
     async def _chunk_message(self, item: Outgoing, worker: WorkerKey) -> bytes:

@@ -5,14 +5,16 @@ code.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from psserver.core.effects import HyperparametersDiffer
 from psserver.core.push import PushId, Reply, Trailer
-from psserver.core.record import ClockChoice
+from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import ShardModel
@@ -20,6 +22,7 @@ from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
 from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
 from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import OptimizerSpec
 from pswire.v1 import membership_pb2, push_pb2
 
 SEQUENCE_MAX = 1 << 62
@@ -242,8 +245,11 @@ def check_frame(frame: ChunkFrame) -> None:
     frame.verify()
 
 
-def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
-    """Writes a reply."""
+def reply_message(
+    host: ShardHost, reply: Reply, worker: WorkerKey | None = None
+) -> push_pb2.PushReply:
+    """Writes a reply; one to a worker's push tells it what it is to be told once."""
+    difference = None if worker is None else host.differing.take(worker)
     return push_pb2.PushReply(
         outcome=push_pb2.Outcome.ValueType(reply.outcome),
         shard_incarnation=host.incarnation,
@@ -257,6 +263,26 @@ def reply_message(host: ShardHost, reply: Reply) -> push_pb2.PushReply:
         staleness_bound=reply.staleness_bound,
         closed_sequence=reply.closed_sequence,
         grad_norm=reply.grad_norm,
+        hyperparameter_difference=None
+        if difference is None
+        else difference_message(host.model.optimizers, difference),
+    )
+
+
+def difference_message(
+    optimizers: Iterable[OptimizerSpec], difference: HyperparametersDiffer
+) -> push_pb2.HyperparameterDifference:
+    """Says which hyperparameters count, and which the worker has, by their names."""
+    spec = next(each for each in optimizers if each.name == difference.optimizer)
+    used, own = difference.values
+    return push_pb2.HyperparameterDifference(
+        worker_id=difference.used.worker_id,
+        optimizer=difference.optimizer,
+        clock=difference.clock,
+        group=difference.group,
+        names=spec.hyperparameter_names,
+        used=used,
+        own=own,
     )
 
 

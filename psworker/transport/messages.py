@@ -281,6 +281,29 @@ def reply_of(message: push_pb2.PushReply) -> values.PushReply:
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),
         closed_sequence=message.closed_sequence,
         grad_norm=message.grad_norm if message.HasField("grad_norm") else None,
+        difference=_difference_of(message),
+    )
+
+
+def _difference_of(
+    message: push_pb2.PushReply,
+) -> values.HyperparameterDifference | None:
+    if not message.HasField("hyperparameter_difference"):
+        return None
+    told = message.hyperparameter_difference
+    if not len(told.names) == len(told.used) == len(told.own):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            "a difference of hyperparameters has not as many names as values",
+        )
+    return values.HyperparameterDifference(
+        worker_id=told.worker_id,
+        optimizer=told.optimizer,
+        clock=told.clock,
+        group=told.group,
+        names=tuple(told.names),
+        used=tuple(told.used),
+        own=tuple(told.own),
     )
 
 

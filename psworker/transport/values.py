@@ -270,6 +270,7 @@ class PushReply:
         nonfinite_worker_ids: For whose gradient the clock was skipped.
         closed_sequence: This worker's pushes up to it are done or closed.
         grad_norm: Norm of the gradient before it was clipped, if the job clips.
+        difference: Told once where this worker's hyperparameters do not count.
     """
 
     outcome: Outcome
@@ -284,6 +285,30 @@ class PushReply:
     nonfinite_worker_ids: tuple[str, ...] = ()
     closed_sequence: int = 0
     grad_norm: float | None = None
+    difference: "HyperparameterDifference | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class HyperparameterDifference:
+    """Whose hyperparameters count, in the first group in which they differ.
+
+    Attributes:
+        worker_id: The worker whose values count.
+        optimizer: The optimizer.
+        clock: Where it was seen.
+        group: Parameter group.
+        names: Of the values.
+        used: Values that count.
+        own: This worker's.
+    """
+
+    worker_id: str
+    optimizer: str
+    clock: int
+    group: int
+    names: tuple[str, ...]
+    used: tuple[float, ...]
+    own: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

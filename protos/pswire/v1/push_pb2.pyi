@@ -412,6 +412,7 @@ class PushReply(google.protobuf.message.Message):
     STALENESS_BOUND_FIELD_NUMBER: builtins.int
     CLOSED_SEQUENCE_FIELD_NUMBER: builtins.int
     GRAD_NORM_FIELD_NUMBER: builtins.int
+    HYPERPARAMETER_DIFFERENCE_FIELD_NUMBER: builtins.int
     outcome: global___Outcome.ValueType
     """What became of the push. `APPLIED` for a pull."""
     shard_incarnation: builtins.int
@@ -445,6 +446,10 @@ class PushReply(google.protobuf.message.Message):
     def nonfinite_worker_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Workers whose gradient was not finite, when skipped."""
 
+    @property
+    def hyperparameter_difference(self) -> global___HyperparameterDifference:
+        """Set once when the sender's hyperparameters are not those that count."""
+
     def __init__(
         self,
         *,
@@ -460,12 +465,63 @@ class PushReply(google.protobuf.message.Message):
         staleness_bound: builtins.int = ...,
         closed_sequence: builtins.int = ...,
         grad_norm: builtins.float | None = ...,
+        hyperparameter_difference: global___HyperparameterDifference | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "grad_norm", b"grad_norm", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "grad_norm", b"grad_norm", "hyperparameter_difference", b"hyperparameter_difference"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_grad_norm", b"_grad_norm", "clock", b"clock", "closed_sequence", b"closed_sequence", "frontier", b"frontier", "generation", b"generation", "grad_norm", b"grad_norm", "hyperparameter_difference", b"hyperparameter_difference", "mode", b"mode", "nonfinite_worker_ids", b"nonfinite_worker_ids", "outcome", b"outcome", "shard_incarnation", b"shard_incarnation", "staleness", b"staleness", "staleness_bound", b"staleness_bound", "version", b"version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_grad_norm", b"_grad_norm"]) -> typing.Literal["grad_norm"] | None: ...
 
 global___PushReply = PushReply
+
+@typing.final
+class HyperparameterDifference(google.protobuf.message.Message):
+    """How the sender's hyperparameters differ from those of the longest contributor,
+    in the first parameter group that does. Values go by `names`.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    OWN_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """Worker whose values count."""
+    optimizer: builtins.str
+    """Optimizer that is stepped."""
+    clock: builtins.int
+    """Clock at which it was seen."""
+    group: builtins.int
+    """Parameter group, from 0."""
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Hyperparameters of the optimizer's class."""
+
+    @property
+    def used(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Values that count."""
+
+    @property
+    def own(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Values of the sender."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        optimizer: builtins.str = ...,
+        clock: builtins.int = ...,
+        group: builtins.int = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+        used: collections.abc.Iterable[builtins.float] | None = ...,
+        own: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "group", b"group", "names", b"names", "optimizer", b"optimizer", "own", b"own", "used", b"used", "worker_id", b"worker_id"]) -> None: ...
+
+global___HyperparameterDifference = HyperparameterDifference
 
 @typing.final
 class Awaited(google.protobuf.message.Message):
