@@ -1,12 +1,15 @@
 """The workloads of `psctl bench all`, each in small beside a job in this process."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uvloop
 from torch import distributed
 from typer.testing import CliRunner
 
@@ -16,9 +19,12 @@ from psserver.core.record import Mode
 from pswire.exit_codes import ExitCode
 from psworker import event_loop
 from psworker.ctl.__main__ import app
+from psworker.ctl.bench.bare_stream_server import serve
+from psworker.ctl.bench.machine import free_port
 from psworker.ctl.bench.member import measure
 from psworker.ctl.bench.suite import WORKLOADS, workload_named
 from psworker.ctl.bench.workload import Member, Sizes
+from psworker.ctl.bench.workloads.big_parameter import LEARNING_RATE
 from psworker.ctl.failures import CommandError
 from tests.integration.job import Job
 
@@ -30,8 +36,11 @@ SIZES = Sizes(
     repetition_count=2,
 )
 
-# These have processes of others: `test_bench.py` runs such whole.
-WHOLE = {"exchange", "one_host", "apply"}
+# Measured by a process of its own kind; see below.
+ELSEWHERE = {"apply"}
+
+# Torch's RPC joins once in a process: `test_bench.py` has it in one of its own.
+RPC = "torch_rpc"
 
 
 @pytest.fixture
@@ -44,6 +53,24 @@ def group(tmp_path: Path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+@contextmanager
+def bare_stream_served(port: int) -> Iterator[None]:
+    """The server of the bare stream, on a thread of its own as the daemons are."""
+    loop = uvloop.new_event_loop()
+    serving = loop.create_task(serve(port, SIZES.element_count, LEARNING_RATE))
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(asyncio.wait([serving]))
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(serving.cancel)
+        thread.join()
+        loop.close()
+    assert serving.cancelled()
+
+
 def started_job(folder: Path, shard_count: int, mode: Mode) -> Job:
     folder.mkdir()
     return Job(folder, shard_count=shard_count, mode=mode)
@@ -51,18 +78,23 @@ def started_job(folder: Path, shard_count: int, mode: Mode) -> Job:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    "name", [each.name for each in WORKLOADS if each.name not in WHOLE]
+    "name", [each.name for each in WORKLOADS if each.name not in ELSEWHERE]
 )
 def test_a_workload_measures_its_contenders_and_compares_their_values(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workload = workload_named(name)
+    entries = tuple(each for each in workload.entries if each.name != RPC)
+    workload = replace(workload, entries=entries)
     mode = Mode.ASP if name == "rate" else Mode.BSP
     with ExitStack() as stack:
         job = stack.enter_context(started_job(tmp_path / "one", 1, mode))
         second = job
         if name == "shards":
             second = stack.enter_context(started_job(tmp_path / "two", 2, mode))
+        bare_port = free_port()
+        if name == "exchange":
+            stack.enter_context(bare_stream_served(bare_port))
         event_loop.acquire()
         stack.callback(event_loop.release)
         places = {
@@ -71,6 +103,7 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             "one_shard": job.address,
             "two_shards": second.address,
             "dedupe_s": "0.001",
+            "bare": str(bare_port),
         }
         member = Member(rank=0, count=1, sizes=SIZES, places=places, stack=stack)
         measure(workload, member)

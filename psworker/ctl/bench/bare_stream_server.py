@@ -72,7 +72,10 @@ async def serve(port: int, element_count: int, learning_rate: float) -> None:
     server.add_generic_rpc_handlers((BareStream(element_count, learning_rate),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    await server.wait_for_termination()
+    try:
+        await server.wait_for_termination()
+    finally:
+        await server.stop(None)
 
 
 def main() -> None:
