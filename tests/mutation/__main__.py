@@ -26,7 +26,7 @@ SUITES: Final = {
     "unit tests": ["tests/unit/psserver/core"],
 }
 
-SCHEDULE_COUNT: Final = "1680"
+SCHEDULE_COUNT: Final = "2280"
 
 TIMEOUT_S: Final = 600
 

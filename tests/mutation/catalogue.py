@@ -186,4 +186,25 @@ BUGS = (
             ),
         ),
     ),
+    PlantedBug(
+        "state that a lost worker's last push brings and some shards do not load",
+        (
+            Edit(
+                f"{CORE}/push_progress.py",
+                "        if source == push.worker:\n",
+                "        is_member = self._clocks.member_of(source) is not None\n"
+                "        if source == push.worker and is_member:\n",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "declarations of optimizers that a restart forgets",
+        (
+            Edit(
+                f"{CORE}/job_model.py",
+                "        self.declared = optimizers[len(first) :]\n",
+                "",
+            ),
+        ),
+    ),
 )
