@@ -79,6 +79,15 @@ class OutgoingPush:
         self._chunks.append((index, message))
         self._notify(self._grown)
 
+    @property
+    def whole_message(self) -> bytes | None:
+        """All of it as one message, where it is small and of one chunk at most."""
+        chunks = self._chunks
+        if len(self.chunk_indexes) > 1 or len(chunks) < len(self.chunk_indexes):
+            return None
+        message = b"".join(message for _, message in chunks)
+        return message + self._opening if len(message) <= _JOINED_BYTES_MAX else None
+
     async def requests(self, held: frozenset[int]) -> AsyncGenerator[bytes, None]:
         """The messages, as they are built.
 

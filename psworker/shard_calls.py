@@ -82,6 +82,8 @@ class ShardCalls:
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
         self.states = ShardStateCalls(self._clients, membership)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
+        # Whether pushes wait for commits, as one was told: they are streamed.
+        self._commits = False
         self._history = history or PushHistory()
 
     async def close(self) -> None:
@@ -214,6 +216,7 @@ class ShardCalls:
 
         async def push_one(shard_index: int) -> PushReply:
             def on_staged(choice: ClockChoice) -> None:
+                self._commits = True
                 commits.take_staged(shard_index, choice)
 
             own = silence.receiver(shard_index, replace(receiver, on_staged=on_staged))
@@ -346,6 +349,15 @@ class ShardCalls:
                     call, ahead = ahead, None
                     return await call.complete(shard_index, pushes, receiver, deadline)
                 client = await self._clients.of(shard_index)
+                # Failpoints of sending are between the messages of a stream.
+                at_once = attempt == 0 and not (self._commits or failpoints.armed)
+                if at_once and (whole := push.whole_message) is not None:
+                    reply = await client.push_pull_once(
+                        whole, receiver, timeout_s=left_s(deadline)
+                    )
+                    if reply is not None:
+                        return reply
+                    held = push.chunk_indexes
                 requests = (
                     requests_with_failpoints(pushes, shard_index, held)
                     if failpoints.armed

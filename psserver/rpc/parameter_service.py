@@ -57,6 +57,9 @@ class ParameterService:
                     streaming(self.push_pull)
                 ),
                 "Push": grpc.stream_unary_rpc_method_handler(unary(self.push)),
+                "PushPullOnce": grpc.unary_unary_rpc_method_handler(
+                    unary(self.push_pull_once)
+                ),
                 "Pull": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull),
                     request_deserializer=reader(messages.PullRequest),
@@ -125,6 +128,27 @@ class ParameterService:
                 yield response.SerializeToString()
                 if isinstance(item, Reply):
                     return
+        finally:
+            await call.close()
+
+    async def push_pull_once(self, request: bytes, context: Context) -> bytes:
+        """Takes a push that is one message, and answers with one."""
+        call = await PushCall.open_whole(self._host, request)
+        try:
+            chunks: list[bytes] = []
+            while True:
+                item = await call.next(WAITING_INTERVAL_MS / 1000)
+                if isinstance(item, Outgoing):
+                    chunks.append(await self._chunk_message(item, call.push.worker))
+                    continue
+                if failpoints.armed and isinstance(item, Reply):
+                    failpoints.hit("shard.before_reply")
+                answer = self._response(
+                    item, call.session.opened_ms, call.push.worker
+                ).SerializeToString()
+                # The fields are those of a stream's responses, and messages of
+                # protobuf concatenate.
+                return b"".join((*chunks, answer))
         finally:
             await call.close()
 

@@ -92,6 +92,28 @@ class PushCall:
         return call
 
     @classmethod
+    async def open_whole(cls, host: ShardHost, data: bytes) -> "PushCall":
+        """Admits a push that is one message.
+
+        Raises:
+            Refusal: With no state changed.
+        """
+        message = read_push_message(data)
+        if message.header is None or message.trailer is None:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                "a push in one message has a header and a trailer",
+            )
+        call = await cls._admit(host, message.header, wants_values=True)
+        try:
+            await call._await_declaration(message)
+            call.take(message)
+        except BaseException:
+            await call.close()
+            raise
+        return call
+
+    @classmethod
     async def _admit(
         cls, host: ShardHost, header: push_pb2.PushHeader, *, wants_values: bool
     ) -> "PushCall":

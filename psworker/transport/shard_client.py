@@ -93,6 +93,9 @@ class ShardClient:
         self._push_pull: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
             self._channel.stream_stream(_SERVICE + "PushPull", None, None)
         )
+        self._push_once: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = (
+            self._channel.unary_unary(_SERVICE + "PushPullOnce", None, None)
+        )
         self._pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
             self._channel.unary_stream(_SERVICE + "Pull", None, None)
         )
@@ -130,6 +133,26 @@ class ShardClient:
                     writing.cancel()
                     await asyncio.gather(writing, return_exceptions=True)
                 return reply
+
+    async def push_pull_once(
+        self, message: bytes, receiver: Receiver, *, timeout_s: float
+    ) -> values.PushReply | None:
+        """Sends a push that is one message and receives values.
+
+        Args:
+            message: A serialized `PushPullOnceRequest`.
+            receiver: Takes the values.
+            timeout_s: Deadline of the call.
+
+        Returns:
+            The answer, `None` when the push waits at the shard for others or for a
+            commit: it goes on by `push_pull`.
+        """
+        self._traffic.sent_bytes += len(message)
+        call = self._push_once(message, timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self._peer):
+                return self._take(await call, receiver)
 
     async def pull(
         self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
@@ -383,21 +406,27 @@ class ShardClient:
             response = await call.read()
             if not isinstance(response, bytes):
                 break  # grpc.aio.EOF
-            self._traffic.received_bytes += len(response)
-            for number, view in split_fields(response):
-                if number == RESPONSE_CHUNK_FIELD:
-                    receiver.on_chunk(view)
-                elif number == RESPONSE_REPLY_FIELD:
-                    message = push_pb2.PushReply.FromString(bytes(view))
-                    reply = messages.reply_of(message)
-                elif number == RESPONSE_WAITING_FIELD:
-                    waiting = push_pb2.Waiting.FromString(bytes(view))
-                    receiver.on_waiting(messages.waiting_of(waiting))
-                elif number == RESPONSE_STAGED_FIELD:
-                    choice = membership_pb2.ClockChoice.FromString(bytes(view))
-                    receiver.on_staged(messages.choice_of(choice))
+            reply = self._take(response, receiver) or reply
         if reply is None:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
             )
+        return reply
+
+    def _take(self, response: bytes, receiver: Receiver) -> values.PushReply | None:
+        """Gives away what a response holds, but for the reply."""
+        self._traffic.received_bytes += len(response)
+        reply: values.PushReply | None = None
+        for number, view in split_fields(response):
+            if number == RESPONSE_CHUNK_FIELD:
+                receiver.on_chunk(view)
+            elif number == RESPONSE_REPLY_FIELD:
+                message = push_pb2.PushReply.FromString(bytes(view))
+                reply = messages.reply_of(message)
+            elif number == RESPONSE_WAITING_FIELD:
+                waiting = push_pb2.Waiting.FromString(bytes(view))
+                receiver.on_waiting(messages.waiting_of(waiting))
+            elif number == RESPONSE_STAGED_FIELD:
+                choice = membership_pb2.ClockChoice.FromString(bytes(view))
+                receiver.on_staged(messages.choice_of(choice))
         return reply

@@ -128,6 +128,78 @@ class PushPullResponse(google.protobuf.message.Message):
 global___PushPullResponse = PushPullResponse
 
 @typing.final
+class PushPullOnceRequest(google.protobuf.message.Message):
+    """A whole push."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    TRAILER_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    @property
+    def header(self) -> pswire.v1.push_pb2.PushHeader:
+        """Identity."""
+
+    @property
+    def trailer(self) -> pswire.v1.push_pb2.PushTrailer:
+        """Completes the push."""
+
+    @property
+    def chunk(self) -> pswire.v1.push_pb2.GradientChunk:
+        """The gradient, if there is any."""
+
+    def __init__(
+        self,
+        *,
+        header: pswire.v1.push_pb2.PushHeader | None = ...,
+        trailer: pswire.v1.push_pb2.PushTrailer | None = ...,
+        chunk: pswire.v1.push_pb2.GradientChunk | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> None: ...
+
+global___PushPullOnceRequest = PushPullOnceRequest
+
+@typing.final
+class PushPullOnceResponse(google.protobuf.message.Message):
+    """The whole answer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: builtins.int
+    REPLY_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    STAGED_FIELD_NUMBER: builtins.int
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.ParameterChunk]:
+        """The updated parameters."""
+
+    @property
+    def reply(self) -> pswire.v1.push_pb2.PushReply:
+        """Outcome. Missing when the push is staged, but not done."""
+
+    @property
+    def waiting(self) -> pswire.v1.push_pb2.Waiting:
+        """Whom it waits for, in place of a reply."""
+
+    @property
+    def staged(self) -> pswire.v1.membership_pb2.ClockChoice:
+        """What waits for a commit, in place of a reply."""
+
+    def __init__(
+        self,
+        *,
+        chunks: collections.abc.Iterable[pswire.v1.push_pb2.ParameterChunk] | None = ...,
+        reply: pswire.v1.push_pb2.PushReply | None = ...,
+        waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        staged: pswire.v1.membership_pb2.ClockChoice | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
+
+global___PushPullOnceResponse = PushPullOnceResponse
+
+@typing.final
 class PushRequest(google.protobuf.message.Message):
     """As `PushPullRequest`."""
 

@@ -46,6 +46,11 @@ class ParameterServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullResponse.FromString,
                 _registered_method=True)
+        self.PushPullOnce = channel.unary_unary(
+                '/pswire.v1.ParameterService/PushPullOnce',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceResponse.FromString,
+                _registered_method=True)
         self.Push = channel.stream_unary(
                 '/pswire.v1.ParameterService/Push',
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushRequest.SerializeToString,
@@ -111,6 +116,16 @@ class ParameterServiceServicer(object):
     def PushPull(self, request_iterator, context):
         """Pushes a gradient and receives the updated parameters on one stream, in
         both directions at once. Idempotent by push id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PushPullOnce(self, request, context):
+        """A whole push of one small chunk, and the updated parameters, in one message
+        each: a stream costs several times as much. Comes back without a reply when
+        the push has to wait, or has to be committed: send it again by PushPull.
+        Idempotent by push id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +214,11 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullResponse.SerializeToString,
             ),
+            'PushPullOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushPullOnce,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceResponse.SerializeToString,
+            ),
             'Push': grpc.stream_unary_rpc_method_handler(
                     servicer.Push,
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushRequest.FromString,
@@ -284,6 +304,33 @@ class ParameterService(object):
             '/pswire.v1.ParameterService/PushPull',
             pswire_dot_v1_dot_parameter__service__pb2.PushPullRequest.SerializeToString,
             pswire_dot_v1_dot_parameter__service__pb2.PushPullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushPullOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.ParameterService/PushPullOnce',
+            pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceResponse.FromString,
             options,
             channel_credentials,
             insecure,

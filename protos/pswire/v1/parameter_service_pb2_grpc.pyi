@@ -36,6 +36,16 @@ class ParameterServiceStub:
     both directions at once. Idempotent by push id.
     """
 
+    PushPullOnce: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.PushPullOnceRequest,
+        pswire.v1.parameter_service_pb2.PushPullOnceResponse,
+    ]
+    """A whole push of one small chunk, and the updated parameters, in one message
+    each: a stream costs several times as much. Comes back without a reply when
+    the push has to wait, or has to be committed: send it again by PushPull.
+    Idempotent by push id.
+    """
+
     Push: grpc.StreamUnaryMultiCallable[
         pswire.v1.parameter_service_pb2.PushRequest,
         pswire.v1.parameter_service_pb2.PushResponse,
@@ -122,6 +132,16 @@ class ParameterServiceAsyncStub:
     ]
     """Pushes a gradient and receives the updated parameters on one stream, in
     both directions at once. Idempotent by push id.
+    """
+
+    PushPullOnce: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.PushPullOnceRequest,
+        pswire.v1.parameter_service_pb2.PushPullOnceResponse,
+    ]
+    """A whole push of one small chunk, and the updated parameters, in one message
+    each: a stream costs several times as much. Comes back without a reply when
+    the push has to wait, or has to be committed: send it again by PushPull.
+    Idempotent by push id.
     """
 
     Push: grpc.aio.StreamUnaryMultiCallable[
@@ -212,6 +232,18 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[pswire.v1.parameter_service_pb2.PushPullResponse], collections.abc.AsyncIterator[pswire.v1.parameter_service_pb2.PushPullResponse]]:
         """Pushes a gradient and receives the updated parameters on one stream, in
         both directions at once. Idempotent by push id.
+        """
+
+    @abc.abstractmethod
+    def PushPullOnce(
+        self,
+        request: pswire.v1.parameter_service_pb2.PushPullOnceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.parameter_service_pb2.PushPullOnceResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.PushPullOnceResponse]]:
+        """A whole push of one small chunk, and the updated parameters, in one message
+        each: a stream costs several times as much. Comes back without a reply when
+        the push has to wait, or has to be committed: send it again by PushPull.
+        Idempotent by push id.
         """
 
     @abc.abstractmethod
