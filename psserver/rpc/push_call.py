@@ -151,6 +151,9 @@ class PushCall:
         if failpoints.armed:
             failpoints.hit("shard.push_received")
         optimizer = self._header.optimizer
+        if message.chunk is not None:
+            # Before the trailer: a push that comes at once is whole, or is refused.
+            self._take_chunk(message.chunk)
         if message.trailer is not None:
             trailer = read_trailer(self._host, optimizer, message.trailer)
             if trailer.loads_state:
@@ -160,8 +163,6 @@ class PushCall:
                 self._enter(self._ahead, trailer)
             elif self._entry is not None:
                 self._host.model.core.add_trailer(self.push, self._entry, trailer)
-        if message.chunk is not None:
-            self._take_chunk(message.chunk)
         self._host.pump()
 
     def _take_chunk(self, frame: ChunkFrame) -> None:

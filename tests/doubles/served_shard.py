@@ -120,6 +120,12 @@ class ServedShard:
             call.send(self.chunk(chunk_index, value))
         return call
 
+    def push_once(self, name: str, sequence: int) -> "OpenPushOnce":
+        """A push of ones for the first chunk alone, in one message."""
+        ones = {0: 1.0}
+        parts = self.chunk(0, 1.0), self.header(name, sequence), self.trailer(ones)
+        return OpenPushOnce(self, b"".join(parts))
+
     def header(self, name: str, sequence: int, **changes: Any) -> bytes:  # noqa: ANN401
         values: dict[str, Any] = {
             **self._target(name),
@@ -259,7 +265,6 @@ class _Open:
         for field, view in split_fields(message):
             if field == RESPONSE_CHUNK_FIELD:
                 self.values.append(_value_of(self._shard, view))
-                return
         response = parameter_service_pb2.PushPullResponse.FromString(message)
         if response.HasField("waiting"):
             self.waiting.append(response.waiting)
@@ -302,3 +307,20 @@ def _value_of(shard: ServedShard, view: memoryview) -> tuple[int, float]:
     values = tensor_from_buffer(frame.data, element_type)
     assert torch.equal(values, values[:1].expand(len(values)))
     return frame.index, float(values[0])
+
+
+class OpenPushOnce(_Open):
+    """A call of `PushPullOnce`."""
+
+    def __init__(self, shard: ServedShard, message: bytes) -> None:
+        super().__init__(shard)
+
+        async def answers() -> AsyncIterator[bytes]:
+            yield await shard.service.push_pull_once(message, NO_CONTEXT)
+
+        self._begin(answers())
+
+    async def ended(self) -> None:
+        """Returns when the call has ended, with a reply or without."""
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.task

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -21,11 +21,11 @@ Fault = Callable[[Stream], Stream]
 
 
 class BreakableHandler(grpc.GenericRpcHandler):
-    """Passes calls on; each `PushPull` breaks as the next fault says, if any is left.
+    """Passes calls on; each push breaks as the next fault says, if any is left.
 
     Attributes:
         faults: How the next calls break.
-        push_count: Calls of `PushPull` so far.
+        push_count: Calls of `PushPull` and `PushPullOnce` so far.
     """
 
     def __init__(self, inner: grpc.GenericRpcHandler) -> None:
@@ -38,13 +38,36 @@ class BreakableHandler(grpc.GenericRpcHandler):
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         method = self._inner.service(handler_call_details)
         name = handler_call_details.method
-        if method is None or not str(name).endswith("/PushPull"):
+        kind = str(name).rpartition("/")[2]
+        if method is None or kind not in ("PushPull", "PushPullOnce"):
             return method
         self.push_count += 1
         if not self.faults:
             return method
+        fault = self.faults.popleft()
+        if kind == "PushPullOnce":
+            return grpc.unary_unary_rpc_method_handler(broken_once(method, fault))
         stream: Any = method.stream_stream
-        return grpc.stream_stream_rpc_method_handler(self.faults.popleft()(stream))
+        return grpc.stream_stream_rpc_method_handler(fault(stream))
+
+
+def broken_once(
+    method: "grpc.RpcMethodHandler[Any, Any]", fault: Fault
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    """The unary call, broken as a stream of one message each way would be."""
+    unary: Any = method.unary_unary
+
+    async def stream(requests: Messages, context: Context) -> Messages:
+        async for request in requests:
+            yield await unary(request, context)
+
+    async def broken(request: bytes, context: Context) -> bytes:
+        async def one() -> Messages:
+            yield request
+
+        return b"".join([answer async for answer in fault(stream)(one(), context)])
+
+    return broken
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from pswire.frames import (
     REQUEST_TRAILER_FIELD,
     encode_chunk,
     join_fields,
+    split_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import Chunk
-from pswire.reasons import ErrorReason
+from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import (
     membership_pb2,
     push_pb2,
@@ -169,6 +170,31 @@ def check_refused(target: Target, method: str, case: Case) -> None:
     assert fragment in text
     assert_readable(text)
     assert target.state() == before
+
+
+def check_refused_at_once(target: Target, case: Case) -> None:
+    """As `check_refused`, of a push that is one message."""
+    reason, fragment, make = case
+    message = b"".join(make(target))
+    if not _has_trailer(message):
+        message += target.trailer()
+    before = target.state()
+    call = streamed(target.channel, "PushPullOnce")
+
+    code, text, found = refusal_of(call(iter([message]), timeout=TIMEOUT_S))
+
+    assert found == reason, (code, text)
+    assert fragment in text
+    assert_readable(text)
+    assert target.state() == before
+
+
+def _has_trailer(message: bytes) -> bool:
+    """Whether it has one, or is garbage before that can be told."""
+    try:
+        return any(field == REQUEST_TRAILER_FIELD for field, _ in split_fields(message))
+    except Refusal:
+        return True
 
 
 def check_goes_on(target: Target, cases: Iterable[Case]) -> None:

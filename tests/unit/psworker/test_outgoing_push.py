@@ -148,3 +148,29 @@ async def test_with_failpoints_the_same_is_sent_and_every_place_is_passed(
         *("worker.chunk_sent", "worker.chunk_sent", "worker.push_sent"),
         *("worker.chunk_sent", "worker.push_sent", "worker.in_barrier"),
     ]
+
+
+async def test_a_push_of_one_small_chunk_can_go_at_once() -> None:
+    push = push_of((True, False), [6])
+    assert push.whole_message is None  # the chunk is not made yet
+    push.append(6, chunk(6))
+
+    whole = push.whole_message
+
+    assert whole is not None
+    assert [whole] == [message async for message in push.requests(frozenset())]
+    nothing = push_of((False, False), []).whole_message
+    assert nothing is not None
+    message = parameter_service_pb2.PushPullOnceRequest.FromString(nothing)
+    assert message.HasField("trailer")
+    assert not message.HasField("chunk")
+
+
+def test_a_push_that_is_large_or_of_several_chunks_does_not_go_at_once() -> None:
+    large, several = push_of((True,), [6]), push_of((True, True), [6, 7])
+    large.append(6, chunk(6, 64 << 10))
+    for index in (6, 7):
+        several.append(index, chunk(index))
+
+    assert large.whole_message is None
+    assert several.whole_message is None

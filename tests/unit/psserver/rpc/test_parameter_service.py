@@ -408,3 +408,50 @@ async def test_other_calls_are_answered_while_a_large_chunk_is_read() -> None:
             lock.release()
         await pull.finished()
         assert pull.values == [(0, 1.0)]
+
+
+async def test_a_push_in_one_message_brings_its_update_and_its_reply(
+    make: Make,
+) -> None:
+    shard = make()
+    shard.start("a")
+
+    call = shard.push_once("a", 1)
+    reply = await call.finished()
+
+    assert call.values == [(0, 0.5)]
+    assert (reply.outcome, reply.clock) == (push_pb2.OUTCOME_APPLIED, 1)
+    again = await shard.push_once("a", 1).finished()
+    assert again.outcome == push_pb2.OUTCOME_DUPLICATE
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_push_in_one_message_that_waits_goes_on_by_a_stream(
+    make: Make,
+) -> None:
+    shard = make()
+    shard.start("ab")
+
+    call = shard.push_once("a", 1)
+    await call.ended()
+
+    assert call.reply is None
+    assert [each.name for each in call.waiting[0].awaited] == ["b"]
+    stream = OpenPush(shard)
+    stream.send(shard.header("a", 1) + shard.trailer({0: 1.0}))
+    other = shard.push("b", 1, {0: 1.0})
+    assert (await stream.finished()).outcome == push_pb2.OUTCOME_APPLIED
+    assert stream.values == [(0, 0.5)]
+    assert (await other.finished()).clock == 1
+
+
+async def test_a_push_in_one_message_that_needs_a_commit_says_so(make: Make) -> None:
+    shard = make(**TWO_PHASE)
+    shard.start("a")
+
+    call = shard.push_once("a", 1)
+    await call.ended()
+
+    assert (call.reply, call.staged) == (None, [(1, ["a"])])
+    assert await shard.commit("a", 1, ["a"])
+    assert (await shard.push_once("a", 1).finished()).clock == 1
