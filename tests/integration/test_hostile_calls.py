@@ -29,7 +29,6 @@ from tests.integration.forged_calls import (
     assert_readable,
     check_goes_on,
     check_refused,
-    check_refused_at_once,
     refusal_of,
     streamed,
 )
@@ -247,28 +246,6 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
 @pytest.mark.parametrize("case", PUSHES)
 def test_a_forged_push_changes_nothing(target: Target, case: str, method: str) -> None:
     check_refused(target, method, PUSHES[case])
-
-
-@pytest.mark.parametrize("case", PUSHES.keys() - {"nothing"})
-def test_a_forged_push_in_one_message_changes_nothing(
-    target: Target, case: str
-) -> None:
-    check_refused_at_once(target, PUSHES[case])
-
-
-@pytest.mark.parametrize("field", ["header", "trailer"])
-def test_a_push_in_one_message_has_header_and_trailer(
-    target: Target, field: str
-) -> None:
-    before = target.state()
-    call = streamed(target.channel, "PushPullOnce")
-    message = target.trailer() if field == "header" else target.header()
-
-    _, text, reason = refusal_of(call(iter([message]), timeout=TIMEOUT_S))
-
-    assert reason == ErrorReason.MALFORMED_MESSAGE
-    assert "a push in one message has a header and a trailer" in text
-    assert target.state() == before
 
 
 def test_training_goes_on_after_every_forged_push(target: Target) -> None:
