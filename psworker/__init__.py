@@ -15,6 +15,7 @@ from psworker.fork_guard import disable_grpc_fork_handlers
 disable_grpc_fork_handlers()
 
 if TYPE_CHECKING:
+    from psworker.compression import Compression
     from psworker.connection import Connection
     from psworker.entrance import connect
     from psworker.errors import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClosedError",
+    "Compression",
     "ConfigurationError",
     "ConnectError",
     "Connection",
@@ -91,6 +93,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Compression": "compression",
     "Connection": "connection",
     "LocalConnection": "local_connection",
     "connect": "entrance",

@@ -17,6 +17,7 @@ from pswire.placement import place
 from psworker import event_loop, fork_guard
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
+from psworker.compression import CompressionChoice, check_possible
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data_link import DataLink
@@ -40,17 +41,19 @@ from psworker.prepare import (
     Prepared,
     check_overlap,
     check_same_clip_norm,
+    made_optimizer,
     point_schedulers,
     sort_objects,
+    store_of,
 )
-from psworker.prepare_again import refuse_other_policies, sort_again
+from psworker.prepare_again import refuse_other_choices, sort_again
+from psworker.push_compression import PushCompression
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.refusals import at_entrance
 from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.call_error import CallError
 
 logger: Final = logging.getLogger("psworker")
@@ -216,6 +219,7 @@ class Connection:
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
+        compression: CompressionChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
@@ -240,6 +244,8 @@ class Connection:
             overlap: Whether gradients leave while `backward()` goes on, and `step()`
                 returns before the new values are there: the next forward pass waits
                 for each as it reads it. The numbers are the same. See `wait`.
+            compression: How to send fewer bytes: `"bf16"`, `"fp16"`, `"int8"`, `"topk"`
+                or `"onebit"`, or a `Compression`; the same on every worker.
 
         Returns:
             The same in the same order, a single one as it is: models, schedulers and
@@ -262,16 +268,20 @@ class Connection:
                     "steps overlap if the first prepare() says so, and it did not; "
                     "leave overlap out when prepare() is called again"
                 )
-            refuse_other_policies(self._active.given, buffers)
+            refuse_other_choices(self._active.given, buffers, compression)
             return self._prepare_again(self._active, objects, clip_grad_norm)
-        given = sort_objects(objects, clip_grad_norm=clip_grad_norm, buffers=buffers)
+        given = sort_objects(
+            objects,
+            clip_grad_norm=clip_grad_norm,
+            buffers=buffers,
+            compression=compression,
+        )
+        check_possible(given.compression, overlap=overlap)
         if buffers is None:
             tell_defaults(given.buffers)
+        timeout_s = self._config.step_timeout_s
         link = DataLink(
-            self._loop,
-            self._session,
-            self._pending,
-            wait_timeout_s=self._config.step_timeout_s,
+            self._loop, self._session, self._pending, wait_timeout_s=timeout_s
         )
         replaced: dict[int, Any] = {
             id(loader): _leased(loader, link, name)
@@ -283,11 +293,10 @@ class Connection:
         by_loader = dict(replaced)
         self._stepper = stepper = self._join(given, overlap=overlap)
         optimizers = {
-            name: PreparedOptimizer(optimizer, given.specs[name], stepper, given.bound)
+            name: made_optimizer(optimizer, given.specs[name], stepper, given)
             for name, optimizer in given.optimizers.items()
         }
         for each in optimizers.values():
-            self._watch_groups(each)
             each.scale_with(given.loss_scales)
         given.states.clear()  # the shards have it
         link.start(stepper, optimizers)
@@ -364,10 +373,9 @@ class Connection:
         replaced: dict[int, Any] = dict(again.loaders)
         for name, optimizer in again.optimizers.items():
             states = states_of(optimizer, given.bound.index_of_tensors())
-            made = PreparedOptimizer(optimizer, specs[name], self._stepper, given.bound)
+            made = made_optimizer(optimizer, specs[name], self._stepper, given)
             made.take_place(states)
             made.scale_with(again.loss_scales or given.loss_scales)
-            self._watch_groups(made)
             active.optimizers[name].retire()
             active.optimizers[name] = replaced[id(optimizer)] = made
         point_schedulers(again.schedulers, replaced)
@@ -376,10 +384,6 @@ class Connection:
         active.link.start(self._stepper, active.optimizers)
         results = tuple(replaced.get(id(each), each) for each in objects)
         return results[0] if len(results) == 1 else results
-
-    def _watch_groups(self, optimizer: PreparedOptimizer) -> None:
-        if isinstance(self._stepper, OverlappedStepper):
-            optimizer.watch_parameters(self._stepper.settle)
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""
@@ -438,12 +442,7 @@ class Connection:
         schema = given.bound.schema
         placement = place(schema, self._session.settings.shard_count)
         buffers = Buffers(given.bound, given.buffers)
-        kinds = {"buffers": given.buffers, "local": buffers.local}
-        store = (
-            ArrivingValues.of(given.bound, placement, given.specs.values(), **kinds)
-            if overlap
-            else ValueStore(given.bound.tensors, placement, **kinds)
-        )
+        store = store_of(given, placement, local=buffers.local, overlap=overlap)
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
@@ -462,6 +461,7 @@ class Connection:
             ),
             "edited": EditedValues(schema, given.bound.tensors),
             "buffers": buffers,
+            "compression": PushCompression(given.compression, schema),
             "timeout_s": step_timeout_s,
         }
         if isinstance(store, ArrivingValues):

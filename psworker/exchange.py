@@ -21,6 +21,7 @@ from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush
 from psworker.overlap.ahead_calls import AheadCalls
 from psworker.pending import DataRange
+from psworker.push_compression import PushEncoder
 from psworker.push_result import PushResult
 from psworker.tensor_chunks import ChunkSource, ValueStore
 from psworker.transport.shard_client import Receiver
@@ -108,6 +109,7 @@ class PushExchange:
         replies: The answers, once they are there.
         ahead: Calls that have sent chunks of it before it was begun, if any have.
         on_loaded: Told when the shards have taken the state that it carries.
+        encoder: Encodes its chunks in fewer bytes, if the job sends them so.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -118,6 +120,7 @@ class PushExchange:
     replies: Sequence[PushReply] | None = None
     ahead: AheadCalls | None = None
     on_loaded: Callable[[], None] | None = None
+    encoder: PushEncoder | None = None
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 
@@ -217,6 +220,8 @@ class PushExchange:
         """
         if self.on_loaded is not None and not result.dropped:
             self.on_loaded()
+        if self.encoder is not None:
+            self.encoder.settle(is_counted=not (result.dropped or result.skipped))
         return replace(result, outcome="dropped") if self.is_discarded else result
 
     def take_ahead(self) -> AheadCalls | None:

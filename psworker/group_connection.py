@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice
+from psworker.compression import CompressionChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.data.split_value import Split
@@ -150,6 +151,7 @@ class GroupConnection:
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
+        compression: CompressionChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job, as one worker if the models are data-parallel.
 
@@ -180,6 +182,7 @@ class GroupConnection:
                 clip_grad_norm=clip_grad_norm,
                 buffers=buffers,
                 overlap=overlap,
+                compression=compression,
             )
         if overlap:
             raise UnsupportedError(
@@ -193,6 +196,7 @@ class GroupConnection:
             [plain.get(id(each), each) for each in objects],
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
+            compression=compression,
         )
         loaders = {id(each): _checked_loader(each) for each in given.loaders.values()}
         self._steps, results = self._join(given, wrapped[0][1], buffers)
@@ -289,6 +293,7 @@ class GroupConnection:
                 *objects,
                 clip_grad_norm=given.clip_grad_norm or None,
                 buffers=buffers,
+                compression=given.compression,
             )
             return _place_of(inner)
 

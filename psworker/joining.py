@@ -70,7 +70,11 @@ class Joining:
         specs = list(given.specs.values())
         loaders = list(given.loaders)
         asking = self._session.join(
-            given.bound.schema, specs, loaders, clip_grad_norm=given.clip_grad_norm
+            given.bound.schema,
+            specs,
+            loaders,
+            clip_grad_norm=given.clip_grad_norm,
+            compression=str(given.compression),
         )
         self._loop.run(asking)
         deadline = time.monotonic() + timeout_s

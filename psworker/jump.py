@@ -3,17 +3,22 @@
 In the user's thread.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pswire.reasons import ErrorReason
 from psworker.errors import EvictedError, StepTimeoutError, WaitTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
+from psworker.push_result import PushResult
 from psworker.session import Session
 from psworker.tensor_chunks import ValueStore
 from psworker.transport.values import Identity, Member, PushReply, Record
+
+logger: Final = logging.getLogger("psworker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,28 @@ def pull_jump(
             reason=error.reason,
             facts=error.facts,
         ) from None
+
+
+def pull_lost(
+    loop: EventLoop,
+    session: Session,
+    store: ValueStore,
+    result: PushResult,
+    deadline: float,
+) -> None:
+    """Pulls all values, where a change did not fit those that are here.
+
+    Raises:
+        StepTimeoutError: They did not come in time.
+    """
+    logger.warning(
+        "a shard has sent changes of other values than this worker has: it pulls all"
+    )
+    record = session.membership.record
+    generation = record.generation if record is not None else 0
+    jump = Jump(generation, result.clock, 0)
+    pull_jump(loop, session, store, jump, deadline)
+    store.held.is_lost = False
 
 
 def member_in(record: Record | None, worker: Identity) -> Member:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, read_choice
+from psworker.compression import CompressionChoice, read_compression
 from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError
@@ -132,6 +133,7 @@ class LocalConnection:
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
+        compression: CompressionChoice = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
@@ -145,6 +147,7 @@ class LocalConnection:
             buffers: As `Connection.prepare` has it; a process that is alone keeps its
                 own.
             overlap: Changes nothing: there is nobody to send to.
+            compression: Changes nothing either.
 
         Returns:
             The same objects in the same order, a single one as it is; in the place of a
@@ -156,6 +159,7 @@ class LocalConnection:
         self._steps.refuse_closed()
         check_clip_norm(clip_grad_norm)
         check_overlap(overlap)
+        read_compression(compression)
         read_choice(buffers)
         fresh = [each for each in objects if not self._is_known_loader(each)]
         if self._is_prepared:

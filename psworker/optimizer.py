@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pswire.compression import NO_COMPRESSION
 from pswire.optimizers import flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
@@ -20,8 +21,10 @@ from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, describe_optimizer
 from psworker.optimizer_state import States, fill, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
+from psworker.push_compression import PushCompression
 from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
+from psworker.saved_residuals import KEY, pack_residuals, unpack_residuals
 from psworker.schedules import Schedules
 from psworker.steps import Groups, PushExtras, Steps
 from psworker.transport.values import OptimizerSettings
@@ -65,6 +68,7 @@ class PreparedOptimizer(Optimizer):
         spec: OptimizerSpec,
         steps: Steps,
         bound: BoundSchema,
+        compression: PushCompression | None = None,
     ) -> None:
         self._is_prepared = False
         super().__init__(inner.param_groups, inner.defaults)
@@ -75,6 +79,7 @@ class PreparedOptimizer(Optimizer):
         self._inner = inner
         self._steps = steps
         self._bound = bound
+        self._compression = compression or PushCompression(NO_COMPRESSION, bound.schema)
         # Loaded here and not yet taken by the shards.
         self._unsent: States | None = None
         self._digest = ""  # of the first declaration
@@ -290,9 +295,14 @@ class PreparedOptimizer(Optimizer):
             states = self._steps.optimizer_state(self.name, self._digest)
         try:
             fill(self, self._bound.tensors, states, class_name=self.spec.class_name)
-            return super().state_dict()
+            packed = super().state_dict()
         finally:
             self.state.clear()
+        residuals = self._compression.residuals_of(self.name)
+        if residuals:
+            indexes = self._bound.index_of_tensors()
+            packed[KEY] = pack_residuals(self.param_groups, indexes, residuals)
+        return packed
 
     @at_entrance
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -305,11 +315,15 @@ class PreparedOptimizer(Optimizer):
             ValueError: The groups are of other sizes than this optimizer's.
         """
         self._refuse_retired("load")
+        indexes = self._bound.index_of_tensors()
+        saved = state_dict.get(KEY, {})
+        residuals = unpack_residuals(self.param_groups, indexes, saved)
         try:
             super().load_state_dict(state_dict)
-            self._unsent = states_of(self, self._bound.index_of_tensors())
+            self._unsent = states_of(self, indexes)
         finally:
             self.state.clear()
+        self._compression.load(self.name, residuals)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes what `load_state_dict` has read, as the user's class does."""

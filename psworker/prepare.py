@@ -1,7 +1,7 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pswire.clipping import is_clip_norm
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.placement import Placement
 from pswire.schema import OptimizerSpec
 from psworker.buffer_policies import BufferChoice, BufferPolicy, choose_policies
+from psworker.compression import CompressionChoice, read_compression
 from psworker.errors import ConfigurationError
 from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
+from psworker.overlap.arriving_values import ArrivingValues
+from psworker.overlapped_stepper import OverlappedStepper
 from psworker.schedules import parts
 from psworker.sparse_gradients import refuse_modules
+from psworker.stepper import Stepper
+from psworker.tensor_chunks import ValueStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Prepared:
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
         states: State of optimizers that have any, by name: of a loaded checkpoint.
         buffers: Policy of each buffer, by its entry in the schema.
+        compression: How gradients and values are sent.
     """
 
     objects: tuple[Any, ...]
@@ -52,6 +60,7 @@ class Prepared:
     clip_grad_norm: float = 0.0
     buffers: dict[int, BufferPolicy] = field(default_factory=dict)
     loss_scales: LossScales = field(default_factory=LossScales)
+    compression: Compression = NO_COMPRESSION
 
 
 def sort_objects(
@@ -59,6 +68,7 @@ def sort_objects(
     *,
     clip_grad_norm: float | None = None,
     buffers: BufferChoice = None,
+    compression: CompressionChoice = None,
 ) -> Prepared:
     """Names and describes what was given.
 
@@ -70,6 +80,7 @@ def sort_objects(
     check_objects(objects)
     check_clip_norm(clip_grad_norm)
     scalers = (each for each in objects if isinstance(each, GradScaler))
+    chosen = read_compression(compression)
     models = _named("model", objects, nn.Module)
     optimizers = _named("optimizer", objects, Optimizer)
     bound = bind_models(models)
@@ -92,6 +103,7 @@ def sort_objects(
         states={name: state for name, state in states.items() if state},
         buffers=choose_policies(bound, buffers),
         loss_scales=LossScales(scalers),
+        compression=chosen,
     )
 
 
@@ -212,3 +224,35 @@ def check_kinds(objects: Sequence[Any]) -> None:
         if id(each) in seen:
             raise ConfigurationError(f"a {type(each).__name__} was given twice")
         seen.add(id(each))
+
+
+def made_optimizer(
+    inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
+) -> PreparedOptimizer:
+    """The optimizer that steps on the shards in place of the user's."""
+    made = PreparedOptimizer(inner, spec, stepper, given.bound, stepper.compression)
+    if isinstance(stepper, OverlappedStepper):
+        made.watch_parameters(stepper.settle)
+    return made
+
+
+def store_of(
+    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
+) -> ValueStore:
+    """Where the values of a job go.
+
+    Args:
+        given: What is trained.
+        placement: How tensors are cut.
+        local: Entries of buffers that are never written to.
+        overlap: Whether values come while a forward pass reads them.
+    """
+    named: dict[str, Any] = {
+        "buffers": given.buffers,
+        "local": local,
+        "compression": given.compression,
+    }
+    if overlap:
+        specs = given.specs.values()
+        return ArrivingValues.of(given.bound, placement, specs, **named)
+    return ValueStore(given.bound.tensors, placement, **named)

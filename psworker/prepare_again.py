@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from psworker.buffer_policies import BufferChoice, choose_policies
+from psworker.compression import CompressionChoice, read_compression
 from psworker.errors import ConfigurationError
 from psworker.loss_scales import LossScales
 from psworker.optimizer import PreparedOptimizer
@@ -35,16 +36,26 @@ class PreparedAgain:
     loss_scales: LossScales
 
 
-def refuse_other_policies(given: Prepared, choice: BufferChoice) -> None:
-    """Checks that a second call names no other policies of buffers.
+def refuse_other_choices(
+    given: Prepared, buffers: BufferChoice, compression: CompressionChoice
+) -> None:
+    """Checks that a second call names no other policies of buffers or compression.
 
     Raises:
         ConfigurationError: It does, or what it names is none.
     """
-    if choice is not None and choose_policies(given.bound, choice) != given.buffers:
+    if buffers is not None and choose_policies(given.bound, buffers) != given.buffers:
         raise ConfigurationError(
             "buffers keep the policies of the first prepare(); leave buffers out, or "
             "give the same, when prepare() is called again"
+        )
+    if compression is not None and (
+        str(read_compression(compression)) != str(given.compression)
+    ):
+        raise ConfigurationError(
+            f"the job sends as the first prepare() said, "
+            f"{str(given.compression) or 'without compression'}; leave compression "
+            "out, or give the same, when prepare() is called again"
         )
 
 

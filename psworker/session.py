@@ -147,6 +147,7 @@ class Session:
         loaders: Sequence[str],
         *,
         clip_grad_norm: float = 0.0,
+        compression: str = "",
     ) -> None:
         """Asks to become a member.
 
@@ -162,12 +163,17 @@ class Session:
                 optimizers,
                 loaders,
                 clip_grad_norm=clip_grad_norm,
+                compression=compression,
                 timeout_s=timeout_s,
             )
 
         self.shards.clip_grad_norm = clip_grad_norm
         self._ask_again = lambda: self.join(
-            schema, optimizers, loaders, clip_grad_norm=clip_grad_norm
+            schema,
+            optimizers,
+            loaders,
+            clip_grad_norm=clip_grad_norm,
+            compression=compression,
         )
         self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():

@@ -28,7 +28,7 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
-from psworker.jump import find_jump, pull_jump
+from psworker.jump import find_jump, pull_jump, pull_lost
 from psworker.next_push import (
     delivery_of,
     empty_trailer,
@@ -38,6 +38,7 @@ from psworker.next_push import (
 from psworker.optimizer_calls import OptimizerCalls, T
 from psworker.pending import PendingData
 from psworker.push_account import PushAccount
+from psworker.push_compression import PushCompression
 from psworker.push_result import PushResult, combine
 from psworker.session import Session
 from psworker.spent_gradients import SpentGradients
@@ -57,6 +58,7 @@ class Stepper(OptimizerCalls):
         last_push: What became of the newest push, `None` before the first.
         sequence_acknowledged: Last push that is settled on every shard.
         rejoin_count: How often the worker was evicted and has joined again.
+        compression: What is kept for gradients in fewer bytes.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Stepper(OptimizerCalls):
         rejoining: Rejoining,
         edited: EditedValues,
         buffers: Buffers,
+        compression: PushCompression,
         timeout_s: float,
     ) -> None:
         self._loop = loop
@@ -81,6 +84,7 @@ class Stepper(OptimizerCalls):
         super().__init__(StateExchange(loop, session, store, timeout_s))
         self._buffers = buffers
         self._buffers.note_all(store)
+        self.compression = compression
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
@@ -400,14 +404,20 @@ class Stepper(OptimizerCalls):
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        return PushExchange.begin(
-            next_header(self._session, spec.name, self.sequence_acknowledged + 1),
+        header = next_header(self._session, spec.name, self.sequence_acknowledged + 1)
+        source.encoder = encoder = self.compression.encoder(
+            header, loss_scale=trailer.loss_scale
+        )
+        exchange = PushExchange.begin(
+            header,
             trailer,
             source,
             placement=self._store.placement,
             incarnations=incarnations_of_shards(self._session),
             loop=self._loop,
         )
+        exchange.encoder = encoder
+        return exchange
 
     def _conclude(self, exchange: PushExchange) -> PushResult | None:
         """Does what is left of a step whose push has begun."""
@@ -436,6 +446,8 @@ class Stepper(OptimizerCalls):
                 self.sequence_acknowledged = jump.sequence
                 pulled = pull_jump(self._loop, self._session, store, jump, deadline)
                 result = replace(combine(pulled), outcome="dropped")
+            if store.held.is_lost:
+                pull_lost(self._loop, self._session, store, result, deadline)
         except (StepTimeoutError, CorruptionError):
             raise
         except EvictedError:

@@ -8,11 +8,13 @@ slice of a contiguous CPU tensor but the one into the message.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 import xxhash
 
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import (
     ENCODING_RAW,
     ENCODING_SPARSE_ROWS,
@@ -25,6 +27,17 @@ from pswire.placement import Chunk, Placement, Slice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.slice_rows import Int64s, SliceRows, pack_rows
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
+from psworker.held_values import FEWER_BYTES, HeldValues
+
+
+class ChunkEncoder(Protocol):
+    """Turns the elements of a dense chunk into fewer bytes; see `PushEncoder`."""
+
+    def encode(
+        self, chunk: Chunk, presence: Sequence[bool], data: torch.Tensor
+    ) -> tuple[int, bytes] | None:
+        """The number of an encoding and its data; None for a chunk as it is."""
+        ...
 
 
 class ChunkSource:
@@ -34,10 +47,12 @@ class ChunkSource:
 
     Attributes:
         tensors: One for each entry of the schema, `None` where it is absent.
+        encoder: Makes fewer bytes of dense chunks, if the job sends gradients so.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self.tensors = tensors
+        self.encoder: ChunkEncoder | None = None
         self._flat: dict[int, torch.Tensor] = {}
         self._rows: dict[int, Int64s] = {}
 
@@ -56,13 +71,19 @@ class ChunkSource:
     def encode(self, chunk: Chunk, outer_field: int) -> bytes:
         """A message that holds only this chunk, with its present slices."""
         presence = self.presence(chunk)
-        data, row_indices = self._payload(chunk, presence)
+        elements, row_indices = self._gathered(chunk, presence)
+        elements = elements.cpu()
+        encoding = ENCODING_RAW if row_indices is None else ENCODING_SPARSE_ROWS
+        data: memoryview | bytes = buffer_of(elements)
+        if self.encoder is not None and row_indices is None:
+            fewer = self.encoder.encode(chunk, presence, elements)
+            encoding, data = fewer or (encoding, data)
         return encode_chunk(
             outer_field,
             index=chunk.index,
             presence=bits_to_bytes(presence),
             data=data,
-            encoding=ENCODING_RAW if row_indices is None else ENCODING_SPARSE_ROWS,
+            encoding=encoding,
             row_indices=row_indices or b"",
         )
 
@@ -77,16 +98,14 @@ class ChunkSource:
 
     @torch.no_grad()
     def digest(self, chunk: Chunk) -> int | None:
-        """The digest that a message of this chunk would carry; None for rows only."""
-        data, row_indices = self._payload(chunk, self.presence(chunk))
-        return xxhash.xxh3_64_intdigest(data) if row_indices is None else None
+        """The digest of a chunk's elements as they are; None for rows only.
 
-    def _payload(
-        self, chunk: Chunk, presence: tuple[bool, ...]
-    ) -> tuple[memoryview, bytes | None]:
-        """Elements of the present slices as they are sent, and which rows they are."""
-        data, row_indices = self._gathered(chunk, presence)
-        return buffer_of(data.cpu()), row_indices
+        That of its message too, unless the elements are encoded in fewer bytes.
+        """
+        data, row_indices = self._gathered(chunk, self.presence(chunk))
+        if row_indices is not None:
+            return None
+        return xxhash.xxh3_64_intdigest(buffer_of(data.cpu()))
 
     def _gathered(
         self, chunk: Chunk, presence: tuple[bool, ...]
@@ -156,6 +175,7 @@ class ValueStore:
         tensors: One for each entry of the schema.
         placement: How they are cut.
         written: Entries of buffers into which values were written; the owner clears it.
+        held: Values as they came; says whether some are lost, to be pulled.
     """
 
     def __init__(
@@ -165,6 +185,8 @@ class ValueStore:
         *,
         buffers: Collection[int] = (),
         local: Collection[int] = (),
+        compression: Compression = NO_COMPRESSION,
+        held: HeldValues | None = None,
     ) -> None:
         """Takes the user's tensors as they are.
 
@@ -173,12 +195,15 @@ class ValueStore:
             placement: How they are cut.
             buffers: Entries that are buffers.
             local: Of these, entries that are never written to.
+            compression: How values come.
+            held: Values that came before, for a copy of another store.
         """
         self.tensors = list(tensors)
         self.placement = placement
         self.written: set[int] = set()
         self._buffers = frozenset(buffers)
         self._local = frozenset(local)
+        self.held = held or HeldValues(compression, buffers)
         self._chunks_with_buffers = frozenset(
             chunk.index
             for chunk in placement.chunks
@@ -212,14 +237,19 @@ class ValueStore:
             if is_present
         ]
         sizes = [piece.element_count for piece in pieces]
-        if sum(sizes) * chunk.element_type.byte_count != len(frame.data):
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {chunk.index} has {len(frame.data)} bytes for {sum(sizes)} "
-                f"elements of {chunk.element_type.name.lower()}",
-            )
-        frame.verify()
-        values = tensor_from_buffer(frame.data, chunk.element_type)
+        if frame.encoding in FEWER_BYTES:
+            frame.verify()
+            self._know(chunk)
+            decoded = self.held.decoded(chunk, presence, frame)
+            if decoded is None:  # to be pulled
+                return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
+            values = decoded
+        else:
+            frame.check_whole()
+            check_byte_count(chunk, sum(sizes), len(frame.data))
+            frame.verify()
+            values = tensor_from_buffer(frame.data, chunk.element_type)
+            self.held.take(chunk, presence, values)
         return CheckedChunk(chunk, frame.digest, pieces, sizes, values)
 
     @torch.no_grad()
@@ -248,6 +278,7 @@ class ValueStore:
             self.placement,
             buffers=self._buffers,
             local=self._local,
+            held=self.held,
         )
 
     @torch.no_grad()
@@ -268,6 +299,12 @@ class ValueStore:
         self.tensors[entry_index] = tensor
         self._flat.pop(entry_index, None)
 
+    def _know(self, chunk: Chunk) -> None:
+        """Before the first change: this worker gave the job its first values."""
+        if self.held.is_wanted(chunk):
+            source = ChunkSource(self.tensors)
+            self.held.take(chunk, (True,) * len(chunk.slices), source.gather(chunk))
+
     def _chunk_of(self, frame: ChunkFrame) -> Chunk:
         if frame.index >= len(self.placement.chunks):
             raise Refusal(
@@ -279,7 +316,6 @@ class ValueStore:
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {frame.index} comes in parts, which this release does not read",
             )
-        frame.check_whole()
         return self.placement.chunks[frame.index]
 
     def _copy_with_buffers(
@@ -327,6 +363,20 @@ class ValueStore:
             staged = tensor.detach().contiguous().view(-1)
             self._staged[entry_index] = staged
         return staged
+
+
+def check_byte_count(chunk: Chunk, element_count: int, byte_count: int) -> None:
+    """Checks that elements of a chunk take as many bytes as they should.
+
+    Raises:
+        Refusal: `CHUNK_INVALID`.
+    """
+    if element_count * chunk.element_type.byte_count != byte_count:
+        raise Refusal(
+            ErrorReason.CHUNK_INVALID,
+            f"chunk {chunk.index} has {byte_count} bytes for {element_count} "
+            f"elements of {chunk.element_type.name.lower()}",
+        )
 
 
 def _copy_alone(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from pswire.compression import Compression
 from psworker.buffer_policies import BufferChoice
 from psworker.push_result import PushResult
 
@@ -91,6 +92,7 @@ class WorkerConnection(Protocol):
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
+        compression: str | Compression | None = None,
     ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.
 

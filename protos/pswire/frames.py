@@ -56,7 +56,51 @@ ENCODING_RAW: Final = 1
 ENCODING_SPARSE_ROWS: Final = 2
 """The elements of some rows of a gradient; see `pswire.slice_rows`."""
 
-_ENCODINGS: Final = {ENCODING_RAW: "raw", ENCODING_SPARSE_ROWS: "sparse rows"}
+ENCODING_BF16: Final = 16
+"""As bfloat16; see `pswire.encodings.bf16`, and so on."""
+
+ENCODING_FP16: Final = 17
+"""As float16 with a factor."""
+
+ENCODING_INT8: Final = 18
+"""As signed bytes, with a scale for each block."""
+
+ENCODING_TOPK: Final = 19
+"""The largest elements alone."""
+
+ENCODING_ONEBIT: Final = 20
+"""Signs, with a size for each block."""
+
+ENCODING_CHANGE: Final = 21
+"""Parameters only: how they differ from what was sent before; see
+`pswire.encodings.change`."""
+
+ENCODING_UNCHANGED: Final = 22
+"""Parameters only, no data: the elements are those that the receiver has, as the digest
+says."""
+
+_ENCODINGS: Final = {
+    ENCODING_RAW: "raw",
+    ENCODING_SPARSE_ROWS: "sparse rows",
+    ENCODING_BF16: "bf16",
+    ENCODING_FP16: "fp16",
+    ENCODING_INT8: "int8",
+    ENCODING_TOPK: "topk",
+    ENCODING_ONEBIT: "onebit",
+    ENCODING_CHANGE: "change",
+    ENCODING_UNCHANGED: "unchanged",
+}
+
+GRADIENT_ENCODINGS: Final = frozenset(
+    {
+        ENCODING_BF16,
+        ENCODING_FP16,
+        ENCODING_INT8,
+        ENCODING_TOPK,
+        ENCODING_ONEBIT,
+    }
+)
+"""Those of fewer bytes that a gradient may have, and a change of values."""
 
 DATA_ALIGNMENT_BYTES: Final = 16
 """`data` begins on a multiple of this from the start of a message that holds only a
@@ -125,8 +169,8 @@ class ChunkFrame:
         if self.encoding != ENCODING_RAW:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
-                f"chunk {self.index} comes as {_ENCODINGS[self.encoding]}, which only "
-                "a gradient may",
+                f"chunk {self.index} comes as {_ENCODINGS[self.encoding]}, and must be "
+                "raw here",
             )
 
 
@@ -256,17 +300,18 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
             numbers[number] = value
     encoding = numbers[_ENCODING]
     if encoding not in _ENCODINGS:
-        known = " and ".join(f"{key} ({name})" for key, name in _ENCODINGS.items())
+        known = ", ".join(f"{key} ({name})" for key, name in _ENCODINGS.items())
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"chunk {numbers[_INDEX]} has the encoding {encoding}, this release reads "
             f"{known}",
         )
-    if encoding == ENCODING_RAW and runs[_ROW_INDICES]:
+    if encoding != ENCODING_SPARSE_ROWS and runs[_ROW_INDICES]:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
-            f"chunk {numbers[_INDEX]} is raw and has {len(runs[_ROW_INDICES])} bytes "
-            "of row indices, which only sparse rows have",
+            f"chunk {numbers[_INDEX]} is {_ENCODINGS[encoding]} and has "
+            f"{len(runs[_ROW_INDICES])} bytes of row indices, which only sparse rows "
+            "have",
         )
     return ChunkFrame(
         index=numbers[_INDEX],

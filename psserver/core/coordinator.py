@@ -23,6 +23,7 @@ from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
 from psserver.core.roster import GONE, PRESENT, Roster, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardSlot
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -112,6 +113,7 @@ class CoordinatorCore:
         schema: ModelSchema | None,
         optimizers: tuple[OptimizerSpec, ...],
         clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
         record: Record | None,
         incarnations: dict[str, int],
         processes: dict[WorkerKey, str],
@@ -123,7 +125,7 @@ class CoordinatorCore:
         worker that was not yet a member keeps its place in the queue, too.
         """
         if schema is not None:
-            self.model.restore(schema, optimizers, clip_grad_norm)
+            self.model.restore(schema, optimizers, clip_grad_norm, compression)
         self._progress.restore(record)
         self._progress.roster = Roster(incarnations)
         self._patient_until_ms = now_ms + self.settings.return_ms
@@ -290,6 +292,7 @@ class CoordinatorCore:
         schema: ModelSchema,
         optimizers: tuple[OptimizerSpec, ...],
         clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
         loaders: tuple[str, ...],
         now_ms: int,
     ) -> None:
@@ -308,7 +311,7 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
-        if model.agree(schema, optimizers, clip_grad_norm):
+        if model.agree(schema, optimizers, clip_grad_norm, compression):
             self._progress.model = model
             self._progress.effects.append(SchemaFixed())
         entry.loaders = loaders

@@ -1,6 +1,7 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
 from pswire.clipping import is_clip_norm
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.optimizers import check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -25,6 +26,7 @@ class JobModel:
         optimizers: In the order in which `prepare` got them.
         declared: What was declared of them since, oldest first.
         clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
+        compression: How gradients and values are sent.
     """
 
     def __init__(self) -> None:
@@ -32,12 +34,14 @@ class JobModel:
         self.optimizers: tuple[OptimizerSpec, ...] = ()
         self.declared: tuple[OptimizerSpec, ...] = ()
         self.clip_grad_norm = 0.0
+        self.compression = Compression()
 
     def agree(
         self,
         schema: ModelSchema,
         optimizers: tuple[OptimizerSpec, ...],
         clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
     ) -> bool:
         """Takes the first worker's word, and holds every later one to it.
 
@@ -55,6 +59,7 @@ class JobModel:
             self.schema = schema
             self.optimizers = optimizers
             self.clip_grad_norm = clip_grad_norm
+            self.compression = compression
             return True
         lines = self.schema.differences(schema)
         if lines:
@@ -72,6 +77,13 @@ class JobModel:
                 f"the job has {_clip_text(self.clip_grad_norm)}, this worker has "
                 f"{_clip_text(clip_grad_norm)}: give all workers' prepare() the same",
             )
+        if str(compression) != str(self.compression):
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"the job has {_compression_text(self.compression)}, this worker has "
+                f"{_compression_text(compression)}: give all workers' prepare() the "
+                "same",
+            )
         return False
 
     @property
@@ -84,6 +96,7 @@ class JobModel:
         schema: ModelSchema,
         optimizers: tuple[OptimizerSpec, ...],
         clip_grad_norm: float,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         """Goes on with what was kept.
 
@@ -91,11 +104,12 @@ class JobModel:
             schema: Tensors of the job.
             optimizers: As `all_optimizers`.
             clip_grad_norm: As it was.
+            compression: As it was.
         """
         first: dict[str, OptimizerSpec] = {}
         for spec in optimizers:
             first.setdefault(spec.name, spec)
-        self.agree(schema, tuple(first.values()), clip_grad_norm)
+        self.agree(schema, tuple(first.values()), clip_grad_norm, compression)
         self.declared = optimizers[len(first) :]
 
     def declare(self, spec: OptimizerSpec) -> bool:
@@ -179,6 +193,10 @@ def _clip_text(clip_grad_norm: float) -> str:
     if not clip_grad_norm:
         return "no clip_grad_norm"
     return f"clip_grad_norm={clip_grad_norm:g}"
+
+
+def _compression_text(compression: Compression) -> str:
+    return f"compression ({compression})" if str(compression) else "no compression"
 
 
 def _check_clip(clip_grad_norm: float) -> None:

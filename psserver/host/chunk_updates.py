@@ -10,9 +10,11 @@ from psserver.host.push_session import Outgoing
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel
 from psserver.tensors.apply_engine import AppliedChunk
+from psserver.tensors.compressed_gradients import CompressedPayload
 from psserver.tensors.contribution import Contribution, SparsePayload, byte_count_of
 from pswire import failpoints
 from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.schema import ElementType
 
 Failed = Callable[[int, BaseException], None]
 
@@ -98,7 +100,6 @@ class ChunkUpdates:
     def _work(
         self, model: ShardModel, effect: ApplyChunk, push: PushId | None
     ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
-        contributions = with_bytes(effect.contributions)
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
         is_given = push is not None and self._gives_values(model, push)
@@ -107,7 +108,7 @@ class ChunkUpdates:
             applied = model.engine.apply(
                 chunk_index,
                 optimizer=effect.optimizer,
-                contributions=contributions,
+                contributions=with_bytes(effect.contributions),
                 total_weight=effect.total_weight,
                 hyperparameters=effect.hyperparameters,
                 spec_digest=effect.spec_digest,
@@ -122,6 +123,9 @@ class ChunkUpdates:
             )
             if not (any(presence) if is_clock else is_given):
                 return applied, None
+            if model.engine.encoder.sends_changes:
+                # It depends on whose call it is for, and is made when that wants it.
+                return applied, Outgoing(chunk_index, presence)
             message = model.engine.encode(
                 chunk_index,
                 RESPONSE_CHUNK_FIELD,
@@ -148,7 +152,7 @@ class ChunkUpdates:
 
 
 def with_bytes(parts: Sequence[StagedContribution]) -> list[Contribution]:
-    """What a core has kept of a chunk, for the arithmetic."""
+    """What a core has kept of a chunk, for the arithmetic; decodes what is encoded."""
     return [_contribution(part) for part in parts]
 
 
@@ -156,7 +160,7 @@ def byte_count(parts: Sequence[StagedContribution]) -> int:
     """How much there is to do: a few rows may mean an update of the whole chunk."""
     return sum(
         part.payload.chunk_bytes
-        if isinstance(part.payload, SparsePayload)
+        if isinstance(part.payload, SparsePayload | CompressedPayload)
         else byte_count_of(part.payload)
         for part in parts
     )
@@ -164,6 +168,11 @@ def byte_count(parts: Sequence[StagedContribution]) -> int:
 
 def _contribution(part: StagedContribution) -> Contribution:
     payload = part.payload
+    element_type = None
+    if isinstance(payload, CompressedPayload):
+        data = payload.decoded()
+        payload = SparsePayload(data, (), len(data))
+        element_type = ElementType.FLOAT32
     if not isinstance(payload, SparsePayload):
         assert isinstance(payload, memoryview)
         payload = SparsePayload(payload, (), len(payload))
@@ -174,4 +183,5 @@ def _contribution(part: StagedContribution) -> Contribution:
         data=payload.data,
         loss_scale=part.loss_scale,
         rows=payload.rows,
+        element_type=element_type,
     )

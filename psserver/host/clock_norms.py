@@ -44,11 +44,10 @@ class ClockNorms:
             self._pump()
 
         def begin(chunk_index: int, parts: Sequence[StagedContribution]) -> None:
-            contributions = with_bytes(parts)
             self._arithmetic.run(
                 lambda: model.engine.sum_of_squares(
                     chunk_index,
-                    contributions=contributions,
+                    contributions=with_bytes(parts),
                     total_weight=effect.total_weight,
                     optimizer=effect.optimizer,
                     spec_digest=effect.spec_digest,

@@ -119,6 +119,7 @@ class CoordinatorHost:
                         self.core.model.schema,
                         self.core.model.all_optimizers,
                         self.core.model.clip_grad_norm,
+                        self.core.model.compression,
                     )
                     if not self.core.model.declared:
                         self._log_clipping()

@@ -55,6 +55,7 @@ def restored_core(
         schema=stored.schema,
         optimizers=stored.optimizers,
         clip_grad_norm=stored.clip_grad_norm,
+        compression=stored.compression,
         record=stored.record,
         incarnations=stored.incarnations,
         processes=stored.worker_processes,

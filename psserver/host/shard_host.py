@@ -48,6 +48,7 @@ from psserver.host.shard_warnings import (
     warn_torn,
 )
 from psserver.host.staged_states import StagedStates
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.optimizer_states import encode_state
 from pswire.placement import Placement
@@ -174,6 +175,7 @@ class ShardHost:
         optimizers: tuple[OptimizerSpec, ...],
         *,
         clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         """Learns what the job trains, which may change until the job starts.
 
@@ -187,6 +189,7 @@ class ShardHost:
         if known is not None and (
             (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
             == (schema, optimizers, clip_grad_norm)
+            and known.compression == compression
         ):
             return
         self._model = shard_model(
@@ -196,6 +199,7 @@ class ShardHost:
             settings=self.settings,
             shard_index=self.shard_index,
             clip_grad_norm=clip_grad_norm,
+            compression=compression,
         )
         self.changes.notify()
 
@@ -323,14 +327,23 @@ class ShardHost:
                 core.withdraw_awaiting(worker)
 
     async def values_message(
-        self, chunk_index: int, presence: tuple[bool, ...] | None, reader: WorkerKey
+        self,
+        chunk_index: int,
+        presence: tuple[bool, ...] | None,
+        reader: WorkerKey,
+        *,
+        sequence: int | None,
     ) -> bytes:
-        """Encodes the values that a chunk has now for a worker."""
+        """Encodes the values that a chunk has now for a worker; see `encode`."""
         model = self.model
         chunk = model.placement.chunks[chunk_index]
         return await self._arithmetic.result(
             lambda: model.engine.encode(
-                chunk_index, RESPONSE_CHUNK_FIELD, presence=presence, reader=reader
+                chunk_index,
+                RESPONSE_CHUNK_FIELD,
+                presence=presence,
+                reader=reader,
+                sequence=sequence,
             ),
             chunk.byte_count,
         )
@@ -367,6 +380,7 @@ class ShardHost:
         self.contradicting &= members
         self.differing.keep_only(members)
         self.states.keep_only(members, model.core.closed_sequence)
+        model.engine.encoder.given.keep_only(members)
         # In BSP nothing comes late, and no copies are kept.
         model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
 

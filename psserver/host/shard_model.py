@@ -6,7 +6,9 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.shard import ShardCore
 from psserver.core.shard_rules import ShardRules
 from psserver.tensors.apply_engine import ApplyEngine
+from psserver.tensors.compressed_gradients import CompressedGradients
 from psserver.tensors.delay_rules import DelayRules
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.placement import Chunk, Placement
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -22,6 +24,8 @@ class ShardModel:
         engine: Values and optimizer state.
         core: The protocol.
         chunks: Chunks of this shard, in schema order.
+        compression: How gradients and values are sent.
+        compressed: Reads gradients of fewer bytes.
     """
 
     schema: ModelSchema
@@ -30,6 +34,8 @@ class ShardModel:
     engine: ApplyEngine
     core: ShardCore
     chunks: tuple[Chunk, ...]
+    compression: Compression
+    compressed: CompressedGradients
 
     def declare(self, optimizers: tuple[OptimizerSpec, ...]) -> None:
         """Takes what was declared of the optimizers since; what is known stays.
@@ -62,6 +68,7 @@ def shard_model(
     settings: JobSettings,
     shard_index: int,
     clip_grad_norm: float = 0.0,
+    compression: Compression = NO_COMPRESSION,
 ) -> ShardModel:
     """A shard at its beginning: values are zeros, to be seeded.
 
@@ -73,14 +80,24 @@ def shard_model(
         is_rate_scaled=settings.is_staleness_scaled,
         compensation=settings.delay_compensation,
     )
+    engine = ApplyEngine(
+        schema,
+        placement,
+        shard_index,
+        optimizers,
+        delay=delay,
+        compression=compression,
+    )
     return ShardModel(
         schema=schema,
         optimizers=optimizers,
         placement=placement,
-        engine=ApplyEngine(schema, placement, shard_index, optimizers, delay=delay),
+        engine=engine,
         core=ShardCore(
             [chunk.index for chunk in chunks],
             rules=shard_rules(settings, shard_index, clip_grad_norm),
         ),
         chunks=chunks,
+        compression=compression,
+        compressed=CompressedGradients(compression.push_method, engine.buffer_entries),
     )

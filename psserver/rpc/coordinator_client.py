@@ -20,6 +20,7 @@ from psserver.rpc.coordinator_outage import Outage, Silence
 from psserver.rpc.fence_codec import fence_request
 from psserver.rpc.progress_report import ProgressReport
 from psserver.rpc.record_codec import read_identity, read_record, read_sequences
+from pswire.compression import Compression
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import place
@@ -224,6 +225,7 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
         place(schema, host.settings.shard_count),
         tuple(optimizer_from_message(o, schema) for o in view.optimizers),
         clip_grad_norm=view.clip_grad_norm,
+        compression=Compression.parse(view.compression),
     )
     if view.HasField("record"):
         host.install_record(read_record(view.record))

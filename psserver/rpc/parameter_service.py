@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from psserver.core.push import Reply
+from psserver.core.push import PushId, Reply
 from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.push_session import Outgoing
@@ -117,7 +117,7 @@ class ParameterService:
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
-                    yield await self._chunk_message(item, call.push.worker)
+                    yield await self._chunk_message(item, call.push)
                     continue
                 if item is None and call.is_ahead:
                     started_ms = now_ms()
@@ -181,7 +181,7 @@ class ParameterService:
         reply = host.model.core.pull_reply(worker, clock)
         host.history.pulled(worker, reply)
         for chunk in reversed(host.model.chunks):
-            yield await host.values_message(chunk.index, None, worker)
+            yield await host.values_message(chunk.index, None, worker, sequence=None)
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
 
@@ -299,10 +299,12 @@ class ParameterService:
             return messages.PushPullResponse(reply=reply)
         return messages.PushPullResponse(staged=choice_message(item))
 
-    async def _chunk_message(self, item: Outgoing, worker: WorkerKey) -> bytes:
+    async def _chunk_message(self, item: Outgoing, push: PushId) -> bytes:
         if item.message is not None:
             return item.message
-        return await self._host.values_message(item.chunk_index, item.presence, worker)
+        return await self._host.values_message(
+            item.chunk_index, item.presence, push.worker, sequence=push.sequence
+        )
 
     async def _stage_seed(
         self, header: messages.SeedHeader, view: memoryview, state: StateParts

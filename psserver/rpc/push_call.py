@@ -22,9 +22,15 @@ from psserver.rpc.push_codec import (
     read_trailer,
 )
 from psserver.rpc.readiness import catch_up, declaration_known
+from psserver.tensors.compressed_gradients import raw_byte_count
 from psserver.tensors.contribution import SparsePayload
 from pswire import failpoints
-from pswire.frames import ENCODING_SPARSE_ROWS, ChunkFrame, bits_from_bytes
+from pswire.frames import (
+    ENCODING_RAW,
+    ENCODING_SPARSE_ROWS,
+    ChunkFrame,
+    bits_from_bytes,
+)
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 
@@ -170,17 +176,20 @@ class PushCall:
         presence = self._presence_of(frame.index, frame.presence)
         model = self._host.model
         is_sparse = frame.encoding == ENCODING_SPARSE_ROWS
+        is_whole = is_sparse or frame.encoding == ENCODING_RAW
+        placed = model.placement.chunks[frame.index]
         rows = model.engine.check_chunk(
             frame.index,
             presence,
-            len(frame.data),
+            len(frame.data) if is_whole else raw_byte_count(placed, presence),
             optimizer=self._header.optimizer,
             row_indices=frame.row_indices if is_sparse else None,
         )
         payload: object = frame.data
         if is_sparse:
-            chunk_bytes = model.placement.chunks[frame.index].byte_count
-            payload = SparsePayload(frame.data, rows, chunk_bytes)
+            payload = SparsePayload(frame.data, rows, placed.byte_count)
+        elif not is_whole:
+            payload = model.compressed.payload(placed, presence, frame)
         chunk = StagedChunk(digest=frame.digest, presence=presence, payload=payload)
         if self._ahead is not None:
             self._ahead.put(frame.index, chunk)

@@ -46,6 +46,7 @@ def status_message(
         workers_floor=core.workers_floor,
         evicted_count=core.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
+        compression=str(core.model.compression),
         epochs=[
             account_message(ledger.account)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)

@@ -35,6 +35,7 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
             optimizer_to_message(optimizer) for optimizer in core.model.all_optimizers
         )
         view.clip_grad_norm = core.model.clip_grad_norm
+        view.compression = str(core.model.compression)
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
     return view

@@ -15,6 +15,7 @@ from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered, streamed
 from psserver.rpc.record_codec import identity_message, settings_message
 from psserver.rpc.watch_codec import worker_event, worker_view
+from pswire.compression import Compression
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
@@ -114,6 +115,7 @@ class WorkerControl:
                 schema=schema,
                 optimizers=optimizers,
                 clip_grad_norm=request.clip_grad_norm,
+                compression=Compression.parse(request.compression),
                 loaders=tuple(request.loaders),
                 now_ms=now_ms(),
             )

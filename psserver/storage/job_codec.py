@@ -22,6 +22,7 @@ from psserver.core.record import (
     Record,
     WorkerKey,
 )
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.schema import (
     ElementType,
     EntryKind,
@@ -52,6 +53,7 @@ class StoredJob:
     schema: ModelSchema | None = None
     optimizers: tuple[OptimizerSpec, ...] = ()
     clip_grad_norm: float = 0.0
+    compression: Compression = NO_COMPRESSION
     record: Record | None = None
     shards: tuple[StoredShard, ...] = ()
     incarnations: dict[str, int] = field(default_factory=dict)
@@ -139,6 +141,7 @@ def dump_model(
     schema: ModelSchema,
     optimizers: tuple[OptimizerSpec, ...],
     clip_grad_norm: float = 0.0,
+    compression: Compression = NO_COMPRESSION,
 ) -> str:
     """Writes what a job trains."""
     return json.dumps(
@@ -146,11 +149,14 @@ def dump_model(
             "schema": asdict(schema),
             "optimizers": [asdict(optimizer) for optimizer in optimizers],
             "clip_grad_norm": clip_grad_norm,
+            "compression": str(compression),
         }
     )
 
 
-def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float]:
+def load_model(
+    text: str,
+) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float, Compression]:
     """Reads what a job trains."""
     data = json.loads(text)
     entries = tuple(
@@ -180,7 +186,12 @@ def load_model(text: str) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float
         )
         for optimizer in data["optimizers"]
     )
-    return ModelSchema(entries), optimizers, data.get("clip_grad_norm", 0.0)
+    return (
+        ModelSchema(entries),
+        optimizers,
+        data.get("clip_grad_norm", 0.0),
+        Compression.parse(data.get("compression", "")),
+    )
 
 
 def dump_epoch(ledger: EpochLedger) -> str:

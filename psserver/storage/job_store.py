@@ -34,6 +34,7 @@ from psserver.storage.job_codec import (
 )
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.schema import ModelSchema, OptimizerSpec
 
 FORMAT_VERSION = 2
@@ -88,13 +89,16 @@ class JobStore:
         if job is None:
             return None
         model = self._get("model")
-        schema, optimizers, clip = load_model(model) if model else (None, (), 0.0)
+        schema, optimizers, clip, compression = (
+            load_model(model) if model else (None, (), 0.0, NO_COMPRESSION)
+        )
         record = self._get("record")
         return StoredJob(
             **json.loads(job),
             schema=schema,
             optimizers=optimizers,
             clip_grad_norm=clip,
+            compression=compression,
             record=load_record(record) if record else None,
             shards=tuple(
                 StoredShard(**shard)
@@ -133,9 +137,11 @@ class JobStore:
         schema: ModelSchema,
         optimizers: tuple[OptimizerSpec, ...],
         clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         """Keeps what the job trains."""
-        self._put("model", dump_model(schema, optimizers, clip_grad_norm))
+        model = dump_model(schema, optimizers, clip_grad_norm, compression)
+        self._put("model", model)
 
     def save_record(
         self,

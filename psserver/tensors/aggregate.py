@@ -21,7 +21,6 @@ from psserver.tensors.shard_vectors import present_runs
 from psserver.tensors.sparse_mean import Positions, sparse_mean
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
-from pswire.torch_types import tensor_from_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ def square_sum(gradient: torch.Tensor) -> float:
 
 
 def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
-    gradient = tensor_from_buffer(contribution.data, chunk.element_type)
+    gradient = contribution.elements(chunk)
     if contribution.loss_scale not in (0.0, 1.0):
         gradient = gradient / contribution.loss_scale
     return is_finite(gradient)
@@ -167,7 +166,7 @@ def _same_presence(
 ) -> torch.Tensor:
     first, *others = counted
     dtype = sum_dtype(chunk.element_type)
-    sent = tensor_from_buffer(first.data, chunk.element_type)
+    sent = first.elements(chunk)
     total = sent.to(dtype)
     share = first.share(total_weight)
     if share == 1.0 and not others:
@@ -175,7 +174,7 @@ def _same_presence(
     # What was sent stays as it is; a conversion is this function's own.
     total = total.mul(share) if total is sent else total.mul_(share)
     for each in others:
-        addend = tensor_from_buffer(each.data, chunk.element_type)
+        addend = each.elements(chunk)
         total.add_(addend.to(dtype), alpha=each.share(total_weight))
     return total
 
@@ -189,7 +188,7 @@ def _mixed_presence(
     dtype = sum_dtype(chunk.element_type)
     total = torch.zeros(chunk.element_count, dtype=dtype)
     for each in counted:
-        addend = tensor_from_buffer(each.data, chunk.element_type).to(dtype)
+        addend = each.elements(chunk).to(dtype)
         share = each.share(total_weight)
         position = 0
         for start, stop in present_runs(chunk, each.presence):

@@ -15,12 +15,7 @@ import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.aggregate import (
-    Mean,
-    finite_mean,
-    is_finite,
-    square_sum,
-)
+from psserver.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
 from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.contribution import ChunkRows, Contribution
 from psserver.tensors.declared_optimizers import DeclaredOptimizers
@@ -33,10 +28,9 @@ from psserver.tensors.received_rows import read_rows
 from psserver.tensors.shard_optimizers import ShardOptimizers
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.sparse_mean import elements_of
-from psserver.tensors.supported_optimizers import (
-    check_hyperparameters,
-)
-from pswire.frames import bits_to_bytes, encode_chunk
+from psserver.tensors.supported_optimizers import check_hyperparameters
+from psserver.tensors.values_encoder import ValuesEncoder
+from pswire.compression import NO_COMPRESSION, Compression
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
@@ -61,6 +55,7 @@ class ApplyEngine:
 
     Attributes:
         pulled: What each worker was last given, for delay compensation.
+        encoder: Makes messages of values.
     """
 
     def __init__(
@@ -71,6 +66,7 @@ class ApplyEngine:
         optimizers: Sequence[OptimizerSpec],
         *,
         delay: DelayRules | None = None,
+        compression: Compression = NO_COMPRESSION,
     ) -> None:
         """Starts with zeros, to be seeded.
 
@@ -80,6 +76,7 @@ class ApplyEngine:
             shard_index: Which shard this is.
             optimizers: Optimizers of the job.
             delay: What is done about the delay of pushes; None for nothing.
+            compression: How values are sent.
 
         Raises:
             Refusal: For an optimizer that this shard can't run.
@@ -98,6 +95,7 @@ class ApplyEngine:
         self._staging: ShardVectors | None = None
         self._staged_states: dict[str, dict[int, ChunkState]] = {}
         self._install(ShardVectors(placement, shard_index), is_seeded=False)
+        self.encoder = ValuesEncoder(compression, self.buffer_entries)
 
     @property
     def byte_count(self) -> int:
@@ -110,6 +108,7 @@ class ApplyEngine:
         return (
             self._masters.byte_count
             + self.pulled.byte_count
+            + self.encoder.given.byte_count
             + self._optimizers.state_byte_count
         )
 
@@ -324,6 +323,7 @@ class ApplyEngine:
         *,
         presence: tuple[bool, ...] | None = None,
         reader: WorkerKey | None = None,
+        sequence: int | None = 0,
     ) -> bytes:
         """A message with the values that a chunk has now.
 
@@ -332,18 +332,19 @@ class ApplyEngine:
             outer_field: Field number of the chunk in the message.
             presence: Which slices; None for all.
             reader: The worker that will compute with them, if it is one.
+            sequence: The push that they answer. None for a worker that begins, or goes
+                on after a loss: they go as they are.
         """
         chunk = self._vectors.chunk(chunk_index)
         bits = (True,) * len(chunk.slices) if presence is None else presence
         with self._locks[chunk_index]:
-            if reader is not None and self._delay.compensation:
-                self.pulled.note(reader, chunk_index, self._vectors.view(chunk_index))
-            return encode_chunk(
-                outer_field,
-                index=chunk_index,
-                presence=bits_to_bytes(bits),
-                data=self._vectors.read(chunk_index, presence),
+            view = self._vectors.view(chunk_index)
+            message, seen = self.encoder.encode(
+                chunk, view, outer_field, bits, reader=reader, sequence=sequence
             )
+            if reader is not None and self._delay.compensation:
+                self.pulled.note(reader, chunk_index, seen)
+            return message
 
     def export_state(
         self, optimizer: str, chunk_index: int, *, spec_digest: str = ""
@@ -403,7 +404,9 @@ class ApplyEngine:
         """The worker has all values as they are now."""
         for chunk_index, lock in self._locks.items():
             with lock:
-                self.pulled.note(worker, chunk_index, self._vectors.view(chunk_index))
+                view = self._vectors.view(chunk_index)
+                self.pulled.note(worker, chunk_index, view)
+                self.encoder.note_exact(self._vectors.chunk(chunk_index), view, worker)
 
     def image(self) -> ShardVectors:
         """A copy of all values. No chunk may be applied meanwhile."""

@@ -20,7 +20,6 @@ from psserver.core.buffer_average import BufferAverage
 from psserver.tensors.contribution import Contribution
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
-from pswire.torch_types import tensor_from_buffer
 
 Presence = tuple[bool, ...]
 
@@ -147,7 +146,7 @@ def _runs(
     starts = [0, *accumulate(piece.element_count for piece in chunk.slices)]
     sent = [
         (
-            tensor_from_buffer(each.data, chunk.element_type),
+            each.elements(chunk),
             _positions_in_data(chunk, each),
         )
         for each in contributions
@@ -233,7 +232,7 @@ def _gradient_of(chunk: Chunk, each: Contribution, bits: Presence) -> Contributi
     )
     if presence == each.presence:
         return each
-    size = chunk.element_type.byte_count
+    size = (each.element_type or chunk.element_type).byte_count
     begins = _positions_in_data(chunk, each)
     ends = [
         (begin * size, stop * size)

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from psserver.tensors.compressed_gradients import CompressedPayload
 from pswire.placement import Chunk
 from pswire.schema import NARROW_TYPES, ElementType
 from pswire.slice_rows import SliceRows
-from pswire.torch_types import TORCH_DTYPES
+from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
 
 ChunkRows = tuple[SliceRows | None, ...]
 """For each slice of a chunk, the rows that a sparse gradient holds; None for a slice
@@ -37,7 +38,7 @@ class SparsePayload:
 
 def byte_count_of(payload: object) -> int:
     """Bytes that a staged payload holds."""
-    if isinstance(payload, SparsePayload):
+    if isinstance(payload, SparsePayload | CompressedPayload):
         return payload.byte_count
     assert isinstance(payload, memoryview)
     return len(payload)
@@ -60,6 +61,7 @@ class Contribution:
             of its rows.
         loss_scale: Factor the gradient still carries; 0 and 1 mean none.
         rows: Rows of the sparse slices.
+        element_type: Type that `data` is in where it is not the chunk's.
     """
 
     worker_id: str
@@ -68,6 +70,11 @@ class Contribution:
     data: memoryview
     loss_scale: float = 1.0
     rows: ChunkRows = ()
+    element_type: ElementType | None = None
+
+    def elements(self, chunk: Chunk) -> torch.Tensor:
+        """All that it holds, 1-D, sharing memory: read-only."""
+        return tensor_from_buffer(self.data, self.element_type or chunk.element_type)
 
     def share(self, total_weight: float) -> float:
         """Factor that its elements go into a mean with."""

@@ -13,7 +13,6 @@ import torch
 from psserver.tensors.contribution import Contribution, sum_dtype
 from pswire.placement import Chunk, Slice
 from pswire.slice_rows import SliceRows
-from pswire.torch_types import tensor_from_buffer
 
 Positions = dict[int, torch.Tensor]
 """For each sparse slice, by its position in the chunk: where its elements are in the
@@ -85,7 +84,7 @@ def _parts(
     chunk: Chunk, contribution: Contribution, total_weight: float, wide: torch.dtype
 ) -> list[Part | None]:
     """What a contribution has of each slice."""
-    scaled = tensor_from_buffer(contribution.data, chunk.element_type).to(wide)
+    scaled = contribution.elements(chunk).to(wide)
     share = contribution.share(total_weight)
     if share != 1.0:
         scaled = scaled * share

@@ -114,6 +114,7 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
         "waiting_for": status.waiting_for or None,
         "failure": status.failure or None,
         "clip_grad_norm": status.clip_grad_norm or None,
+        "compression": status.compression or None,
         "snapshot_version": _known(status.snapshot_version),
         "tensor_count": status.tensor_count,
         "parameter_bytes": status.parameter_bytes,
@@ -245,6 +246,8 @@ def _facts(status: JobStatus) -> list[str]:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     if status.clip_grad_norm:
         facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
+    if status.compression:
+        facts.append(f"compressed  {printable(status.compression)}")
     facts += [
         f"split       {printable(split.name)}: {split.item_count} items, digest "
         f"{printable(split.digest)[:12]}"

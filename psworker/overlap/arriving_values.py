@@ -9,7 +9,7 @@ what is computed meanwhile is a mix that must not count.
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -36,7 +36,7 @@ class ArrivingValues(ValueStore):
         tensors: Sequence[torch.Tensor],
         placement: Placement,
         updated_entries: Collection[int],
-        **kinds: Collection[int],
+        **kinds: Any,  # noqa: ANN401
     ) -> None:
         """Lacks nothing yet.
 
@@ -65,6 +65,7 @@ class ArrivingValues(ValueStore):
         *,
         buffers: Collection[int],
         local: Collection[int],
+        **named: Any,  # noqa: ANN401
     ) -> Self:
         """The tensors of a job, as its optimizers update them.
 
@@ -74,6 +75,7 @@ class ArrivingValues(ValueStore):
             specs: All optimizers.
             buffers: As that of `ValueStore`.
             local: As that of `ValueStore`.
+            named: As those of `ValueStore`.
         """
         held = {index for spec in specs for index in held_entries(spec)}
         return cls(
@@ -82,6 +84,7 @@ class ArrivingValues(ValueStore):
             held.union(buffers).difference(local),
             buffers=buffers,
             local=local,
+            **named,
         )
 
     def expect(self, entries: Iterable[int]) -> None:
@@ -136,6 +139,8 @@ class ArrivingValues(ValueStore):
                 super().write_checked(checked)
             self.is_mixed = True
         self._digests[index] = digest
+        if self.held.is_lost:
+            return  # what has come is not there yet
         self._lacking.discard(index)
 
     @override

@@ -96,6 +96,7 @@ class ControlClient:
         loaders: Sequence[str],
         *,
         clip_grad_norm: float = 0.0,
+        compression: str = "",
         timeout_s: float,
     ) -> None:
         """Asks to become a member; the record comes on the watch. Idempotent."""
@@ -108,6 +109,7 @@ class ControlClient:
                 optimizers=[optimizer_to_message(spec) for spec in optimizers],
                 loaders=loaders,
                 clip_grad_norm=clip_grad_norm,
+                compression=compression,
             ),
             timeout_s,
         )

@@ -99,6 +99,7 @@ class JobStatus:
         parameter_bytes: Bytes of parameters over all shards.
         failure: Why the job failed, else empty.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        compression: How gradients and values are sent, empty for as they are.
         splits: Splits of data that were recorded, without their recipes.
         epochs: Data of the epochs that were opened last, the newest first.
     """
@@ -119,6 +120,7 @@ class JobStatus:
     parameter_bytes: int
     failure: str
     clip_grad_norm: float = 0.0
+    compression: str = ""
     splits: tuple[RecordedSplit, ...] = ()
     epochs: tuple[EpochReport, ...] = ()
 
@@ -202,6 +204,7 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         parameter_bytes=message.parameter_bytes,
         failure=message.failure,
         clip_grad_norm=message.clip_grad_norm,
+        compression=message.compression,
         splits=tuple(map(messages.split_of, message.splits)),
         epochs=tuple(map(messages.epoch_report_of, message.epochs)),
     )

@@ -151,6 +151,7 @@ class ShardView(google.protobuf.message.Message):
     FENCE_CLOSED_NUMBER_FIELD_NUMBER: builtins.int
     SNAPSHOT_CLOSED_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
+    COMPRESSION_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
     """Newest fence that is over: a shard that holds it open goes on."""
     snapshot_closed_id: builtins.int
@@ -159,6 +160,10 @@ class ShardView(google.protobuf.message.Message):
     """
     clip_grad_norm: builtins.float
     """Global norm that gradients are clipped to; 0 for no clipping."""
+    compression: builtins.str
+    """How gradients and values are sent, such as `push=int8 pull=raw ratio=0.01`;
+    empty for as they are. See `pswire.compression`.
+    """
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
         """Tensors of the job. Unset until the first worker has joined."""
@@ -182,9 +187,10 @@ class ShardView(google.protobuf.message.Message):
         fence_closed_number: builtins.int = ...,
         snapshot_closed_id: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
+        compression: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 
@@ -914,11 +920,16 @@ class JoinRequest(google.protobuf.message.Message):
     LOADERS_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
+    COMPRESSION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     clip_grad_norm: builtins.float
     """Global norm that gradients are clipped to; 0 for no clipping. That of the
     first worker becomes the job's, and steps have two phases then.
+    """
+    compression: builtins.str
+    """How gradients and values are sent, as in `ShardView`. That of the first
+    worker becomes the job's.
     """
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
@@ -947,9 +958,10 @@ class JoinRequest(google.protobuf.message.Message):
         loaders: collections.abc.Iterable[builtins.str] | None = ...,
         job_id: builtins.str = ...,
         clip_grad_norm: builtins.float = ...,
+        compression: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -1704,6 +1716,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     EVICTED_COUNT_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
+    COMPRESSION_FIELD_NUMBER: builtins.int
     SPLITS_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     phase: global___JobPhase.ValueType
@@ -1732,6 +1745,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Workers that were taken out since the coordinator was started."""
     clip_grad_norm: builtins.float
     """Global norm that gradients are clipped to; 0 for no clipping."""
+    compression: builtins.str
+    """How gradients and values are sent, as in `ShardView`."""
     @property
     def settings(self) -> pswire.v1.membership_pb2.JobSettings:
         """Settings of the job."""
@@ -1771,10 +1786,11 @@ class GetStatusResponse(google.protobuf.message.Message):
         workers_floor: builtins.int = ...,
         evicted_count: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
+        compression: builtins.str = ...,
         splits: collections.abc.Iterable[global___SplitRecord] | None = ...,
         epochs: collections.abc.Iterable[global___EpochAccount] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "epochs", b"epochs", "evicted_count", b"evicted_count", "failure", b"failure", "generation", b"generation", "mode", b"mode", "mode_clock", b"mode_clock", "parameter_bytes", b"parameter_bytes", "phase", b"phase", "settings", b"settings", "shards", b"shards", "snapshot_version", b"snapshot_version", "splits", b"splits", "staleness_bound", b"staleness_bound", "tensor_count", b"tensor_count", "waiting_for", b"waiting_for", "workers", b"workers", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse

@@ -40,6 +40,37 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     row is what an index of the tensor's first dimension selects. Of a row that
     the slice cuts, `data` holds the elements that lie in the slice.
     """
+    ENCODING_BF16: _Encoding.ValueType  # 16
+    """16 to 20: first the elements of buffers, raw, then those of parameters. All
+    of a chunk's parameters together: n elements, in schema order. Numbers are
+    little-endian.
+
+    n bfloat16.
+    """
+    ENCODING_FP16: _Encoding.ValueType  # 17
+    """A float32 factor, then n float16 to be multiplied by it."""
+    ENCODING_INT8: _Encoding.ValueType  # 18
+    """A float32 scale for each 256 elements, then n signed bytes to be multiplied
+    by theirs.
+    """
+    ENCODING_TOPK: _Encoding.ValueType  # 19
+    """A uint32 count k, then k ascending uint32 places, then k float32 elements;
+    the other elements are 0.
+    """
+    ENCODING_ONEBIT: _Encoding.ValueType  # 20
+    """A float32 size for each 1,024 elements, then n bits, the lowest of the first
+    byte first: 1 for plus its size, 0 for minus.
+    """
+    ENCODING_CHANGE: _Encoding.ValueType  # 21
+    """Parameters only: what is to be added to the values that the receiver has.
+    uint64 digests of the values before and after, XXH3-64 of all elements of
+    the chunk's parameters as they are in memory, and a uint64 encoding of 16 to
+    20; then as that encoding has it.
+    """
+    ENCODING_UNCHANGED: _Encoding.ValueType  # 22
+    """Parameters only: the values are those whose digest the receiver has told.
+    No data.
+    """
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the elements of a chunk were turned into bytes."""
@@ -52,6 +83,37 @@ ENCODING_SPARSE_ROWS: Encoding.ValueType  # 2
 """Gradients only: as `RAW`, of those rows alone that `row_indices` names. A
 row is what an index of the tensor's first dimension selects. Of a row that
 the slice cuts, `data` holds the elements that lie in the slice.
+"""
+ENCODING_BF16: Encoding.ValueType  # 16
+"""16 to 20: first the elements of buffers, raw, then those of parameters. All
+of a chunk's parameters together: n elements, in schema order. Numbers are
+little-endian.
+
+n bfloat16.
+"""
+ENCODING_FP16: Encoding.ValueType  # 17
+"""A float32 factor, then n float16 to be multiplied by it."""
+ENCODING_INT8: Encoding.ValueType  # 18
+"""A float32 scale for each 256 elements, then n signed bytes to be multiplied
+by theirs.
+"""
+ENCODING_TOPK: Encoding.ValueType  # 19
+"""A uint32 count k, then k ascending uint32 places, then k float32 elements;
+the other elements are 0.
+"""
+ENCODING_ONEBIT: Encoding.ValueType  # 20
+"""A float32 size for each 1,024 elements, then n bits, the lowest of the first
+byte first: 1 for plus its size, 0 for minus.
+"""
+ENCODING_CHANGE: Encoding.ValueType  # 21
+"""Parameters only: what is to be added to the values that the receiver has.
+uint64 digests of the values before and after, XXH3-64 of all elements of
+the chunk's parameters as they are in memory, and a uint64 encoding of 16 to
+20; then as that encoding has it.
+"""
+ENCODING_UNCHANGED: Encoding.ValueType  # 22
+"""Parameters only: the values are those whose digest the receiver has told.
+No data.
 """
 global___Encoding = Encoding
 

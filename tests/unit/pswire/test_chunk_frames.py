@@ -50,6 +50,13 @@ def test_encodings_are_those_of_the_proto() -> None:
         "ENCODING_UNSPECIFIED": 0,
         "ENCODING_RAW": frames.ENCODING_RAW,
         "ENCODING_SPARSE_ROWS": frames.ENCODING_SPARSE_ROWS,
+        "ENCODING_BF16": frames.ENCODING_BF16,
+        "ENCODING_FP16": frames.ENCODING_FP16,
+        "ENCODING_INT8": frames.ENCODING_INT8,
+        "ENCODING_TOPK": frames.ENCODING_TOPK,
+        "ENCODING_ONEBIT": frames.ENCODING_ONEBIT,
+        "ENCODING_CHANGE": frames.ENCODING_CHANGE,
+        "ENCODING_UNCHANGED": frames.ENCODING_UNCHANGED,
     }
     assert dict(push_pb2.Encoding.items()) == known
 
@@ -96,7 +103,7 @@ def test_an_encoding_of_another_release_is_refused(encoding: int) -> None:
         3, index=7, presence=b"\1", data=b"x", encoding=encoding
     )
 
-    text = rf"encoding {encoding}, this release reads 1 \(raw\) and 2 \(sparse rows\)"
+    text = rf"encoding {encoding}, this release reads 1 \(raw\), 2 \(sparse rows\), 16"
     with pytest.raises(Refusal, match=text):
         chunk_of(message)
 

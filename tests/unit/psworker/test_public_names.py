@@ -15,6 +15,7 @@ def test_the_public_names_are_the_documented_ones_and_all_errors() -> None:
     error_names = {name for name in vars(errors) if name.endswith("Error")}
 
     assert set(psworker.__all__) == error_names | {
+        "Compression",
         "Connection",
         "LocalConnection",
         "PushResult",

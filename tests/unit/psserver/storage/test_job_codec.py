@@ -21,6 +21,7 @@ from psserver.storage.job_codec import (
     load_processes,
     load_record,
 )
+from pswire.compression import Compression
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from tests.doubles.core_values import departure, key, member, record, sgd
 
@@ -77,12 +78,14 @@ def test_a_model_survives() -> None:
     )
     optimizers = (sgd("one"), sgd("two", groups=((0,), ())))
 
-    text = dump_model(schema, optimizers, 0.5)
-    loaded_schema, loaded_optimizers, clip_grad_norm = load_model(text)
+    chosen = Compression("topk", "int8", 0.25)
+    text = dump_model(schema, optimizers, 0.5, chosen)
+    loaded_schema, loaded_optimizers, clip_grad_norm, compression = load_model(text)
 
     assert (loaded_schema, loaded_optimizers) == (schema, optimizers)
     assert loaded_schema.digest() == schema.digest()
     assert clip_grad_norm == 0.5
+    assert compression == chosen
 
 
 def test_an_epoch_survives() -> None:

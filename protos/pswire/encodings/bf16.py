@@ -1,0 +1,37 @@
+"""bfloat16: the upper half of a float32, rounded to the nearest. 2 bytes an element."""
+
+from typing import Final
+
+import torch
+from typing_extensions import override
+
+from pswire.encodings.encoding import Encoding, check_size
+from pswire.frames import ENCODING_BF16
+from pswire.schema import ElementType
+from pswire.torch_types import buffer_of, tensor_from_buffer
+
+_ELEMENT_BYTES: Final = 2
+
+
+class Bf16(Encoding):
+    """Off by at most 2^-8 of an element, over the range of float32."""
+
+    number = ENCODING_BF16
+    keeps_residual = False
+
+    @override
+    def byte_count(self, element_count: int) -> int:
+        return _ELEMENT_BYTES * element_count
+
+    @override
+    def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
+        return bytes(buffer_of(values.to(torch.bfloat16)))
+
+    @override
+    def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
+        self.check(data, element_count)
+        return tensor_from_buffer(data, ElementType.BFLOAT16).float()
+
+    @override
+    def check(self, data: memoryview, element_count: int) -> None:
+        check_size("bf16", data, element_count, self.byte_count(element_count))

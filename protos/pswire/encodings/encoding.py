@@ -1,0 +1,95 @@
+"""What every way to turn elements into fewer bytes can do."""
+
+from typing import NoReturn, Protocol
+
+import torch
+
+from pswire.reasons import ErrorReason, Refusal
+
+
+class Encoding(Protocol):
+    """One way. Has no state: what it leaves out is kept by whoever encodes.
+
+    What is not finite comes back as not finite, so that a receiver's check finds it.
+    """
+
+    @property
+    def number(self) -> int:
+        """Its number on the wire; see `pswire.frames`."""
+        ...
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether it leaves out so much that this must be sent later on.
+
+        Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014;
+        Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019.
+        """
+        ...
+
+    def byte_count(self, element_count: int) -> int:
+        """Exact number of bytes that `encode` makes of so many elements."""
+        ...
+
+    def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
+        """Encodes elements.
+
+        Args:
+            values: 1-D float32, contiguous, on the CPU. Left as they are.
+            seed: From which what is random follows, so that the same call makes the
+                same bytes; `None` to round to the nearest.
+        """
+        ...
+
+    def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
+        """Decodes what `encode` made of so many elements; 1-D float32, its own memory.
+
+        Raises:
+            Refusal: As `check`.
+        """
+        ...
+
+    def check(self, data: memoryview, element_count: int) -> None:
+        """Checks bytes of a stranger, allocating no more than a few times their size.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`, with what was expected.
+        """
+        ...
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Refuses bytes.
+
+    Raises:
+        Refusal: Always.
+    """
+    raise Refusal(ErrorReason.CHUNK_INVALID, f"elements encoded as {name}: {what}")
+
+
+def check_size(
+    name: str, data: memoryview, element_count: int, byte_count: int
+) -> None:
+    """Checks the number of bytes.
+
+    Raises:
+        Refusal: `CHUNK_INVALID`.
+    """
+    if len(data) != byte_count:
+        refuse(
+            name,
+            f"{element_count} of them take {byte_count} bytes, {len(data)} came",
+        )
+
+
+def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
+    """Elements as rows of `block`, the last one filled up with zeros; may share memory.
+
+    Args:
+        values: 1-D.
+        block: Elements of a row.
+    """
+    missing = -values.numel() % block
+    if missing:
+        values = torch.nn.functional.pad(values, (0, missing))
+    return values.view(-1, block)

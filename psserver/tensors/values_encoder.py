@@ -1,0 +1,241 @@
+"""The values of a chunk as messages for workers, in as many bytes as the job says."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from psserver.core.record import WorkerKey
+from psserver.tensors.given_values import Given, GivenValues
+from psserver.tensors.shard_vectors import present_runs
+from pswire.compression import Compression
+from pswire.encodings.change import added, digest_of, pack_change
+from pswire.encodings.known import encoding_of
+from pswire.frames import ENCODING_CHANGE, bits_to_bytes, encode_chunk
+from pswire.placement import Chunk
+from pswire.torch_types import buffer_of
+
+Presence = Sequence[bool]
+
+
+class ValuesEncoder:
+    """Encodes values of a shard. Buffers go as they are.
+
+    Attributes:
+        given: What each worker has, in a job that pulls changes.
+    """
+
+    def __init__(
+        self, compression: Compression, buffer_entries: Collection[int]
+    ) -> None:
+        """Remembers how.
+
+        Args:
+            compression: As the job has chosen.
+            buffer_entries: Entries of the schema that are buffers.
+        """
+        self._method = compression.pull_method
+        self._ratio = compression.ratio
+        self._buffers = frozenset(buffer_entries)
+        self.given = GivenValues()
+
+    @property
+    def sends_changes(self) -> bool:
+        """Whether a message depends on what its receiver was given before."""
+        return self._method is not None and self._method.sends_changes
+
+    def encode(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        *,
+        reader: WorkerKey | None,
+        sequence: int | None,
+    ) -> tuple[bytes, torch.Tensor]:
+        """A message with values of a chunk.
+
+        Args:
+            chunk: The chunk.
+            values: All its elements, 1-D.
+            outer_field: Field number of the chunk in the message.
+            presence: Which slices.
+            reader: The worker that it is for. None for any, where changes are not sent.
+            sequence: The push that it answers; None for values as they are.
+
+        Returns:
+            The message, and all elements as their receiver has them.
+        """
+        method = self._method
+        if method is None or not method.takes(chunk.element_type):
+            return raw_message(chunk, values, outer_field, presence), values
+        if sequence is None:
+            if reader is not None:
+                self.note_exact(chunk, values, reader)
+            return raw_message(chunk, values, outer_field, presence), values
+        if method.sends_changes:
+            assert reader is not None, "a change is for somebody"
+            return self._change(chunk, values, outer_field, presence, reader, sequence)
+        is_sent = self._parameters(chunk, presence)
+        encoding = encoding_of(method, self._ratio)
+        sent = picked(chunk, values, is_sent).float()
+        data = encoding.encode(sent)
+        seen = values.clone()
+        put_back(chunk, seen, is_sent, encoding.decode(memoryview(data), sent.numel()))
+        message = encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=b"".join((self._raw_buffers(chunk, values, presence), data)),
+            encoding=encoding.number,
+        )
+        return message, seen
+
+    def note_exact(
+        self, chunk: Chunk, values: torch.Tensor, reader: WorkerKey, sequence: int = 0
+    ) -> None:
+        """A worker is given all values of a chunk as they are."""
+        method = self._method
+        if method is None or not (
+            self.sends_changes and method.takes(chunk.element_type)
+        ):
+            return
+        own = picked(chunk, values, self._parameters(chunk))
+        digest = digest_of(own)
+        given = self.given.newest(chunk.index, digest, digest)
+        if given is None:
+            given = Given(own.clone(), digest, digest)
+            self.given.note_newest(chunk.index, digest, given)
+        self.given.note(reader, chunk.index, sequence, given)
+
+    def _change(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        reader: WorkerKey,
+        sequence: int,
+    ) -> tuple[bytes, torch.Tensor]:
+        """What is to be added to what a worker has; all values where that is unknown.
+
+        A worker that pushes has had the answer to its push before. Of the answer to
+        this one, which it asks for again after its call has broken, it has had a part:
+        it gets the same bytes, of which it sees whether it has them already.
+        """
+        own = picked(chunk, values, self._parameters(chunk))
+        known = self.given.of(reader, chunk.index)
+        is_repeated = known is not None and known[0] == sequence
+        if known is None or (is_repeated and known[1].source != digest_of(own)):
+            return self._exact(chunk, values, outer_field, reader, sequence)
+        before = known[1]
+        if is_repeated:
+            if before.message is None:
+                return self._exact(chunk, values, outer_field, reader, sequence)
+            given = before
+        else:
+            given = self._changed(chunk, values, outer_field, presence, before)
+            self.given.note(reader, chunk.index, sequence, given)
+        assert given.message is not None, "a change was made"
+        seen = values.clone()
+        put_back(chunk, seen, self._parameters(chunk), given.values)
+        return given.message, seen
+
+    def _exact(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        reader: WorkerKey,
+        sequence: int,
+    ) -> tuple[bytes, torch.Tensor]:
+        self.note_exact(chunk, values, reader, sequence)
+        everything = (True,) * len(chunk.slices)
+        return raw_message(chunk, values, outer_field, everything), values
+
+    def _changed(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        before: Given,
+    ) -> Given:
+        """What a worker has after a change, with the message that makes it."""
+        assert self._method is not None, "changes are sent"
+        own = picked(chunk, values, self._parameters(chunk))
+        source = digest_of(own)
+        made = self.given.newest(chunk.index, before.digest, source)
+        if made is not None and made.message and made.presence == tuple(presence):
+            return made
+        encoding = encoding_of(self._method, self._ratio)
+        is_sent = self._parameters(chunk, presence)
+        old = values.clone()
+        put_back(chunk, old, self._parameters(chunk), before.values)
+        old_part = picked(chunk, old, is_sent)
+        difference = picked(chunk, values, is_sent).float() - old_part.float()
+        data = encoding.encode(difference)
+        change = encoding.decode(memoryview(data), difference.numel())
+        put_back(chunk, old, is_sent, added(old_part, change))
+        new = picked(chunk, old, self._parameters(chunk)).clone()
+        digest = digest_of(new)
+        header = pack_change(before.digest, digest, encoding)
+        buffers = self._raw_buffers(chunk, values, presence)
+        message = encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=b"".join((header, buffers, data)),
+            encoding=ENCODING_CHANGE,
+        )
+        given = Given(new, digest, source, message, tuple(presence))
+        self.given.note_newest(chunk.index, before.digest, given)
+        return given
+
+    def _parameters(self, chunk: Chunk, presence: Presence | None = None) -> list[bool]:
+        """Which slices are of parameters, all or those that are present."""
+        bits = presence or (True,) * len(chunk.slices)
+        return [
+            bit and piece.entry_index not in self._buffers
+            for bit, piece in zip(bits, chunk.slices, strict=True)
+        ]
+
+    def _raw_buffers(
+        self, chunk: Chunk, values: torch.Tensor, presence: Presence
+    ) -> memoryview:
+        is_raw = [
+            bit and piece.entry_index in self._buffers
+            for bit, piece in zip(presence, chunk.slices, strict=True)
+        ]
+        return buffer_of(picked(chunk, values, is_raw))
+
+
+def raw_message(
+    chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
+) -> bytes:
+    """A message with values of a chunk as they are."""
+    return encode_chunk(
+        outer_field,
+        index=chunk.index,
+        presence=bits_to_bytes(presence),
+        data=buffer_of(picked(chunk, values, presence)),
+    )
+
+
+def picked(chunk: Chunk, values: torch.Tensor, presence: Presence) -> torch.Tensor:
+    """Elements of some slices, 1-D; shares memory where they are adjacent."""
+    runs = [values[start:stop] for start, stop in present_runs(chunk, presence)]
+    if len(runs) == 1:
+        return runs[0]
+    return torch.cat(runs) if runs else values[:0]
+
+
+def put_back(
+    chunk: Chunk, values: torch.Tensor, presence: Presence, part: torch.Tensor
+) -> None:
+    """Writes elements of some slices over those of the whole chunk."""
+    position = 0
+    for start, stop in present_runs(chunk, presence):
+        count = stop - start
+        values[start:stop] = part[position : position + count]
+        position += count

@@ -1,0 +1,44 @@
+"""How a user says how to send fewer bytes."""
+
+from pswire.compression import NO_COMPRESSION, Compression, Method
+from psworker.errors import ConfigurationError, UnsupportedError
+
+__all__ = ["Compression", "CompressionChoice", "read_compression"]
+
+CompressionChoice = str | Compression | None
+"""The name of a method, for both directions, or all of it."""
+
+
+def read_compression(choice: CompressionChoice) -> Compression:
+    """The choice of how to send fewer bytes.
+
+    Args:
+        choice: The name of a method, for both directions, or all of it.
+
+    Raises:
+        ConfigurationError: There is no such method.
+    """
+    if choice is None:
+        return NO_COMPRESSION
+    if isinstance(choice, Compression):
+        return choice
+    known = ", ".join(repr(str(each)) for each in Method)
+    if not isinstance(choice, str) or choice not in list(Method):
+        raise ConfigurationError(
+            f"compression={choice!r} is no way to send fewer bytes: give one of "
+            f"{known}, or a psworker.Compression, or leave it out"
+        )
+    return Compression(choice, choice)
+
+
+def check_possible(compression: Compression, *, overlap: bool) -> None:
+    """Checks what does not go together yet.
+
+    Raises:
+        UnsupportedError: It does not.
+    """
+    if overlap and compression.push is not None:
+        raise UnsupportedError(
+            "prepare(overlap=True) does not go with compressed gradients yet; leave "
+            "overlap out, or give a Compression with pull alone"
+        )

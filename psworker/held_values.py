@@ -1,0 +1,173 @@
+"""Values as they come from shards, in whatever encoding.
+
+Where shards send changes, the values that this worker was last given are kept beside
+the user's tensors: a script may write into these, and they may be on a device. A digest
+tells whether a change fits. One that does not fit, after a loss that nobody has
+foreseen, is left alone, and the worker pulls all values.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import compress
+from typing import Final, TypeVar
+
+import torch
+
+from pswire.compression import Compression
+from pswire.encodings.change import Change, added, digest_of, unpack_change
+from pswire.encodings.known import ENCODINGS
+from pswire.frames import ENCODING_CHANGE, GRADIENT_ENCODINGS, ChunkFrame
+from pswire.placement import Chunk
+from pswire.reasons import ErrorReason, Refusal
+from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
+
+Bits = Sequence[bool]
+Item = TypeVar("Item")
+
+FEWER_BYTES: Final = GRADIENT_ENCODINGS | {ENCODING_CHANGE}
+"""Encodings that are decoded here."""
+
+
+class HeldValues:
+    """Decodes values; keeps those of parameters by chunk, where changes come.
+
+    Attributes:
+        is_lost: Whether a change did not fit; the owner pulls and clears it.
+    """
+
+    def __init__(self, compression: Compression, buffers: Collection[int]) -> None:
+        """Holds nothing yet.
+
+        Args:
+            compression: As the job has chosen.
+            buffers: Entries of the schema that are buffers.
+        """
+        method = compression.pull_method
+        self._method = method if method and method.sends_changes else None
+        self._buffers = frozenset(buffers)
+        self._held: dict[int, torch.Tensor] = {}
+        self.is_lost = False
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all values that are kept."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def is_wanted(self, chunk: Chunk) -> bool:
+        """Whether the values of a chunk are to be known, and are not."""
+        return self._keeps(chunk) and chunk.index not in self._held
+
+    @torch.no_grad()
+    def take(self, chunk: Chunk, presence: Bits, values: torch.Tensor) -> None:
+        """Values of a chunk's present slices, as they are, have come.
+
+        Args:
+            chunk: The chunk.
+            presence: Which slices.
+            values: Their elements, 1-D.
+        """
+        if not self._keeps(chunk):
+            return
+        kinds = self._kinds(chunk)
+        counts = [piece.element_count for piece in chunk.slices]
+        parts = values.cpu().split(list(compress(counts, presence)))
+        own = [
+            part
+            for part, is_buffer in zip(parts, compress(kinds, presence), strict=True)
+            if not is_buffer
+        ]
+        if all(
+            bit or is_buffer for bit, is_buffer in zip(presence, kinds, strict=True)
+        ):
+            self._held[chunk.index] = torch.cat(own) if own else values[:0].clone()
+        elif chunk.index in self._held:
+            mine = self._held[chunk.index].split(_without(kinds, counts))
+            for target, part in zip(
+                compress(mine, _without(kinds, presence)), own, strict=True
+            ):
+                target.copy_(part)
+
+    @torch.no_grad()
+    def decoded(
+        self, chunk: Chunk, presence: Bits, frame: ChunkFrame
+    ) -> torch.Tensor | None:
+        """Elements of a chunk's present slices that came in fewer bytes.
+
+        Args:
+            chunk: The chunk, with its values known if changes of them may come.
+            presence: Which slices.
+            frame: As it came, verified.
+
+        Returns:
+            Of the chunk's type, 1-D; None for a change that does not fit.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`.
+        """
+        kinds = self._kinds(chunk)
+        counts = [piece.element_count for piece in chunk.slices]
+        is_sent = list(compress(kinds, presence))
+        raw = sum(compress(compress(counts, presence), is_sent))
+        raw *= chunk.element_type.byte_count
+        change = (
+            unpack_change(frame.data) if frame.encoding == ENCODING_CHANGE else None
+        )
+        data = frame.data if change is None else change.data
+        if sorted(is_sent) != is_sent or len(data) < raw:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} has {len(data)} bytes in encoding "
+                f"{frame.encoding}, and buffers of {raw} bytes before parameters",
+            )
+        bits = _without(kinds, presence)
+        sizes = _without(kinds, counts)
+        values: torch.Tensor | None
+        if change is None:
+            count = sum(compress(sizes, bits))
+            values = ENCODINGS[frame.encoding].decode(data[raw:], count)
+            values = values.to(TORCH_DTYPES[chunk.element_type])
+        else:
+            values = self._changed(chunk, change, data[raw:], sizes, bits)
+        if values is None or not raw:
+            return values
+        return torch.cat((values, tensor_from_buffer(data[:raw], chunk.element_type)))
+
+    def _changed(
+        self,
+        chunk: Chunk,
+        change: Change,
+        data: memoryview,
+        sizes: list[int],
+        is_sent: list[bool],
+    ) -> torch.Tensor | None:
+        """Parameters after a change, which changes nothing if it was made before."""
+        held = self._held.get(chunk.index)
+        if held is None:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} comes as a change, and values of this job do not",
+            )
+        now = digest_of(held)
+        sent = list(compress(held.split(sizes), is_sent))
+        if now == change.before:
+            counts = [len(part) for part in sent]
+            difference = change.encoding.decode(data, sum(counts))
+            for part, own in zip(sent, difference.split(counts), strict=True):
+                part.copy_(added(part, own))
+            now = digest_of(held)
+        if now != change.after:
+            self.is_lost = True
+            del self._held[chunk.index]
+            return None
+        return torch.cat(sent) if sent else held[:0]
+
+    def _keeps(self, chunk: Chunk) -> bool:
+        return self._method is not None and self._method.takes(chunk.element_type)
+
+    def _kinds(self, chunk: Chunk) -> list[bool]:
+        """Which slices are of buffers."""
+        return [piece.entry_index in self._buffers for piece in chunk.slices]
+
+
+def _without(kinds: Bits, items: Sequence[Item]) -> list[Item]:
+    """Items of slices that are of parameters."""
+    return [item for item, is_buffer in zip(items, kinds, strict=True) if not is_buffer]
