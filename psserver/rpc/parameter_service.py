@@ -139,7 +139,7 @@ class ParameterService:
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
-                    chunks.append(await self._chunk_message(item, call.push.worker))
+                    chunks.append(await self._chunk_message(item, call.push))
                     continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")
