@@ -1,7 +1,7 @@
 """How a user says how to send fewer bytes."""
 
 from pswire.compression import NO_COMPRESSION, Compression, Method
-from psworker.errors import ConfigurationError, UnsupportedError
+from psworker.errors import ConfigurationError
 
 __all__ = ["Compression", "CompressionChoice", "read_compression"]
 
@@ -29,16 +29,3 @@ def read_compression(choice: CompressionChoice) -> Compression:
             f"{known}, or a psworker.Compression, or leave it out"
         )
     return Compression(choice, choice)
-
-
-def check_possible(compression: Compression, *, overlap: bool) -> None:
-    """Checks what does not go together yet.
-
-    Raises:
-        UnsupportedError: It does not.
-    """
-    if overlap and compression.push is not None:
-        raise UnsupportedError(
-            "prepare(overlap=True) does not go with compressed gradients yet; leave "
-            "overlap out, or give a Compression with pull alone"
-        )

@@ -17,7 +17,7 @@ from pswire.placement import place
 from psworker import event_loop, fork_guard
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
-from psworker.compression import CompressionChoice, check_possible
+from psworker.compression import CompressionChoice
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data_link import DataLink
@@ -276,7 +276,6 @@ class Connection:
             buffers=buffers,
             compression=compression,
         )
-        check_possible(given.compression, overlap=overlap)
         if buffers is None:
             tell_defaults(given.buffers)
         timeout_s = self._config.step_timeout_s

@@ -231,14 +231,21 @@ class OverlappedStepper(Stepper):
             ahead, self._ahead = self._ahead, None
             is_empty = all(tensor is None for tensor in source.tensors)
             is_other = ahead is not None and (
-                ahead.header != header or ahead.incarnations != incarnations
+                ahead.header != header
+                or ahead.incarnations != incarnations
+                or (ahead.encoder and ahead.encoder.loss_scale != trailer.loss_scale)
             )
             if ahead is not None and (is_empty or is_other):
-                self._note_use(is_wasted=is_other)
+                self._note_use(is_wasted=bool(is_other))
                 ahead.calls.drop()
                 ahead = None
+            source.encoder = encoder = (
+                self.compression.encoder(header, loss_scale=trailer.loss_scale)
+                if ahead is None
+                else ahead.encoder
+            )
             if ahead is None:
-                return PushExchange.begin(
+                exchange = PushExchange.begin(
                     header,
                     trailer,
                     source,
@@ -247,11 +254,14 @@ class OverlappedStepper(Stepper):
                     loop=self._loop,
                     is_forward_order=True,
                 )
-            completed = ahead.complete(trailer, source)
-            self._note_use(is_wasted=completed.is_wasted)
-            return PushExchange(
-                completed.pushes, source, (), trailer.ranges, ahead=ahead.calls
-            )
+            else:
+                completed = ahead.complete(trailer, source)
+                self._note_use(is_wasted=completed.is_wasted)
+                exchange = PushExchange(
+                    completed.pushes, source, (), trailer.ranges, ahead=ahead.calls
+                )
+            exchange.encoder = encoder
+            return exchange
 
     @override
     def _conclude(self, exchange: PushExchange) -> PushResult | None:
@@ -279,14 +289,16 @@ class OverlappedStepper(Stepper):
             or not self._arrival.is_over
         ):
             return  # the step finds out what there is to do
+        header = next_header(self._session, optimizer, self.sequence_acknowledged + 1)
         self._ahead = SentAhead(
-            next_header(self._session, optimizer, self.sequence_acknowledged + 1),
+            header,
             incarnations_of_shards(self._session),
             self._store.placement,
             self._loop,
             self._staging,
             self._copier,
             self._copies,
+            self.compression.encoder(header, loss_scale=1.0),
         )
         self._session.shards.begin_ahead(self._ahead.calls)
 

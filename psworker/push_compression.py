@@ -92,7 +92,11 @@ class PushCompression:
 
 
 class PushEncoder:
-    """Encodes the gradients of one push."""
+    """Encodes the gradients of one push.
+
+    Attributes:
+        loss_scale: Factor that they carry.
+    """
 
     def __init__(
         self,
@@ -122,7 +126,7 @@ class PushEncoder:
         self._buffers = buffer_entries
         self._entry_sizes = entry_sizes
         self._seed_text = seed_text
-        self._scale = loss_scale or 1.0
+        self.loss_scale = loss_scale or 1.0
         self._left: dict[int, tuple[list[Slice], torch.Tensor]] = {}
 
     def encode(
@@ -155,7 +159,7 @@ class PushEncoder:
         if self._encoding.keeps_residual:
             sent = self._encoding.decode(memoryview(encoded), count)
             left = torch.sub(values, sent, out=sent)
-            self._left[chunk.index] = pieces, left.div_(self._scale)
+            self._left[chunk.index] = pieces, left.div_(self.loss_scale)
         buffers = buffer_of(data[count:])
         message = b"".join((buffers, encoded)) if len(buffers) else encoded
         return self._encoding.number, message
@@ -179,7 +183,7 @@ class PushEncoder:
             else torch.zeros(piece.element_count)
             for piece in pieces
         ]
-        return torch.add(values, torch.cat(known), alpha=self._scale)
+        return torch.add(values, torch.cat(known), alpha=self.loss_scale)
 
     def _residual(self, entry_index: int) -> torch.Tensor:
         residual = self._residuals.get(entry_index)

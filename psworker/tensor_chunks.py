@@ -40,6 +40,36 @@ class ChunkEncoder(Protocol):
         ...
 
 
+def dense_message(
+    outer_field: int,
+    chunk: Chunk,
+    presence: Sequence[bool],
+    data: memoryview,
+    encoder: ChunkEncoder | None,
+) -> bytes:
+    """A message that holds only a dense chunk, in fewer bytes if there is an encoder.
+
+    Args:
+        outer_field: Field number of the chunk in the message.
+        chunk: The chunk.
+        presence: Which of its slices there are.
+        data: Their elements as they are.
+        encoder: Makes fewer bytes of them.
+    """
+    encoding, payload = ENCODING_RAW, data
+    if encoder is not None:
+        elements = tensor_from_buffer(data, chunk.element_type)
+        if (fewer := encoder.encode(chunk, presence, elements)) is not None:
+            encoding, payload = fewer[0], memoryview(fewer[1])
+    return encode_chunk(
+        outer_field,
+        index=chunk.index,
+        presence=bits_to_bytes(presence),
+        data=payload,
+        encoding=encoding,
+    )
+
+
 class ChunkSource:
     """Encodes chunks of a set of tensors, some of which may be absent.
 
@@ -72,19 +102,16 @@ class ChunkSource:
         """A message that holds only this chunk, with its present slices."""
         presence = self.presence(chunk)
         elements, row_indices = self._gathered(chunk, presence)
-        elements = elements.cpu()
-        encoding = ENCODING_RAW if row_indices is None else ENCODING_SPARSE_ROWS
-        data: memoryview | bytes = buffer_of(elements)
-        if self.encoder is not None and row_indices is None:
-            fewer = self.encoder.encode(chunk, presence, elements)
-            encoding, data = fewer or (encoding, data)
+        data = buffer_of(elements.cpu())
+        if row_indices is None:
+            return dense_message(outer_field, chunk, presence, data, self.encoder)
         return encode_chunk(
             outer_field,
             index=chunk.index,
             presence=bits_to_bytes(presence),
             data=data,
-            encoding=encoding,
-            row_indices=row_indices or b"",
+            encoding=ENCODING_SPARSE_ROWS,
+            row_indices=row_indices,
         )
 
     @torch.no_grad()

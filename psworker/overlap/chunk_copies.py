@@ -7,37 +7,48 @@ step finds out by its digest, and never a chunk whose digest is not that of its 
 
 import numpy as np
 import torch
+import xxhash
 
-from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes, encode_chunk
+from pswire.frames import REQUEST_CHUNK_FIELD
 from pswire.placement import Chunk
 from pswire.torch_types import TORCH_DTYPES
-from psworker.tensor_chunks import run_of
+from psworker.tensor_chunks import ChunkEncoder, dense_message, run_of
 
 
 class ChunkCopies:
-    """Makes messages out of dense gradients in host memory, in one thread."""
+    """Makes messages out of dense gradients in host memory, in one thread.
+
+    Attributes:
+        digest: Of the elements of the last message, where that has them encoded.
+    """
 
     def __init__(self) -> None:
+        self.digest: int | None = None
         # As large as the largest chunk so far. It stays in the processor's cache, so
         # that the second copy, into the message, is nearly free.
         self._memory = np.empty(0, np.uint8)
 
     @torch.no_grad()
-    def encode(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> bytes:
+    def encode(
+        self,
+        chunk: Chunk,
+        gradients: dict[int, torch.Tensor],
+        encoder: ChunkEncoder | None = None,
+    ) -> bytes:
         """A message that holds only this chunk, as its gradients are now.
+
+        With an encoder `digest` is that of the elements then.
 
         Args:
             chunk: The chunk.
             gradients: By entry, those that are present. One with gaps is exchanged for
                 its elements in order, for the other chunks that hold some of it.
+            encoder: Makes fewer bytes of them.
         """
         presence = tuple(piece.entry_index in gradients for piece in chunk.slices)
-        return encode_chunk(
-            REQUEST_CHUNK_FIELD,
-            index=chunk.index,
-            presence=bits_to_bytes(presence),
-            data=self._copy(chunk, gradients),
-        )
+        data = self._copy(chunk, gradients)
+        self.digest = None if encoder is None else xxhash.xxh3_64_intdigest(data)
+        return dense_message(REQUEST_CHUNK_FIELD, chunk, presence, data, encoder)
 
     def _copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> memoryview:
         """Copies a chunk's present slices, in this thread alone.

@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
+import xxhash
 
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,
     ChunkFrame,
     bits_to_bytes,
     decode_chunk,
-    encode_chunk,
     split_fields,
 )
 from pswire.placement import Chunk, Placement
@@ -31,8 +31,9 @@ from psworker.outgoing_push import OutgoingPush, header_message
 from psworker.overlap.ahead_calls import AheadCalls
 from psworker.overlap.chunk_copies import ChunkCopies
 from psworker.overlap.copier import Copier
+from psworker.push_compression import PushEncoder
 from psworker.staging import StagedCopy, Staging
-from psworker.tensor_chunks import ChunkSource
+from psworker.tensor_chunks import ChunkSource, dense_message
 from psworker.transport.values import PushHeader, PushTrailer
 
 if TYPE_CHECKING:
@@ -45,14 +46,17 @@ given up: a script that clips or unscales every gradient will do so for ever."""
 
 @dataclass(frozen=True, slots=True)
 class _SentChunk:
+    """A message, what it says, and the digest of the elements before any encoding."""
+
     message: bytes
     frame: ChunkFrame
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
 class _StagedChunk:
     chunk: Chunk
-    presence: bytes
+    presence: tuple[bool, ...]
     copy: StagedCopy
 
 
@@ -76,6 +80,7 @@ class SentAhead:
         header: Its identity, as of when it was begun.
         incarnations: Start of each shard that it is for.
         calls: The calls that carry it.
+        encoder: Makes fewer bytes of its chunks, if the job sends them so.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class SentAhead:
         staging: Staging,
         copier: Copier,
         copies: ChunkCopies,
+        encoder: PushEncoder | None = None,
     ) -> None:
         """Sends nothing yet.
 
@@ -98,8 +104,10 @@ class SentAhead:
             staging: Brings gradients from CUDA devices.
             copier: Copies those in host memory.
             copies: What it copies them into.
+            encoder: Makes fewer bytes of them.
         """
         self.header = header
+        self.encoder = encoder
         self.incarnations = list(incarnations)
         self.calls = AheadCalls(
             [header_message(header, incarnation) for incarnation in incarnations], loop
@@ -126,6 +134,7 @@ class SentAhead:
         """
         self.send_staged()
         source = ChunkSource(tensors)
+        source.encoder = self.encoder
         in_host_memory: dict[int, torch.Tensor] = {}
         for chunk in chunks:
             held = {
@@ -142,11 +151,12 @@ class SentAhead:
                 continue
             data = source.gather(chunk)
             if data.device.type == "cuda":
-                presence = bits_to_bytes(source.presence(chunk))
+                presence = source.presence(chunk)
                 copy = self._staging.begin(data)
                 self._staged.append(_StagedChunk(chunk, presence, copy))
             else:
-                self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
+                message = source.encode(chunk, REQUEST_CHUNK_FIELD)
+                self._send(chunk, message, source.digest(chunk))
 
     def send_staged(self, *, waits: bool = False) -> None:
         """Sends chunks of CUDA devices that have come to the host, in order.
@@ -156,20 +166,23 @@ class SentAhead:
         """
         while self._staged and (waits or self._staged[0].copy.is_there):
             staged = self._staged.popleft()
-            message = encode_chunk(
-                REQUEST_CHUNK_FIELD,
-                index=staged.chunk.index,
-                presence=staged.presence,
-                data=buffer_of(staged.copy.wait()),
+            data = buffer_of(staged.copy.wait())
+            message = dense_message(
+                REQUEST_CHUNK_FIELD, staged.chunk, staged.presence, data, self.encoder
             )
-            self._send(staged.chunk, message)
+            digest = None if self.encoder is None else xxhash.xxh3_64_intdigest(data)
+            self._send(staged.chunk, message, digest)
 
     def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
-        self._send(chunk, self._copies.encode(chunk, gradients))
+        message = self._copies.encode(chunk, gradients, self.encoder)
+        self._send(chunk, message, self._copies.digest)
 
-    def _send(self, chunk: Chunk, message: bytes) -> None:
+    def _send(self, chunk: Chunk, message: bytes, digest: int | None = None) -> None:
+        """Sends a chunk, whose elements have this digest, or else its data."""
         ((_, view),) = split_fields(message)
-        self._sent[chunk.index] = _SentChunk(message, decode_chunk(view))
+        frame = decode_chunk(view)
+        digest = frame.digest if digest is None else digest
+        self._sent[chunk.index] = _SentChunk(message, frame, digest)
         self.calls.append(chunk.shard_index, message)
 
     def complete(self, trailer: PushTrailer, source: ChunkSource) -> CompletedPush:
@@ -215,8 +228,8 @@ class SentAhead:
         return unchanged_of(sent[::2]) | beside.result()
 
     def _is_unchanged(self, chunk: Chunk, source: ChunkSource) -> bool:
-        sent = self._sent[chunk.index].frame
-        is_present = sent.presence == bits_to_bytes(source.presence(chunk))
+        sent = self._sent[chunk.index]
+        is_present = sent.frame.presence == bits_to_bytes(source.presence(chunk))
         return is_present and sent.digest == source.digest(chunk)
 
 

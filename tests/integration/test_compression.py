@@ -76,13 +76,15 @@ def test_workers_that_differ_are_refused_with_both_values(tmp_path: Path) -> Non
             )
 
 
-def test_compressed_gradients_do_not_overlap_yet(tmp_path: Path) -> None:
-    model = model_of(0)
-    text = r"overlap=True\) does not go with compressed gradients yet"
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
-        with pytest.raises(psworker.UnsupportedError, match=text):
-            ps.prepare(model, optimizer_of(model), compression="bf16", overlap=True)
-        ps.prepare(model, optimizer_of(model))
+@pytest.mark.parametrize("compression", ["int8", "topk"])
+def test_overlapped_steps_have_the_same_bits(tmp_path: Path, compression: str) -> None:
+    choice = Compression(compression, compression, 0.1)
+    plain = OneProcess(choice)
+    plain.train()
+
+    trained = on_job(tmp_path, choice, overlap=True)
+
+    check_parity(plain, trained)
 
 
 def test_residuals_are_saved_and_a_worker_that_loads_them_goes_on_as_if_nothing(
