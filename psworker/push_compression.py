@@ -148,8 +148,8 @@ class PushEncoder:
             return None
         present = list(compress(chunk.slices, presence))
         pieces = [each for each in present if each.entry_index not in self._buffers]
-        if pieces != present[: len(pieces)]:
-            return None  # buffers come last in a schema
+        if not pieces or pieces != present[: len(pieces)]:
+            return None  # of buffers alone; they come last in a schema
         count = sum(each.element_count for each in pieces)
         values = data[:count].float()
         if self._encoding.keeps_residual:

@@ -4,7 +4,7 @@ The one process has plain torch and plain sums. It encodes gradients and values 
 chunk as the job does, with the encodings of `pswire`, which have tests of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -200,9 +200,25 @@ def on_job(
     mode: Mode = Mode.BSP,
     shard_count: int = 2,
     step_count: int = STEP_COUNT,
+    clip_grad_norm: float | None = None,
+    before_step: Callable[[str, int], None] = lambda worker_id, step: None,
     **settings: Any,  # noqa: ANN401, as the coordinator has them
 ) -> OnJob:
-    """Trains as two workers."""
+    """Trains as two workers.
+
+    Args:
+        folder: For the daemons' state.
+        compression: As for `prepare`.
+        kind: Of the optimizer.
+        overlap: As for `prepare`.
+        dtype: Of the parameters.
+        mode: Of the job.
+        shard_count: Shards.
+        step_count: Steps of each worker.
+        clip_grad_norm: As for `prepare`.
+        before_step: Called by each worker before each backward pass.
+        settings: Further ones of the coordinator.
+    """
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
 
@@ -214,9 +230,11 @@ def on_job(
                 optimizer_of(model, kind),
                 compression=compression,
                 overlap=overlap,
+                clip_grad_norm=clip_grad_norm,
             )
             before = ps.bytes_sent, ps.bytes_received
             for step in range(step_count):
+                before_step(worker_id, step)
                 backward(model, worker_id, step)
                 optimizer.step(weight=BATCHES[worker_id])
             ps.wait()

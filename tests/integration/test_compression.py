@@ -4,12 +4,24 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 import psworker
+from psserver.core.record import Mode
+from psserver.host.shard_host import ShardHost
 from pswire.compression import Compression, Method
 from tests.doubles.chunk_sizes import cut_into
+from tests.integration.broken_calls import (
+    Context,
+    Fault,
+    Messages,
+    Stream,
+    breakable_shards,
+    cut_upload,
+    lose_reply,
+)
 from tests.integration.compressed_training import (
     STEP_COUNT,
     OneProcess,
@@ -20,7 +32,7 @@ from tests.integration.compressed_training import (
     optimizer_of,
     values_of,
 )
-from tests.integration.job import Job, connect
+from tests.integration.job import Job, connect, deviation
 
 PUSHES = [Compression(push=method, ratio=0.1) for method in Method]
 PULLS = [Compression(pull=method, ratio=0.1) for method in Method]
@@ -141,3 +153,150 @@ def test_a_residual_of_another_shape_is_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(ValueError, match=text):
             optimizer.load_state_dict(state)
+
+
+def cut_answer(message_count: int) -> Fault:
+    """The push is done; some messages of the answer arrive, then the call breaks."""
+
+    def fault(inner: Stream) -> Stream:
+        async def stream(requests: Messages, context: Context) -> Messages:
+            sent_count = 0
+            async for message in inner(requests, context):
+                if sent_count < message_count:
+                    yield message
+                sent_count += 1
+            yield await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+
+        return stream
+
+    return fault
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("method", ["int8", "topk", "onebit"])
+def test_broken_calls_change_no_bit(
+    tmp_path: Path, method: str, *, overlap: bool
+) -> None:
+    """What goes again is the same bytes, also of the answer, and counts once."""
+    choice = Compression(method, method, 0.1)
+    plain = OneProcess(choice)
+    plain.train()
+    faults = [lose_reply, cut_answer(1), cut_upload(1), cut_answer(2), cut_upload(2)]
+
+    def break_one(worker_id: str, step: int) -> None:
+        if worker_id == "w0" and step % 2 and faults:
+            shards[step % 4 // 2].faults.append(faults.pop())
+
+    with breakable_shards() as shards:
+        trained = on_job(tmp_path, choice, overlap=overlap, before_step=break_one)
+
+    assert not faults
+    assert sum(handler.push_count for handler in shards.values()) > 4 * STEP_COUNT
+    check_parity(plain, trained)
+
+
+COMPOSED: dict[str, dict[str, Any]] = {
+    "ssp": {"mode": Mode.SSP, "staleness_bound": 1},
+    "asp": {"mode": Mode.ASP},
+    "asp, overlapped": {"mode": Mode.ASP, "overlap": True},
+    "asp, compensated": {"mode": Mode.ASP, "delay_compensation": 0.1},
+    "clipped": {"clip_grad_norm": 0.5},
+    "clipped, overlapped": {"clip_grad_norm": 0.5, "overlap": True},
+    "clipped in asp": {"mode": Mode.ASP, "clip_grad_norm": 0.5},
+    "adam": {"kind": "Adam"},
+    "bf16 parameters": {"dtype": torch.bfloat16},
+    "fp16 parameters, overlapped": {"dtype": torch.float16, "overlap": True},
+}
+
+
+@pytest.mark.parametrize("place", range(len(COMPOSED)), ids=list(COMPOSED))
+def test_it_goes_with_everything_and_workers_stay_near_the_shards(
+    tmp_path: Path, place: int
+) -> None:
+    """Near as of a worker that is one update behind and lacks a residual."""
+    choice = (Compression("int8", "onebit"), Compression("topk", "topk", 0.1))[
+        place % 2
+    ]
+    trained = on_job(tmp_path, choice, step_count=8, **list(COMPOSED.values())[place])
+
+    assert trained.version == 16
+    first = values_of(model_of(0))
+    moved = deviation(trained.shards, [each.to(trained.shards[0]) for each in first])
+    for values in trained.workers.values():
+        assert deviation(values, trained.shards) < max(moved, 0.02)
+    assert moved > 0.001
+
+
+def test_a_worker_that_has_other_values_than_its_shard_thinks_pulls_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = Compression(pull="int8")
+    plain = OneProcess(choice)
+    plain.train(6)
+
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = model_of(0)
+        model, optimizer = ps.prepare(model, optimizer_of(model), compression=choice)
+        for step in range(6):
+            backward(model, "w0", step)
+            if step == 3:
+                for shard in job.shards:
+                    forget_a_bit_of(shard)
+            optimizer.step()
+        job_values = [each for shard in job.shards for each in read_all(shard)]
+
+    assert "has sent changes of other values than this worker has" in caplog.text
+    mine = torch.cat([each.reshape(-1) for each in values_of(model)]).sort().values
+    theirs = torch.cat(job_values).sort().values
+    assert (mine - theirs).abs().max() < 1e-3
+
+
+def forget_a_bit_of(shard: ShardHost) -> None:
+    """Has a shard believe that the worker has other values."""
+    encoder = shard.model.engine.encoder
+    (worker,) = shard.model.core.clocks.members
+    for chunk in shard.model.chunks:
+        encoder.note_exact(chunk, torch.zeros(chunk.element_count), worker.worker, 0)
+
+
+def read_all(shard: ShardHost) -> list[torch.Tensor]:
+    engine = shard.model.engine
+    return [
+        torch.frombuffer(bytearray(engine.read(chunk.index)), dtype=torch.float32)
+        for chunk in shard.model.chunks
+    ]
+
+
+def test_buffers_go_as_they_are(tmp_path: Path) -> None:
+    """Running statistics after a step are those of a job that sends everything so."""
+
+    def train(folder: Path, choice: str | None) -> torch.Tensor:
+        with Job(folder) as job, connect(job, "w0") as ps:
+            model = torch.nn.BatchNorm1d(32)
+            model, optimizer = ps.prepare(
+                model, torch.optim.SGD(model.parameters(), lr=0.1), compression=choice
+            )
+            generator = torch.Generator().manual_seed(3)
+            model(torch.randn(8, 32, generator=generator)).pow(3).sum().backward()
+            optimizer.step()
+            assert model.running_mean.any()
+            return torch.cat((model.running_mean, model.running_var))
+
+    plain = train(tmp_path / "plain", None)
+    for method in Method:
+        assert torch.equal(train(tmp_path / method, method), plain)
+
+
+def test_fewer_bytes_are_sent_both_ways(tmp_path: Path) -> None:
+    def train(folder: str, choice: str | None) -> OnJob:
+        return on_job(tmp_path / folder, choice, step_count=5)
+
+    plain = train("plain", None)
+    for method, ratio in {"bf16": 1.7, "int8": 2.8, "topk": 8, "onebit": 7}.items():
+        fewer = train(method, method)
+        for worker_id in ("w0", "w1"):
+            sent = plain.bytes_sent[worker_id] / fewer.bytes_sent[worker_id]
+            received = plain.bytes_received[worker_id] / fewer.bytes_received[worker_id]
+            print(f"{method}: {sent:.1f} and {received:.1f} times fewer bytes")
+            assert sent > ratio
+            assert received > ratio
