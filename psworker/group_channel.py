@@ -92,7 +92,7 @@ class GroupChannel:
         """
         self.rank = dist.get_rank()
         self.process_count = dist.get_world_size()
-        with _told_to_users():
+        with _told_to_users(self.rank):
             self._group: Any = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=timeout_s)
             )
@@ -128,7 +128,7 @@ class GroupChannel:
     def sum(self, value: float) -> float:
         """The sum of the values that the processes give."""
         total = torch.tensor([value], dtype=torch.float64)
-        with _told_to_users():
+        with _told_to_users(self.rank):
             dist.all_reduce(total, group=self._group)
         return float(total.item())
 
@@ -148,7 +148,7 @@ class GroupChannel:
                 else:
                     flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
                 group = self._group if device.type == "cpu" else device_group
-                with _told_to_users():
+                with _told_to_users(self.rank):
                     dist.broadcast(flat, src=_LEADER, group=group)
                 if not self.is_leader:
                     for tensor, piece in zip(bucket, flat.split(sizes), strict=True):
@@ -161,7 +161,7 @@ class GroupChannel:
 
     def _tell(self, message: object) -> Any:  # noqa: ANN401, what the leader tells
         messages = [message]
-        with _told_to_users():
+        with _told_to_users(self.rank):
             dist.broadcast_object_list(messages, src=_LEADER, group=self._group)
         return messages[0]
 
@@ -174,15 +174,26 @@ class GroupChannel:
 
 
 @contextmanager
-def _told_to_users() -> Iterator[None]:
-    """Turns the end of a peer into an error that says what to do."""
+def _told_to_users(rank: int) -> Iterator[None]:
+    """Turns the end of a peer into an error that says what to do.
+
+    Args:
+        rank: Of this process. All but the leader wait for the leader, whose end is
+            that of the group; in a large group another process may be between them.
+    """
     try:
         yield
     except RuntimeError as error:
+        lost = "another process of this process group is gone or silent"
+        if rank != _LEADER:
+            lost = (
+                f"rank {_LEADER} of this process group, which speaks to the job for "
+                "all of it, was not heard: it or another process of the group is gone "
+                "or silent"
+            )
         raise UnavailableError(
-            "another process of this process group is gone or silent, and the group "
-            "can't go on without it; torchrun ends what is left and, with "
-            f"--max-restarts, starts the group again ({error})"
+            f"{lost}, and the group can't go on without it; torchrun ends what is "
+            f"left and, with --max-restarts, starts the group again ({error})"
         ) from None
 
 

@@ -37,7 +37,13 @@ def main(kind: str, folder: str) -> None:
     if early is not None:
         refuse_early(early)
     try:
-        {"train": train, "fail": fail, "plain": plain, "refuse": refuse}[kind](folder)
+        {
+            "train": train,
+            "fail": fail,
+            "lose": lose,
+            "plain": plain,
+            "refuse": refuse,
+        }[kind](folder)
     finally:
         dist.destroy_process_group()
 
@@ -103,6 +109,17 @@ def fail(_: str) -> None:
     except psworker.PsError as error:
         print("failed", dist.get_rank(), type(error).__name__, error, flush=True)
     ps.close()
+
+
+def lose(_: str) -> None:
+    """Steps until the leader is killed, which a failpoint does."""
+    model = DistributedDataParallel(new_model(seed=0))
+    ps = psworker.connect(step_timeout_s=40, start_timeout_s=40)
+    print("connected", flush=True)
+    wrapped, optimizer = ps.prepare(model, new_optimizer(model))
+    while True:
+        wrapped(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
 
 
 def plain(_: str) -> None:

@@ -6,13 +6,13 @@ group is of the same rows as one of a single process.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+from tests.integration.group_pair import start_pair
 from tests.integration.group_training import (
     CLIP_NORM,
     OTHER_COUNT,
@@ -22,34 +22,14 @@ from tests.integration.group_training import (
     rows_of_other,
     samples,
 )
-from tests.integration.job import Crew, Job, connect, deviation, free_address
+from tests.integration.job import Crew, Job, connect, deviation
 from tests.integration.processes import Processes
-
-SCRIPT: Final = "tests.integration.group_worker"
-ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     with Processes(tmp_path) as started:
         yield started
-
-
-def start_pair(processes: Processes, kind: str, folder: Path, job: Job) -> None:
-    """Starts two processes as torchrun does, without the time its agent takes."""
-    port = str(free_address().port)
-    for rank in range(2):
-        processes.start(
-            f"rank-{rank}",
-            *("-m", SCRIPT, kind, str(folder)),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            PS_COORDINATOR=job.address,
-            PYTHONPATH=f"{ROOT}:{ROOT / 'protos'}",
-        )
 
 
 def values_of(model: nn.Module) -> list[torch.Tensor]:
