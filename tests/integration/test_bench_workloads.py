@@ -92,6 +92,11 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
         second = job
         if name == "shards":
             second = stack.enter_context(started_job(tmp_path / "two", 2, mode))
+        addresses = dict.fromkeys(("fp32", "int8", "topk"), job.address)
+        if name == "link":
+            for each in addresses:
+                own = stack.enter_context(started_job(tmp_path / each, 1, mode))
+                addresses[each] = own.address
         bare_port = free_port()
         if name == "exchange":
             stack.enter_context(bare_stream_served(bare_port))
@@ -104,6 +109,7 @@ def test_a_workload_measures_its_contenders_and_compares_their_values(
             "two_shards": second.address,
             "dedupe_s": "0.001",
             "bare": str(bare_port),
+            **addresses,
         }
         member = Member(rank=0, count=1, sizes=SIZES, places=places, stack=stack)
         measure(workload, member)

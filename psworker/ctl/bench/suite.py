@@ -9,6 +9,7 @@ from psworker.ctl.bench.workloads.apply import APPLY
 from psworker.ctl.bench.workloads.checks import CHECKS
 from psworker.ctl.bench.workloads.ddp import DDP
 from psworker.ctl.bench.workloads.exchange import EXCHANGE
+from psworker.ctl.bench.workloads.link import LINK
 from psworker.ctl.bench.workloads.one_host import ONE_HOST
 from psworker.ctl.bench.workloads.rate import RATE
 from psworker.ctl.bench.workloads.shards import SHARDS
@@ -25,6 +26,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     SMALL,
     RATE,
     CHECKS,
+    LINK,
 )
 """In the order in which they are measured."""
 

@@ -30,6 +30,7 @@ def stepping(
     coordinator: str,
     *,
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD,
+    compression: str | psworker.Compression | None = None,
 ) -> Contender:
     """A worker that steps the big parameter in a job.
 
@@ -37,6 +38,7 @@ def stepping(
         member: Of the workload.
         coordinator: Of the job.
         optimizer_class: What shards run, with the common learning rate.
+        compression: How fewer bytes are sent, `None` for all.
     """
     first, gradient = big_tensors(member)
     ps = member.stack.enter_context(
@@ -44,7 +46,7 @@ def stepping(
     )
     model = OneParameter(first)
     optimizer = optimizer_class(model.parameters(), lr=LEARNING_RATE)  # type: ignore[call-arg]
-    model, optimizer = ps.prepare(model, optimizer)
+    model, optimizer = ps.prepare(model, optimizer, compression=compression)
     model.weight.grad = gradient
 
     def run() -> None:
