@@ -3,6 +3,7 @@
 import copy
 import logging
 import warnings
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -71,7 +72,10 @@ class Odd(Regression):
 
 
 def fit(
-    model: pl.LightningModule, strategy: PSStrategy | str, accumulated: int = 1
+    model: pl.LightningModule,
+    strategy: PSStrategy | str,
+    accumulated: int = 1,
+    precision: Any = None,  # noqa: ANN401, of the trainer's many kinds
 ) -> pl.Trainer:
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(24, 3, generator=generator))
@@ -85,6 +89,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         accumulate_grad_batches=accumulated,
+        precision=precision,
     )
     trainer.fit(model, DataLoader(data, batch_size=4, collate_fn=collate))
     return trainer
@@ -105,6 +110,19 @@ def compare(kind: type[Regression], worker_id: str, accumulated: int = 1) -> Non
     )
     clock = strategy.connection.clock
     print(kind.__name__, trainer.global_step, clock, worst <= 1e-6, flush=True)
+
+
+def in_bf16() -> None:
+    """As the trainer does alone, which is not what float32 gives."""
+    torch.manual_seed(0)
+    plain = Regression()
+    ours, exact = copy.deepcopy(plain), copy.deepcopy(plain)
+    fit(exact, "auto")
+    fit(plain, "auto", precision="bf16-mixed")
+    fit(ours, PSStrategy(worker_id="w0"), precision="bf16-mixed")
+    weights = [each.first.weight.detach() for each in (ours, plain, exact)]
+    near, far = (float((weights[1] - weights[i]).abs().max()) for i in (0, 2))
+    print("bf16", near <= 1e-6 < 1e-5 < far, near, far, flush=True)
 
 
 def refused(model: Regression, worker_id: str) -> None:
@@ -130,5 +148,7 @@ if __name__ == "__main__":
 
     if sys.argv[1] == "manual":
         compare(Manual, "w0")
+    elif sys.argv[1] == "bf16":
+        in_bf16()
     else:
         main()

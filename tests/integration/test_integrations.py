@@ -149,6 +149,7 @@ def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
                 f"w{index}",
                 job,
                 "transformers_worker",
+                "refuse",
                 str(tmp_path / "out"),
             )
         for index in range(2):
@@ -163,6 +164,48 @@ def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
                 "train_sampling_strategy='group_by_length': it must be 'random' or "
                 "'sequential'"
             )
+
+
+@needs("lightning", "lightning")
+@pytest.mark.timeout(120)
+def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
+    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+        start(processes, "w", job, "lightning_worker", "bf16")
+        assert processes.line("w", IMPORT_TIMEOUT_S).startswith("bf16 True")
+        assert processes.code("w") == 0
+
+
+@needs("transformers", "transformers")
+@pytest.mark.timeout(120)
+def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
+    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+        start(processes, "w", job, "transformers_worker", "log", str(tmp_path / "out"))
+        while not (line := processes.line("w", IMPORT_TIMEOUT_S)).startswith("bf16"):
+            assert line.startswith("{"), "a log of the trainer"
+        assert line.startswith("bf16 True"), line
+        assert (
+            processes.line("w") == "logs [[1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0]]"
+        )
+        assert processes.code("w") == 0
+
+
+@needs("transformers", "transformers")
+@pytest.mark.timeout(120)
+def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+        folder = str(tmp_path / "out")
+        start(processes, "w", job, "transformers_worker", "tokens", folder)
+        while not (line := processes.line("w", IMPORT_TIMEOUT_S)).startswith("weig"):
+            assert line.startswith("{"), "a log of the trainer"
+        assert re.fullmatch(r"weights True \[\d+\.0, \d+\.0, \d+\.0\]", line), line
+        assert "[4.0, 4.0, 4.0]" not in line, "which is how many samples a step has"
+        while not (line := processes.line("w", IMPORT_TIMEOUT_S)).startswith("stop"):
+            assert line.startswith("{"), "a log of the trainer"
+        assert line == "stopped 5 4"
+        assert processes.code("w") == 0
+        assert "training stops: the job is over" in processes.log("w")
 
 
 def start(processes: Processes, name: str, job: Job, script: str, *given: str) -> None:

@@ -1,16 +1,25 @@
-"""What `test_integrations` has `PSTrainer` refuse, in a job of two workers."""
+"""What `test_integrations` has `PSTrainer` do and refuse."""
 
 import signal
 import sys
+from typing import Any, ClassVar
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import psworker
 from psworker.integrations.transformers import PSTrainer
 
 
-def main(folder: str) -> None:
+def refuse(folder: str) -> None:
     """Tries one after the other, and waits."""
     config = BertConfig(
         vocab_size=2,
@@ -48,5 +57,123 @@ def main(folder: str) -> None:
         signal.pause()  # Until it is killed: the other one shall not be alone.
 
 
+def arguments(folder: str, **named: Any) -> TrainingArguments:  # noqa: ANN401
+    return TrainingArguments(
+        folder,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        **named,
+    )
+
+
+def new_language_model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=16,
+        n_positions=6,
+        n_embd=8,
+        n_layer=1,
+        n_head=1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Samples of which each has another number of tokens to predict."""
+    found = []
+    for number in range(12):
+        ids = (torch.arange(6) * (number + 1)) % 16
+        labels = ids.clone()
+        labels[: number % 5] = -100
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
+def log(folder: str) -> None:
+    """In bf16, beside the plain trainer; says what stands in the logs."""
+    models = {name: new_language_model() for name in ("plain", "ours", "float32")}
+    for name in ("plain", "float32"):
+        given = arguments(folder, max_steps=4, bf16=name == "plain")
+        Trainer(model=models[name], args=given, train_dataset=texts()).train()
+    with psworker.connect() as ps:
+        given = arguments(folder, max_steps=4, bf16=True)
+        trainer = PSTrainer(
+            connection=ps, model=models["ours"], args=given, train_dataset=texts()
+        )
+        trainer.train()
+    far = {name: distance(models["plain"], models[name]) for name in models}
+    print("bf16", far["ours"] <= 1e-6 < 1e-5 < far["float32"], far, flush=True)
+    names = ("ps_clock", "ps_version", "ps_staleness")
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    print("logs", [[entry[name] for name in names] for entry in logged], flush=True)
+
+
+def distance(ours: torch.nn.Module, theirs: torch.nn.Module) -> float:
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+class Counting(PSTrainer):
+    """Notes how many tokens the trainer takes the mean over."""
+
+    counts: ClassVar[list[float]] = []
+
+    def training_step(self, *given: Any, **named: Any) -> torch.Tensor:  # noqa: ANN401
+        count = named.get("num_items_in_batch", given[-1])
+        self.counts.append(float(count))
+        return super().training_step(*given, **named)
+
+
+class Watching(TrainerCallback):
+    """Notes what steps weigh, and says when some have been made."""
+
+    def __init__(self, trainer: Counting) -> None:
+        self.weights: list[float] = []
+        self._trainer = trainer
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        steps = self._trainer.optimizer._steps
+        step = steps.step
+
+        def noted(*given: Any, weight: float, **named: Any) -> Any:  # noqa: ANN401
+            self.weights.append(weight)
+            if len(self.weights) == 5:
+                raise psworker.JobEndedError("the job is over")  # as shards would say
+            return step(*given, weight=weight, **named)
+
+        steps.step = noted
+
+    def on_step_end(self, args: object, state: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if state.global_step == 3:
+            counts = self._trainer.counts
+            print("weights", self.weights == counts[1::2], counts[::2], flush=True)
+
+
+def tokens(folder: str) -> None:
+    """Two batches a step, whose loss is a mean over tokens; the fifth ends the job."""
+    with psworker.connect() as ps:
+        given = arguments(folder, max_steps=10**6, gradient_accumulation_steps=2)
+        trainer = Counting(
+            connection=ps,
+            model=new_language_model(),
+            args=given,
+            train_dataset=texts(),
+        )
+        trainer.add_callback(Watching(trainer))
+        trainer.train()
+        print("stopped", trainer.state.global_step, ps.clock, flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"refuse": refuse, "log": log, "tokens": tokens}[sys.argv[1]](sys.argv[2])
