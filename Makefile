@@ -87,6 +87,10 @@ bench: .venv/installed ## measure a step of 64 MiB beside torch's RPC
 faults: .venv/installed ## kill, stop and cut real processes; print what came of it
 	$(BIN)/pytest tests/fault -q $(ARGS)
 
+.PHONY: soak
+soak: .venv/installed ## train with fewer bytes to the accuracy of all of them
+	$(BIN)/pytest tests/soak -q $(ARGS)
+
 .PHONY: conformance
 conformance: .venv/installed .conformance-data/fetched ## train real scripts alone and as two workers; compare
 	$(BIN)/pytest tests/conformance -q $(ARGS)

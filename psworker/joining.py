@@ -83,6 +83,7 @@ class Joining:
         assert record is not None, "only a record makes a member"
         if seeded is not None and seeded.fence_number == record.fence_number:
             return Joined(member, record.generation, ())
+        held_digests = self._store.digests()
         stand_in = None
         if not record.is_start:
             stand_in = self._loop.run(
@@ -95,6 +96,7 @@ class Joining:
                     record.generation,
                     member.clock_of(0),
                     receiver,
+                    held_digests=held_digests,
                     timeout_s=left_s(deadline),
                 ),
                 self._store,

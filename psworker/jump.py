@@ -82,11 +82,16 @@ def pull_jump(
     Raises:
         StepTimeoutError: They did not come in time.
     """
+    held_digests = store.digests()
     try:
         return receive(
             loop,
             lambda receiver: session.shards.pull(
-                jump.generation, jump.clock, receiver, timeout_s=left_s(deadline)
+                jump.generation,
+                jump.clock,
+                receiver,
+                held_digests=held_digests,
+                timeout_s=left_s(deadline),
             ),
             store,
         )

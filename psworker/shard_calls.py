@@ -123,9 +123,23 @@ class ShardCalls:
         )
 
     async def pull(
-        self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
+        self,
+        generation: int,
+        clock: int,
+        receiver: Receiver,
+        *,
+        held_digests: Sequence[Sequence[int]],
+        timeout_s: float,
     ) -> Sequence[PushReply]:
         """Receives all values that this worker may see at a clock.
+
+        Args:
+            generation: Newest generation that it knows.
+            clock: The clock.
+            receiver: Takes the values.
+            held_digests: For each shard, of the elements of each of its chunks as they
+                are here: the same are not sent again.
+            timeout_s: Longest time for all of it.
 
         Raises:
             WaitTimeoutError: It took longer; the text names who was waited for.
@@ -139,7 +153,13 @@ class ShardCalls:
 
             async def attempt(timeout_s: float) -> PushReply:
                 client = await self._clients.of(shard_index)
-                return await client.pull(generation, clock, own, timeout_s=timeout_s)
+                return await client.pull(
+                    generation,
+                    clock,
+                    own,
+                    held_digests=held_digests[shard_index],
+                    timeout_s=timeout_s,
+                )
 
             reply = await until_decided(
                 attempt, deadline, on_failure=partial(silence.failed, shard_index)

@@ -333,6 +333,7 @@ class ShardHost:
         reader: WorkerKey,
         *,
         sequence: int | None,
+        held_digest: int | None = None,
     ) -> bytes:
         """Encodes the values that a chunk has now for a worker; see `encode`."""
         model = self.model
@@ -344,6 +345,7 @@ class ShardHost:
                 presence=presence,
                 reader=reader,
                 sequence=sequence,
+                held_digest=held_digest,
             ),
             chunk.byte_count,
         )

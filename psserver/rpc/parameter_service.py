@@ -17,6 +17,7 @@ from psserver.rpc.optimizer_state_calls import StateParts
 from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
     check_frame,
+    check_held,
     check_target,
     checked_clock,
     reply_message,
@@ -172,6 +173,7 @@ class ParameterService:
         check_target(host, request)
         worker = worker_key(request.worker)
         clock = checked_clock(request.clock)
+        check_held(host, len(request.held_digests))
         await catch_up(host, request.generation)
         async for waiting in clock_reached(
             host, worker, clock, otherwise="readers take snapshots"
@@ -180,8 +182,11 @@ class ParameterService:
         # Before the values: they may go on while they are sent, and hold no less.
         reply = host.model.core.pull_reply(worker, clock)
         host.history.pulled(worker, reply)
+        held = dict(zip(host.model.chunks, request.held_digests, strict=False))
         for chunk in reversed(host.model.chunks):
-            yield await host.values_message(chunk.index, None, worker, sequence=None)
+            yield await host.values_message(
+                chunk.index, None, worker, sequence=None, held_digest=held.get(chunk)
+            )
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
 

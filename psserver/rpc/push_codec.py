@@ -151,6 +151,21 @@ def worker_choice(choice: membership_pb2.ClockChoice) -> ClockChoice:
     )
 
 
+def check_held(host: ShardHost, digest_count: int) -> None:
+    """Checks that a caller tells of what it has for all chunks, or for none.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    chunk_count = len(host.model.chunks)
+    if digest_count not in (0, chunk_count):
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"{digest_count} digests of what the caller has, shard {host.shard_index} "
+            f"has {chunk_count} chunks",
+        )
+
+
 def check_window(header: push_pb2.PushHeader) -> None:
     """Refuses a sender that never says which answers it has got.
 

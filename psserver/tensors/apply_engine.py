@@ -324,6 +324,7 @@ class ApplyEngine:
         presence: tuple[bool, ...] | None = None,
         reader: WorkerKey | None = None,
         sequence: int | None = 0,
+        held_digest: int | None = None,
     ) -> bytes:
         """A message with the values that a chunk has now.
 
@@ -334,13 +335,14 @@ class ApplyEngine:
             reader: The worker that will compute with them, if it is one.
             sequence: The push that they answer. None for a worker that begins, or goes
                 on after a loss: they go as they are.
+            held_digest: Of the elements that it has; the same are not sent.
         """
         chunk = self._vectors.chunk(chunk_index)
         bits = (True,) * len(chunk.slices) if presence is None else presence
         with self._locks[chunk_index]:
             view = self._vectors.view(chunk_index)
             message, seen = self.encoder.encode(
-                chunk, view, outer_field, bits, reader=reader, sequence=sequence
+                chunk, view, outer_field, bits, reader, sequence, held_digest
             )
             if reader is not None and self._delay.compensation:
                 self.pulled.note(reader, chunk_index, seen)

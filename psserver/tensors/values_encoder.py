@@ -10,7 +10,12 @@ from psserver.tensors.shard_vectors import present_runs
 from pswire.compression import Compression
 from pswire.encodings.change import added, digest_of, pack_change
 from pswire.encodings.known import encoding_of
-from pswire.frames import ENCODING_CHANGE, bits_to_bytes, encode_chunk
+from pswire.frames import (
+    ENCODING_CHANGE,
+    ENCODING_UNCHANGED,
+    bits_to_bytes,
+    encode_chunk,
+)
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 
@@ -49,9 +54,9 @@ class ValuesEncoder:
         values: torch.Tensor,
         outer_field: int,
         presence: Presence,
-        *,
         reader: WorkerKey | None,
         sequence: int | None,
+        held_digest: int | None = None,
     ) -> tuple[bytes, torch.Tensor]:
         """A message with values of a chunk.
 
@@ -62,16 +67,20 @@ class ValuesEncoder:
             presence: Which slices.
             reader: The worker that it is for. None for any, where changes are not sent.
             sequence: The push that it answers; None for values as they are.
+            held_digest: Of all elements that the receiver has. Where they are the same
+                the message has none.
 
         Returns:
             The message, and all elements as their receiver has them.
         """
         method = self._method
-        if method is None or not method.takes(chunk.element_type):
-            return raw_message(chunk, values, outer_field, presence), values
         if sequence is None:
             if reader is not None:
                 self.note_exact(chunk, values, reader)
+            if held_digest is not None and held_digest == digest_of(values):
+                return _unchanged(chunk, outer_field, presence, held_digest), values
+            return raw_message(chunk, values, outer_field, presence), values
+        if method is None or not method.takes(chunk.element_type):
             return raw_message(chunk, values, outer_field, presence), values
         if method.sends_changes:
             assert reader is not None, "a change is for somebody"
@@ -208,6 +217,20 @@ class ValuesEncoder:
             for bit, piece in zip(presence, chunk.slices, strict=True)
         ]
         return buffer_of(picked(chunk, values, is_raw))
+
+
+def _unchanged(
+    chunk: Chunk, outer_field: int, presence: Presence, digest: int
+) -> bytes:
+    """A message for who has the values of a chunk."""
+    return encode_chunk(
+        outer_field,
+        index=chunk.index,
+        presence=bits_to_bytes(presence),
+        data=b"",
+        encoding=ENCODING_UNCHANGED,
+        digest=digest,
+    )
 
 
 def raw_message(

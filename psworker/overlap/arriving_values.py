@@ -130,7 +130,7 @@ class ArrivingValues(ValueStore):
     def _write_open(self, checked: CheckedChunk) -> None:
         index, digest = checked.chunk.index, checked.digest
         read = self._read_in(checked.chunk)
-        if not read:
+        if not (read and checked.pieces):
             super().write_checked(checked)
         elif self._digests.get(index) != digest:
             # Not as a change that autograd should know of: what it computes from

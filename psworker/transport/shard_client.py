@@ -6,7 +6,7 @@ small only. Whoever reads the values gets views of what gRPC received.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -155,9 +155,23 @@ class ShardClient:
                 return self._take(await call, receiver)
 
     async def pull(
-        self, generation: int, clock: int, receiver: Receiver, *, timeout_s: float
+        self,
+        generation: int,
+        clock: int,
+        receiver: Receiver,
+        *,
+        held_digests: Sequence[int] = (),
+        timeout_s: float,
     ) -> values.PushReply:
-        """Receives the values that this member may see at a clock."""
+        """Receives the values that this member may see at a clock.
+
+        Args:
+            generation: Newest generation that it knows.
+            clock: The clock.
+            receiver: Takes the values.
+            held_digests: Of the elements of each chunk of the shard as they are here.
+            timeout_s: Deadline of the call.
+        """
         request = pb.PullRequest(
             protocol_version=PROTOCOL_VERSION,
             job_id=self._job_id,
@@ -165,6 +179,7 @@ class ShardClient:
             shard_incarnation=self.shard.incarnation,
             generation=generation,
             clock=clock,
+            held_digests=held_digests,
         ).SerializeToString()
         self._traffic.sent_bytes += len(request)
         call = self._pull(request, timeout=timeout_s)

@@ -23,6 +23,7 @@ from tests.integration.broken_calls import (
     lose_reply,
 )
 from tests.integration.compressed_training import (
+    BATCHES,
     STEP_COUNT,
     OneProcess,
     OnJob,
@@ -32,7 +33,7 @@ from tests.integration.compressed_training import (
     optimizer_of,
     values_of,
 )
-from tests.integration.job import Job, connect, deviation
+from tests.integration.job import Job, connect, deviation, run_workers
 
 PUSHES = [Compression(push=method, ratio=0.1) for method in Method]
 PULLS = [Compression(pull=method, ratio=0.1) for method in Method]
@@ -300,3 +301,47 @@ def test_fewer_bytes_are_sent_both_ways(tmp_path: Path) -> None:
             print(f"{method}: {sent:.1f} and {received:.1f} times fewer bytes")
             assert sent > ratio
             assert received > ratio
+
+
+@pytest.mark.parametrize("choice", [None, "int8"])
+def test_what_a_worker_has_already_is_not_pulled(
+    tmp_path: Path, choice: str | None
+) -> None:
+    """Who begins with the values of the seed, and a late one with half of the job's."""
+    with Job(tmp_path, workers_min=2) as job:
+
+        def work(worker_id: str) -> int:
+            model = model_of(0)
+            with connect(job, worker_id) as ps:
+                model, optimizer = ps.prepare(
+                    model, optimizer_of(model), compression=choice
+                )
+                received = ps.bytes_received
+                for step in range(3):
+                    backward(model, worker_id, step)
+                    optimizer.step(weight=BATCHES[worker_id])
+                if worker_id == "w0":
+                    exact.extend(values_of(model))
+                return received
+
+        exact: list[torch.Tensor] = []
+        begun = run_workers(dict.fromkeys(BATCHES, work))
+        with psworker.SnapshotReader(job.address) as reader:
+            state = reader.latest().state_dict()
+        late = model_of(5)
+        with torch.no_grad():
+            pairs = list(zip(late.parameters(), state.values(), strict=True))
+            for mine, theirs in pairs[2:]:
+                mine.copy_(theirs)
+        with connect(job, "w2") as ps:
+            late, optimizer = ps.prepare(late, optimizer_of(late), compression=choice)
+            some = ps.bytes_received
+            for mine, theirs in zip(late.parameters(), state.values(), strict=True):
+                assert torch.equal(mine, theirs)
+            backward(late, "w0", 9)
+            optimizer.step()
+
+    whole = sum(each.nbytes for each in exact)
+    print(f"{begun}, then {some} of {whole} bytes")
+    assert max(begun.values()) < whole / 4
+    assert whole / 4 < some < whole * 0.7

@@ -27,15 +27,15 @@ from pswire.v1 import push_pb2 as pswire_dot_v1_dot_push__pb2
 from pswire.v1 import schema_pb2 as pswire_dot_v1_dot_schema__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\x1a\x16pswire/v1/schema.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xae\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x8e\x01\n\x13PushPullOnceRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xb3\x01\n\x14PushPullOnceResponse\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xa0\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"\x8c\x01\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xbf\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"\xbb\x01\n\rCommitRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12&\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"#\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"\xb3\x01\n\x0cReadyRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"7\n\rReadyResponse\x12&\n\x06\x63hoice\x18\x01 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"\xf2\x01\n\x19PullOptimizerStateRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\x12\x15\n\ronly_settings\x18\x08 \x01(\x08\x12\x18\n\x10optimizer_digest\x18\t \x01(\t\"\x9e\x01\n\x1aPullOptimizerStateResponse\x12+\n\x04part\x18\x01 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\x12#\n\x07waiting\x18\x02 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.pswire.v1.OptimizerSettings\"]\n\x11OptimizerSettings\x12/\n\x06groups\x18\x01 \x03(\x0b\x32\x1f.pswire.v1.GroupHyperparameters\x12\x17\n\x0fscheduler_steps\x18\x02 \x03(\x03\"\x7f\n\x1aStageOptimizerStateRequest\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32$.pswire.v1.StageOptimizerStateHeader\x12+\n\x04part\x18\x02 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\xde\x01\n\x19StageOptimizerStateHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\x12\x18\n\x10optimizer_digest\x18\x08 \x01(\t\"8\n\x1bStageOptimizerStateResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\xa3\x07\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12O\n\x0cPushPullOnce\x12\x1e.pswire.v1.PushPullOnceRequest\x1a\x1f.pswire.v1.PushPullOnceResponse\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12=\n\x06\x43ommit\x12\x18.pswire.v1.CommitRequest\x1a\x19.pswire.v1.CommitResponse\x12:\n\x05Ready\x12\x17.pswire.v1.ReadyRequest\x1a\x18.pswire.v1.ReadyResponse\x12\x63\n\x12PullOptimizerState\x12$.pswire.v1.PullOptimizerStateRequest\x1a%.pswire.v1.PullOptimizerStateResponse0\x01\x12\x66\n\x13StageOptimizerState\x12%.pswire.v1.StageOptimizerStateRequest\x1a&.pswire.v1.StageOptimizerStateResponse(\x01\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pswire/v1/parameter_service.proto\x12\tpswire.v1\x1a\x1apswire/v1/membership.proto\x1a\x14pswire/v1/push.proto\x1a\x16pswire/v1/schema.proto\"\x8a\x01\n\x0fPushPullRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xae\x01\n\x10PushPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x8e\x01\n\x13PushPullOnceRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"\xb3\x01\n\x14PushPullOnceResponse\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12&\n\x06staged\x18\x04 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"\x86\x01\n\x0bPushRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.PushHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.pswire.v1.PushTrailer\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.pswire.v1.GradientChunk\"3\n\x0cPushResponse\x12#\n\x05reply\x18\x01 \x01(\x0b\x32\x14.pswire.v1.PushReply\"\xb6\x01\n\x0bPullRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x14\n\x0cheld_digests\x18\x32 \x03(\x06\"\x82\x01\n\x0cPullResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12#\n\x05reply\x18\x02 \x01(\x0b\x32\x14.pswire.v1.PushReply\x12#\n\x07waiting\x18\x03 \x01(\x0b\x32\x12.pswire.v1.Waiting\"\x8c\x01\n\x0bSeedRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.pswire.v1.SeedHeader\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk\x12,\n\x05state\x18\x03 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\x92\x01\n\nSeedHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x65nce_number\x18\x05 \x01(\x03\")\n\x0cSeedResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"\x83\x01\n\x11GetSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"C\n\x0cSessionChunk\x12\r\n\x05index\x18\x01 \x01(\x05\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.pswire.v1.ChunkState\"]\n\x0bSessionPush\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x13\n\x0bhas_trailer\x18\x02 \x01(\x08\x12\'\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x17.pswire.v1.SessionChunk\"r\n\x12GetSessionResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\x12\x19\n\x11sequence_done_max\x18\x02 \x01(\x03\x12&\n\x06pushes\x18\x03 \x03(\x0b\x32\x16.pswire.v1.SessionPush\"\xbf\x01\n\x18\x41waitContributionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"\xbb\x01\n\rCommitRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12&\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"#\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x08\"\xb3\x01\n\x0cReadyRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x10\n\x08sequence\x18\x07 \x01(\x03\"7\n\rReadyResponse\x12&\n\x06\x63hoice\x18\x01 \x01(\x0b\x32\x16.pswire.v1.ClockChoice\"=\n\x19\x41waitContributionResponse\x12\r\n\x05\x63lock\x18\x01 \x01(\x03\x12\x11\n\toptimizer\x18\x02 \x01(\t\"\xf2\x01\n\x19PullOptimizerStateRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\r\n\x05\x63lock\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\x12\x15\n\ronly_settings\x18\x08 \x01(\x08\x12\x18\n\x10optimizer_digest\x18\t \x01(\t\"\x9e\x01\n\x1aPullOptimizerStateResponse\x12+\n\x04part\x18\x01 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\x12#\n\x07waiting\x18\x02 \x01(\x0b\x32\x12.pswire.v1.Waiting\x12.\n\x08settings\x18\x03 \x01(\x0b\x32\x1c.pswire.v1.OptimizerSettings\"]\n\x11OptimizerSettings\x12/\n\x06groups\x18\x01 \x03(\x0b\x32\x1f.pswire.v1.GroupHyperparameters\x12\x17\n\x0fscheduler_steps\x18\x02 \x03(\x03\"\x7f\n\x1aStageOptimizerStateRequest\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32$.pswire.v1.StageOptimizerStateHeader\x12+\n\x04part\x18\x02 \x01(\x0b\x32\x1d.pswire.v1.OptimizerStatePart\"\xde\x01\n\x19StageOptimizerStateHeader\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x06worker\x18\x03 \x01(\x0b\x32\x19.pswire.v1.WorkerIdentity\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12\x11\n\toptimizer\x18\x07 \x01(\t\x12\x18\n\x10optimizer_digest\x18\x08 \x01(\t\"8\n\x1bStageOptimizerStateResponse\x12\x19\n\x11shard_incarnation\x18\x01 \x01(\x03\"o\n\x13PullSnapshotRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\x03\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x03\"@\n\x14PullSnapshotResponse\x12(\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x19.pswire.v1.ParameterChunk*r\n\nChunkState\x12\x1b\n\x17\x43HUNK_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_STATE_ABSENT\x10\x01\x12\x16\n\x12\x43HUNK_STATE_STAGED\x10\x02\x12\x17\n\x13\x43HUNK_STATE_APPLIED\x10\x03\x32\xa3\x07\n\x10ParameterService\x12G\n\x08PushPull\x12\x1a.pswire.v1.PushPullRequest\x1a\x1b.pswire.v1.PushPullResponse(\x01\x30\x01\x12O\n\x0cPushPullOnce\x12\x1e.pswire.v1.PushPullOnceRequest\x1a\x1f.pswire.v1.PushPullOnceResponse\x12\x39\n\x04Push\x12\x16.pswire.v1.PushRequest\x1a\x17.pswire.v1.PushResponse(\x01\x12\x39\n\x04Pull\x12\x16.pswire.v1.PullRequest\x1a\x17.pswire.v1.PullResponse0\x01\x12\x39\n\x04Seed\x12\x16.pswire.v1.SeedRequest\x1a\x17.pswire.v1.SeedResponse(\x01\x12I\n\nGetSession\x12\x1c.pswire.v1.GetSessionRequest\x1a\x1d.pswire.v1.GetSessionResponse\x12^\n\x11\x41waitContribution\x12#.pswire.v1.AwaitContributionRequest\x1a$.pswire.v1.AwaitContributionResponse\x12=\n\x06\x43ommit\x12\x18.pswire.v1.CommitRequest\x1a\x19.pswire.v1.CommitResponse\x12:\n\x05Ready\x12\x17.pswire.v1.ReadyRequest\x1a\x18.pswire.v1.ReadyResponse\x12\x63\n\x12PullOptimizerState\x12$.pswire.v1.PullOptimizerStateRequest\x1a%.pswire.v1.PullOptimizerStateResponse0\x01\x12\x66\n\x13StageOptimizerState\x12%.pswire.v1.StageOptimizerStateRequest\x1a&.pswire.v1.StageOptimizerStateResponse(\x01\x12Q\n\x0cPullSnapshot\x12\x1e.pswire.v1.PullSnapshotRequest\x1a\x1f.pswire.v1.PullSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pswire.v1.parameter_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHUNKSTATE']._serialized_start=3817
-  _globals['_CHUNKSTATE']._serialized_end=3931
+  _globals['_CHUNKSTATE']._serialized_start=3839
+  _globals['_CHUNKSTATE']._serialized_end=3953
   _globals['_PUSHPULLREQUEST']._serialized_start=123
   _globals['_PUSHPULLREQUEST']._serialized_end=261
   _globals['_PUSHPULLRESPONSE']._serialized_start=264
@@ -49,51 +49,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHRESPONSE']._serialized_start=904
   _globals['_PUSHRESPONSE']._serialized_end=955
   _globals['_PULLREQUEST']._serialized_start=958
-  _globals['_PULLREQUEST']._serialized_end=1118
-  _globals['_PULLRESPONSE']._serialized_start=1121
-  _globals['_PULLRESPONSE']._serialized_end=1251
-  _globals['_SEEDREQUEST']._serialized_start=1254
-  _globals['_SEEDREQUEST']._serialized_end=1394
-  _globals['_SEEDHEADER']._serialized_start=1397
-  _globals['_SEEDHEADER']._serialized_end=1543
-  _globals['_SEEDRESPONSE']._serialized_start=1545
-  _globals['_SEEDRESPONSE']._serialized_end=1586
-  _globals['_GETSESSIONREQUEST']._serialized_start=1589
-  _globals['_GETSESSIONREQUEST']._serialized_end=1720
-  _globals['_SESSIONCHUNK']._serialized_start=1722
-  _globals['_SESSIONCHUNK']._serialized_end=1789
-  _globals['_SESSIONPUSH']._serialized_start=1791
-  _globals['_SESSIONPUSH']._serialized_end=1884
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1886
-  _globals['_GETSESSIONRESPONSE']._serialized_end=2000
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=2003
-  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=2194
-  _globals['_COMMITREQUEST']._serialized_start=2197
-  _globals['_COMMITREQUEST']._serialized_end=2384
-  _globals['_COMMITRESPONSE']._serialized_start=2386
-  _globals['_COMMITRESPONSE']._serialized_end=2421
-  _globals['_READYREQUEST']._serialized_start=2424
-  _globals['_READYREQUEST']._serialized_end=2603
-  _globals['_READYRESPONSE']._serialized_start=2605
-  _globals['_READYRESPONSE']._serialized_end=2660
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=2662
-  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=2723
-  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_start=2726
-  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_end=2968
-  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_start=2971
-  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_end=3129
-  _globals['_OPTIMIZERSETTINGS']._serialized_start=3131
-  _globals['_OPTIMIZERSETTINGS']._serialized_end=3224
-  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_start=3226
-  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_end=3353
-  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_start=3356
-  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_end=3578
-  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_start=3580
-  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_end=3636
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=3638
-  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=3749
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=3751
-  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=3815
-  _globals['_PARAMETERSERVICE']._serialized_start=3934
-  _globals['_PARAMETERSERVICE']._serialized_end=4865
+  _globals['_PULLREQUEST']._serialized_end=1140
+  _globals['_PULLRESPONSE']._serialized_start=1143
+  _globals['_PULLRESPONSE']._serialized_end=1273
+  _globals['_SEEDREQUEST']._serialized_start=1276
+  _globals['_SEEDREQUEST']._serialized_end=1416
+  _globals['_SEEDHEADER']._serialized_start=1419
+  _globals['_SEEDHEADER']._serialized_end=1565
+  _globals['_SEEDRESPONSE']._serialized_start=1567
+  _globals['_SEEDRESPONSE']._serialized_end=1608
+  _globals['_GETSESSIONREQUEST']._serialized_start=1611
+  _globals['_GETSESSIONREQUEST']._serialized_end=1742
+  _globals['_SESSIONCHUNK']._serialized_start=1744
+  _globals['_SESSIONCHUNK']._serialized_end=1811
+  _globals['_SESSIONPUSH']._serialized_start=1813
+  _globals['_SESSIONPUSH']._serialized_end=1906
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1908
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2022
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_start=2025
+  _globals['_AWAITCONTRIBUTIONREQUEST']._serialized_end=2216
+  _globals['_COMMITREQUEST']._serialized_start=2219
+  _globals['_COMMITREQUEST']._serialized_end=2406
+  _globals['_COMMITRESPONSE']._serialized_start=2408
+  _globals['_COMMITRESPONSE']._serialized_end=2443
+  _globals['_READYREQUEST']._serialized_start=2446
+  _globals['_READYREQUEST']._serialized_end=2625
+  _globals['_READYRESPONSE']._serialized_start=2627
+  _globals['_READYRESPONSE']._serialized_end=2682
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_start=2684
+  _globals['_AWAITCONTRIBUTIONRESPONSE']._serialized_end=2745
+  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_start=2748
+  _globals['_PULLOPTIMIZERSTATEREQUEST']._serialized_end=2990
+  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_start=2993
+  _globals['_PULLOPTIMIZERSTATERESPONSE']._serialized_end=3151
+  _globals['_OPTIMIZERSETTINGS']._serialized_start=3153
+  _globals['_OPTIMIZERSETTINGS']._serialized_end=3246
+  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_start=3248
+  _globals['_STAGEOPTIMIZERSTATEREQUEST']._serialized_end=3375
+  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_start=3378
+  _globals['_STAGEOPTIMIZERSTATEHEADER']._serialized_end=3600
+  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_start=3602
+  _globals['_STAGEOPTIMIZERSTATERESPONSE']._serialized_end=3658
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_start=3660
+  _globals['_PULLSNAPSHOTREQUEST']._serialized_end=3771
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_start=3773
+  _globals['_PULLSNAPSHOTRESPONSE']._serialized_end=3837
+  _globals['_PARAMETERSERVICE']._serialized_start=3956
+  _globals['_PARAMETERSERVICE']._serialized_end=4887
 # @@protoc_insertion_point(module_scope)

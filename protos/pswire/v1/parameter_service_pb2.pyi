@@ -265,6 +265,7 @@ class PullRequest(google.protobuf.message.Message):
     SHARD_INCARNATION_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    HELD_DIGESTS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -279,6 +280,13 @@ class PullRequest(google.protobuf.message.Message):
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The member."""
 
+    @property
+    def held_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each chunk of the shard, in the order of the placement, XXH3-64 of the
+        elements that the member has, as they are in memory. A chunk that has the same
+        comes as `UNCHANGED`, with this digest. Empty: all come.
+        """
+
     def __init__(
         self,
         *,
@@ -288,9 +296,10 @@ class PullRequest(google.protobuf.message.Message):
         shard_incarnation: builtins.int = ...,
         generation: builtins.int = ...,
         clock: builtins.int = ...,
+        held_digests: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "held_digests", b"held_digests", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
 
 global___PullRequest = PullRequest
 
