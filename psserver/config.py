@@ -15,6 +15,7 @@ from pswire.limits import (
     STALENESS_BOUND_MAX,
     WORKER_COUNT_MAX,
 )
+from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 
 LEASE_TTL_MS_MIN = 1_000
 """A ping, its time-out and the grace for reconnecting take 600 ms of it together.
@@ -247,6 +248,8 @@ class ShardConfig:
         state_dir: Folder of its durable state.
         thread_count: Threads that apply updates.
         history: Where it writes its history, see `pswire.history`; empty for none.
+        shares_memory: Whether tensors of workers on this machine go through memory that
+            both use, `PS_SHARED_MEMORY` if it is not said.
     """
 
     listen: ListenConfig
@@ -255,6 +258,9 @@ class ShardConfig:
     state_dir: Path
     thread_count: int = field(default_factory=usable_thread_count)
     history: str = ""
+    shares_memory: bool = field(
+        default_factory=lambda: is_wanted(os.environ.get(SHARED_MEMORY_VARIABLE, "1"))
+    )
 
     def validate(self) -> None:
         """Checks every setting.

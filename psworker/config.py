@@ -8,6 +8,7 @@ from typing import Final
 from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
+from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.errors import ConfigurationError
 from psworker.torchrun import find_torchrun
 
@@ -27,6 +28,8 @@ class WorkerConfig:
         start_timeout_s: Longest wait for the job to start.
         history: Where each start of this worker writes its history, see
             `pswire.history`; empty for none.
+        shares_memory: Whether tensors go through memory that is shared with shards on
+            this machine.
     """
 
     coordinator: Address
@@ -35,6 +38,7 @@ class WorkerConfig:
     step_timeout_s: float = 600.0
     start_timeout_s: float = 3600.0
     history: str = ""
+    shares_memory: bool = True
 
     def __post_init__(self) -> None:
         check_timeouts(
@@ -112,6 +116,11 @@ def find_worker_id(
 def find_history(environ: Mapping[str, str] | None = None) -> str:
     """Where this worker's history goes, from `PS_HISTORY`; empty for nowhere."""
     return (environ or os.environ).get(HISTORY_VARIABLE, "")
+
+
+def shares_memory(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `PS_SHARED_MEMORY` leaves shared memory on."""
+    return is_wanted((environ or os.environ).get(SHARED_MEMORY_VARIABLE, "1"))
 
 
 def arm_failpoints(environ: Mapping[str, str] | None = None) -> None:

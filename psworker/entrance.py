@@ -11,6 +11,7 @@ from psworker.config import (
     find_history,
     find_worker_id,
     named_coordinator,
+    shares_memory,
 )
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError
@@ -79,6 +80,7 @@ def connect(
         step_timeout_s=step_timeout_s,
         start_timeout_s=start_timeout_s,
         history=find_history(),
+        shares_memory=shares_memory(),
     )
     if fork_guard.is_importing_main():
         raise ConfigurationError(

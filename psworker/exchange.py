@@ -13,18 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from pswire.frames import REQUEST_CHUNK_FIELD, decode_chunk
+from pswire.frames import decode_chunk
 from pswire.placement import Chunk, Placement
-from pswire.reasons import Refusal
-from psworker.errors import error_of_refusal
+from pswire.reasons import ErrorReason, Refusal
+from psworker.errors import StepTimeoutError, error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.outgoing_push import OutgoingPush
 from psworker.overlap.ahead_calls import AheadCalls
 from psworker.pending import DataRange
 from psworker.push_compression import PushEncoder
 from psworker.push_result import PushResult
+from psworker.segments import NO_SEGMENTS, Segments
 from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
+from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
 from psworker.waiting_log import WaitingLog
 
@@ -57,7 +60,7 @@ class Incoming:
     """A delivery that runs, and what it has brought so far."""
 
     def __init__(self, loop: EventLoop, deliver: Delivery) -> None:
-        self._inbox: queue.SimpleQueue[memoryview | Waiting | None] = (
+        self._inbox: queue.SimpleQueue[memoryview | SharedValues | Waiting | None] = (
             queue.SimpleQueue()
         )
         self._log = WaitingLog()
@@ -76,7 +79,18 @@ class Incoming:
             self._log.note(item)
             return True
         try:
-            store.write(decode_chunk(item))
+            if isinstance(item, SharedValues):
+                item.write(store)
+            else:
+                store.write(decode_chunk(item))
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from None
+            raise StepTimeoutError(
+                f"values that change too often to be read could not be fetched: "
+                f"{error}; step() again goes on with the same push",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from None
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
         return True
@@ -110,6 +124,7 @@ class PushExchange:
         ahead: Calls that have sent chunks of it before it was begun, if any have.
         on_loaded: Told when the shards have taken the state that it carries.
         encoder: Encodes its chunks in fewer bytes, if the job sends them so.
+        segments: Memory shared with shards.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -121,6 +136,7 @@ class PushExchange:
     ahead: AheadCalls | None = None
     on_loaded: Callable[[], None] | None = None
     encoder: PushEncoder | None = None
+    segments: Segments = NO_SEGMENTS
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 
@@ -134,6 +150,7 @@ class PushExchange:
         placement: Placement,
         incarnations: Sequence[int],
         loop: EventLoop,
+        segments: Segments = NO_SEGMENTS,
         is_forward_order: bool = False,
     ) -> Self:
         """A push of which nothing is sent yet.
@@ -145,6 +162,7 @@ class PushExchange:
             placement: How tensors are cut.
             incarnations: Start of each shard that it is for.
             loop: Where it will run.
+            segments: Memory shared with shards.
             is_forward_order: Whether the first layers go first, and not the last.
         """
         pushes = []
@@ -168,7 +186,7 @@ class PushExchange:
         # As a backward pass makes them, the last layers' first, or as the next forward
         # pass wants the values.
         chunks.sort(key=lambda chunk: chunk.index, reverse=not is_forward_order)
-        return cls(pushes, source, chunks, trailer.ranges)
+        return cls(pushes, source, chunks, trailer.ranges, segments=segments)
 
     @property
     def sequence(self) -> int:
@@ -242,7 +260,7 @@ class PushExchange:
         """Makes the next chunks, up to about `byte_count`, and hands them over."""
         while self._encoded_count < len(self.chunks) and byte_count > 0:
             chunk = self.chunks[self._encoded_count]
-            message = self.source.encode(chunk, REQUEST_CHUNK_FIELD)
+            message = self.segments.encode(self.source, chunk)
             self.pushes[chunk.shard_index].append(chunk.index, message)
             self._encoded_count += 1
-            byte_count -= len(message)
+            byte_count -= chunk.byte_count

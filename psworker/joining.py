@@ -82,6 +82,7 @@ class Joining:
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
         if seeded is not None and seeded.fence_number == record.fence_number:
+            self._loop.run(self._session.share_memory(self._store.placement))
             return Joined(member, record.generation, ())
         held_digests = self._store.digests()
         stand_in = None
@@ -90,6 +91,7 @@ class Joining:
                 StandIn.begin(self._session, given.specs, self._store.placement)
             )
         try:
+            self._loop.run(self._session.share_memory(self._store.placement))
             replies = receive(
                 self._loop,
                 lambda receiver: self._session.shards.pull(

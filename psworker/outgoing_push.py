@@ -15,6 +15,7 @@ from pswire.frames import (
     bits_to_bytes,
     join_fields,
 )
+from pswire.shared_chunks import is_shared_chunk
 from psworker.transport import messages
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -95,13 +96,17 @@ class OutgoingPush:
             held: Chunks that the shard has already.
         """
         opening = self._opening
-        for position in range(len(self.chunk_indexes)):
+        position = 0
+        while position < len(self.chunk_indexes):
             while position == len(self._chunks):
                 self._grown.clear()
                 await self._grown.wait()
             index, message = self._chunks[position]
+            position += 1
             if index in held:
                 continue
+            if is_shared_chunk(message):
+                message, position = self._joined(message, position, held)
             if opening and len(message) <= _JOINED_BYTES_MAX:
                 message += opening  # the chunk stays at the start, where it is aligned
             elif opening:
@@ -110,6 +115,25 @@ class OutgoingPush:
             yield message
         if opening:
             yield opening
+
+    def _joined(
+        self, message: bytes, position: int, held: frozenset[int]
+    ) -> tuple[bytes, int]:
+        """A message with all that are there by now and go with it.
+
+        Args:
+            message: Says where one chunk is.
+            position: Of the next message.
+            held: Chunks that the shard has already.
+        """
+        joined = [message]
+        for index, following in self._chunks[position:]:
+            if not is_shared_chunk(following):
+                break
+            position += 1
+            if index not in held:
+                joined.append(following)
+        return b"".join(joined), position
 
 
 async def requests_with_failpoints(

@@ -252,6 +252,7 @@ class OverlappedStepper(Stepper):
                     placement=self._store.placement,
                     incarnations=incarnations,
                     loop=self._loop,
+                    segments=self._session.shards.segments,
                     is_forward_order=True,
                 )
             else:
@@ -299,6 +300,7 @@ class OverlappedStepper(Stepper):
             self._copier,
             self._copies,
             self.compression.encoder(header, loss_scale=1.0),
+            self._session.shards.segments,
         )
         self._session.shards.begin_ahead(self._ahead.calls)
 

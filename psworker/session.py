@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema, OptimizerSpec
 from psworker.config import WorkerConfig
@@ -34,6 +35,9 @@ GONE_TIMEOUT_S: Final = 3.0
 """How long a coordinator may have been silent for the leave to try again: longer than
 the blink of a connection, as short as a person waits for a script that is done."""
 
+SHARING_TIMEOUT_S: Final = 5.0
+"""Longest wait for shards to say whether they share memory: they go on without."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
@@ -56,6 +60,7 @@ class Session:
         settings: JobSettings,
         *,
         history: str = "",
+        shares_memory: bool = True,
     ) -> None:
         """Begins to watch the job.
 
@@ -64,7 +69,9 @@ class Session:
             worker: Which start of which worker.
             settings: Settings of the job.
             history: Where histories go, empty for nowhere.
+            shares_memory: Whether tensors go through shared memory where they can.
         """
+        self._shares_memory = shares_memory
         self.control = control
         self.worker = worker
         self.settings = settings
@@ -94,7 +101,12 @@ class Session:
         control = ControlClient(str(config.coordinator))
         try:
             registered = await register(control, config.worker_id, timeout_s=timeout_s)
-            return cls(control, *registered, history=config.history)
+            return cls(
+                control,
+                *registered,
+                history=config.history,
+                shares_memory=config.shares_memory,
+            )
         except BaseException:
             await control.close()
             raise
@@ -251,6 +263,16 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)
             log.remind(self._missing())
+
+    async def share_memory(self, placement: Placement) -> None:
+        """As a member: shares memory with the shards that are on this machine.
+
+        Raises:
+            PsError: The job can't go on.
+        """
+        await self.shards.open_segments(
+            placement, is_wanted=self._shares_memory, timeout_s=SHARING_TIMEOUT_S
+        )
 
     async def leave(self, sequence: int, report: DataReport) -> None:
         """Ends the membership.

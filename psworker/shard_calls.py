@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pswire import failpoints
+from pswire.memory_segments import boot_id
+from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from psworker.commit_calls import ShardCommitCalls
 from psworker.commits import Commits, PushPlace
@@ -28,11 +30,14 @@ from psworker.retries import (
     told_to_users,
     until_decided,
 )
+from psworker.segments import NO_SEGMENTS, segments_of
 from psworker.shard_clients import ShardClients
 from psworker.shard_silence import ShardSilence
 from psworker.staleness import check_bound
 from psworker.transport.call_error import CallError
+from psworker.transport.segment_opening import Declined
 from psworker.transport.shard_client import Receiver, Traffic
+from psworker.transport.shard_segments import ShardSegments
 from psworker.transport.values import (
     ClockChoice,
     Contribution,
@@ -55,6 +60,7 @@ class ShardCalls:
         traffic: Bytes of all messages.
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
         states: Calls for optimizer state.
+        segments: Memory shared with shards.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class ShardCalls:
         self._membership = membership
         self.traffic = traffic or Traffic()
         self.clip_grad_norm = 0.0
+        self.segments = NO_SEGMENTS
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
         self.states = ShardStateCalls(self._clients, membership)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
@@ -88,6 +95,7 @@ class ShardCalls:
 
     async def close(self) -> None:
         """Ends the channels to all shards."""
+        self.segments = NO_SEGMENTS
         await self._clients.close()
 
     def incarnation(self, shard_index: int) -> int:
@@ -121,6 +129,43 @@ class ShardCalls:
         await self._membership.unless_failed(
             all_or_none(seed_one(shard.shard_index) for shard in order.shards)
         )
+
+    async def open_segments(
+        self, placement: Placement, *, is_wanted: bool, timeout_s: float
+    ) -> None:
+        """Shares memory with the shards that are on this machine, as a member.
+
+        Args:
+            placement: How tensors are cut.
+            is_wanted: Whether this worker shares memory at all.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            PsError: The job can't go on.
+        """
+        deadline = now() + timeout_s
+        if not is_wanted or not boot_id():
+            why = "it is switched off here" if not is_wanted else "this system lacks it"
+            count = len(self._membership.shards)
+            self.segments = segments_of([Declined(why, is_expected=True)] * count)
+            return
+
+        async def open_one(shard_index: int) -> ShardSegments | Declined:
+            async def attempt(timeout_s: float) -> ShardSegments | Declined:
+                client = await self._clients.of(shard_index)
+                return await client.open_segments(
+                    self._membership.generation, placement, timeout_s=timeout_s
+                )
+
+            try:
+                return await until_decided(attempt, deadline)
+            except CallError as error:
+                # Whatever it is, the calls that matter will tell.
+                return Declined(str(error), is_expected=False)
+
+        count = len(self._membership.shards)
+        found = await self._unless_failed(all_or_none(map(open_one, range(count))))
+        self.segments = segments_of(found)
 
     async def pull(
         self,

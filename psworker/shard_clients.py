@@ -49,6 +49,8 @@ class ShardClients:
         new = ShardClient(shard, self._job_id, self._worker, self._traffic)
         self._clients[shard_index] = new
         if client is not None:
+            if client.shard.incarnation == shard.incarnation:
+                new.segments = client.segments  # the same process, elsewhere
             await client.close()
         return new
 

@@ -15,6 +15,7 @@ from psworker.membership import Membership
 from psworker.retries import now
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
+from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import ClockChoice, Waiting
 
 _NO_ANSWER = "gives no answer"
@@ -81,7 +82,7 @@ class ShardSilence:
     def receiver(self, shard_index: int, receiver: Receiver) -> Receiver:
         """A receiver of what one shard says, which is heard here too."""
 
-        def on_chunk(message: memoryview) -> None:
+        def on_chunk(message: memoryview | SharedValues) -> None:
             self.heard(shard_index)
             receiver.on_chunk(message)
 

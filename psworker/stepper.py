@@ -415,6 +415,7 @@ class Stepper(OptimizerCalls):
             placement=self._store.placement,
             incarnations=incarnations_of_shards(self._session),
             loop=self._loop,
+            segments=self._session.shards.segments,
         )
         exchange.encoder = encoder
         return exchange

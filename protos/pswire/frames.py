@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import xxhash
 
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_layout import SharedRun
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,6 +51,10 @@ RESPONSE_WAITING_FIELD: Final = 3
 RESPONSE_STAGED_FIELD: Final = 4
 """`staged` in `PushPullResponse`."""
 
+SHARED_CHUNKS_FIELD: Final = 40
+"""`shared_chunks` in `PushPullRequest`, `PushRequest`, `PushPullResponse` and
+`PullResponse`. Repeated: messages that hold nothing else may be joined."""
+
 ENCODING_RAW: Final = 1
 """Little-endian elements in order."""
 
@@ -78,6 +83,8 @@ ENCODING_CHANGE: Final = 21
 ENCODING_UNCHANGED: Final = 22
 """Parameters only, no data: the elements are those that the receiver has, as the digest
 says."""
+ENCODING_SHARED_MEMORY: Final = 8
+"""Elements as of `ENCODING_RAW`, in shared memory; see `pswire.shared_layout`."""
 
 _ENCODINGS: Final = {
     ENCODING_RAW: "raw",
@@ -89,6 +96,7 @@ _ENCODINGS: Final = {
     ENCODING_ONEBIT: "onebit",
     ENCODING_CHANGE: "change",
     ENCODING_UNCHANGED: "unchanged",
+    ENCODING_SHARED_MEMORY: "shared memory",
 }
 
 GRADIENT_ENCODINGS: Final = frozenset(
@@ -115,6 +123,7 @@ _FIELD_NUMBER_MAX = (1 << 29) - 1
 
 _INDEX, _PART, _LAST, _ENCODING, _DIGEST = 1, 2, 3, 4, 5
 _PRESENCE, _ROW_INDICES, _PADDING, _DATA = 6, 7, 8, 9
+_SHARED_SEGMENT, _SHARED_LENGTH, _SHARED_VERSION = 40, 41, 42
 
 _FIXED32_FORMAT = struct.Struct("<I")
 _FIXED64_FORMAT = struct.Struct("<Q")
@@ -133,6 +142,7 @@ class ChunkFrame:
         presence: One bit for each slice; see `bits_from_bytes`.
         row_indices: Of `ENCODING_SPARSE_ROWS` only, else empty. A view of the message.
         data: Encoded elements. A view of the message, which it keeps alive.
+        shared: Of `ENCODING_SHARED_MEMORY` only, where the elements are.
     """
 
     index: int
@@ -143,6 +153,7 @@ class ChunkFrame:
     presence: bytes
     row_indices: memoryview
     data: memoryview
+    shared: SharedRun | None = None
 
     def verify(self) -> None:
         """Checks the bytes against their digest.
@@ -286,7 +297,7 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
         Refusal: `MALFORMED_MESSAGE`, with the byte at which it is broken, or with the
             encoding that this release does not read.
     """
-    numbers = {_INDEX: 0, _PART: 0, _LAST: 0, _ENCODING: 0, _DIGEST: 0}
+    numbers = dict.fromkeys(_NUMBERS, 0)
     nothing = view[:0]
     runs = {_PRESENCE: nothing, _ROW_INDICES: nothing, _DATA: nothing}
     for number, wire_type, value in _fields(view, "chunk"):
@@ -313,6 +324,13 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
             f"{len(runs[_ROW_INDICES])} bytes of row indices, which only sparse rows "
             "have",
         )
+    is_shared = encoding == ENCODING_SHARED_MEMORY
+    if is_shared and runs[_DATA]:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"chunk {numbers[_INDEX]} is in shared memory and has {len(runs[_DATA])} "
+            "bytes of data too",
+        )
     return ChunkFrame(
         index=numbers[_INDEX],
         part=numbers[_PART],
@@ -322,8 +340,20 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
         presence=bytes(runs[_PRESENCE]),
         row_indices=runs[_ROW_INDICES],
         data=runs[_DATA],
+        shared=SharedRun(
+            numbers[_SHARED_SEGMENT],
+            numbers[_SHARED_LENGTH],
+            numbers[_SHARED_VERSION],
+        )
+        if is_shared
+        else None,
     )
 
+
+_NUMBERS: Final = (
+    *(_INDEX, _PART, _LAST, _ENCODING, _DIGEST),
+    *(_SHARED_SEGMENT, _SHARED_LENGTH, _SHARED_VERSION),
+)
 
 _CHUNK_WIRE_TYPES: Final = {
     _INDEX: _FIXED32,
@@ -331,6 +361,9 @@ _CHUNK_WIRE_TYPES: Final = {
     _LAST: _VARINT,
     _ENCODING: _VARINT,
     _DIGEST: _FIXED64,
+    _SHARED_SEGMENT: _FIXED64,
+    _SHARED_LENGTH: _FIXED64,
+    _SHARED_VERSION: _FIXED64,
     _PRESENCE: _LENGTH,
     _ROW_INDICES: _LENGTH,
     _DATA: _LENGTH,

@@ -278,9 +278,19 @@ class ShardCore:
         """Whether values may be given to a member at a clock now."""
         return self._progress.pushes.admits_pull(clock)
 
-    def pull_reply(self, worker: WorkerKey, clock: int) -> Reply:
-        """The answer to a pull: the worker is given the values as they are now."""
-        self._progress.pushes.note_values(worker)
+    def pull_reply(
+        self, worker: WorkerKey, clock: int, *, is_part: bool = False
+    ) -> Reply:
+        """The answer to a pull: the worker is given the values as they are now.
+
+        Args:
+            worker: Who pulls.
+            clock: Clock that they have reached.
+            is_part: Whether it is given a few, of which an answer has told it before:
+                staleness goes on counting from that.
+        """
+        if not is_part:
+            self._progress.pushes.note_values(worker)
         return self._state.answer(clock, Outcome.APPLIED)
 
     def admits_values(self, push: PushId) -> bool:

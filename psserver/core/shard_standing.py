@@ -37,6 +37,7 @@ class ShardStanding:
         torn_step_count: Steps of evicted workers of which a part was applied.
         staleness_counts: Pushes by staleness; the last one is for that and more.
         done: Of each member, its last push that is done.
+        sharing: Members whose tensors go through memory that it shares with them.
         waiting_for: Whom its next clock waits for.
         waiting_reason: What it waits for, in words.
         waited_ms: For how long it had waited.
@@ -52,6 +53,7 @@ class ShardStanding:
     torn_step_count: int = 0
     staleness_counts: tuple[int, ...] = ()
     done: Mapping[WorkerKey, int] = field(default_factory=dict)
+    sharing: frozenset[WorkerKey] = frozenset()
     waiting_for: tuple[AwaitedProcess, ...] = ()
     waiting_reason: str = ""
     waited_ms: int = 0

@@ -13,6 +13,7 @@ from psserver.config import ShardConfig
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.history import ShardHistory
+from psserver.host.segment_listener import listening
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_client import CoordinatorClient
 from psserver.rpc.late_handler import LateHandler
@@ -22,6 +23,7 @@ from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.state_folder import held_folder
 from psserver.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
+from pswire.memory_segments import boot_id
 
 SWITCH_INTERVAL_S = 5e-4
 
@@ -83,6 +85,7 @@ async def _serve(
             incarnation=place.incarnation,
             settings=read_settings(place.settings),
             thread_count=config.thread_count,
+            shares_memory=config.shares_memory and bool(boot_id()),
         )
         host.history = ShardHistory.open(
             config.history,
@@ -92,8 +95,9 @@ async def _serve(
         )
         late.set(ParameterService(host).handler())
         await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
-        try:
-            await client.serve(host)
-        finally:
-            host.close()
+        with listening(host):
+            try:
+                await client.serve(host)
+            finally:
+                host.close()
         raise JobFailedError(host.end_reason)

@@ -1,6 +1,6 @@
 """Updates of chunks: the arithmetic, and the new values for those who wait for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from psserver.core.effects import ApplyChunk, StagedContribution
 from psserver.core.push import PushId
@@ -9,7 +9,7 @@ from psserver.host.history import ShardHistory
 from psserver.host.push_session import Outgoing
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel
-from psserver.tensors.apply_engine import AppliedChunk
+from psserver.tensors.applied_chunk import AppliedChunk
 from psserver.tensors.compressed_gradients import CompressedPayload
 from psserver.tensors.contribution import Contribution, SparsePayload, byte_count_of
 from pswire import failpoints
@@ -92,6 +92,16 @@ class ChunkUpdates:
             return None
         return PushId(effect.pusher, member.sequence_of(effect.clock))
 
+    def _forms(self, pushes: Iterable[PushId | None]) -> tuple[bool, bool]:
+        """Whether any call wants the values in messages, and any where they are.
+
+        One that is not there yet has them made when it comes.
+        """
+        sessions = [self._sessions.of(push) for push in pushes if push is not None]
+        wanting = [each for each in sessions if each is not None and each.wants_values]
+        shared = [each.is_shared for each in wanting]
+        return not all(shared) or not shared, any(shared)
+
     def _gives_values(self, model: ShardModel, push: PushId) -> bool:
         session = self._sessions.of(push)
         is_wanted = session is not None and session.wants_values
@@ -103,6 +113,12 @@ class ChunkUpdates:
         chunk_index = effect.chunk_index
         is_clock = effect.pusher is None
         is_given = push is not None and self._gives_values(model, push)
+        pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
+        is_inline, is_shared = self._forms(pushes)
+        if not is_clock and model.core.rules.has_two_phase_clocks:
+            # What a push is answered with is of one version on all shards. What is in
+            # shared memory may be of a later one by then, chunk by chunk.
+            is_inline, is_shared = True, False
 
         def work() -> tuple[AppliedChunk, Outgoing | None]:
             applied = model.engine.apply(
@@ -123,16 +139,19 @@ class ChunkUpdates:
             )
             if not (any(presence) if is_clock else is_given):
                 return applied, None
-            if model.engine.encoder.sends_changes:
+            engine, message = model.engine, None
+            if engine.encoder.sends_changes:
                 # It depends on whose call it is for, and is made when that wants it.
                 return applied, Outgoing(chunk_index, presence)
-            message = model.engine.encode(
-                chunk_index,
-                RESPONSE_CHUNK_FIELD,
-                presence=presence,
-                reader=effect.pusher,
-            )
-            return applied, Outgoing(chunk_index, presence, message)
+            reference = engine.reference(chunk_index, presence) if is_shared else None
+            if is_inline or reference is None:
+                message = engine.encode(
+                    chunk_index,
+                    RESPONSE_CHUNK_FIELD,
+                    presence=presence,
+                    reader=effect.pusher,
+                )
+            return applied, Outgoing(chunk_index, presence, message, reference)
 
         return work
 

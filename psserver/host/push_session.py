@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psserver.core.push import Reply
 from psserver.core.record import ClockChoice
@@ -24,11 +24,14 @@ class Outgoing:
         chunk_index: Which chunk.
         presence: Slices to send; None for all.
         message: The encoded message, None when it must be made.
+        reference: A message that says where in shared memory it is; None when there is
+            none.
     """
 
     chunk_index: int
     presence: tuple[bool, ...] | None
     message: bytes | None = None
+    reference: bytes | None = None
 
 
 class PushSession:
@@ -37,10 +40,14 @@ class PushSession:
     Args:
         wants_values: Whether the call asked for values.
         opened_ms: When it came.
+        is_shared: Whether the values it wants are those in shared memory.
     """
 
-    def __init__(self, *, wants_values: bool, opened_ms: int) -> None:
+    def __init__(
+        self, *, wants_values: bool, opened_ms: int, is_shared: bool = False
+    ) -> None:
         self.wants_values = wants_values
+        self.is_shared = is_shared
         self.opened_ms = opened_ms
         self._chunks: deque[Outgoing] = deque()
         self._given: set[int] = set()
@@ -55,6 +62,10 @@ class PushSession:
         if not self.wants_values or chunk.chunk_index in self._given:
             return
         self._given.add(chunk.chunk_index)
+        if self.is_shared and chunk.reference is not None:
+            chunk = replace(chunk, message=chunk.reference)
+        else:
+            chunk = replace(chunk, reference=None)
         size = len(chunk.message or b"")
         if self._queued_bytes + size > QUEUED_BYTES_MAX:
             chunk = Outgoing(chunk.chunk_index, chunk.presence)
@@ -98,13 +109,24 @@ class PushSession:
         if self._failure is not None:
             raise self._failure
         if self._chunks:
-            chunk = self._chunks.popleft()
-            self._queued_bytes -= len(chunk.message or b"")
-            return chunk
+            return self._take()
         if self._reply is not None:
             return self._reply
         staged, self._staged = self._staged, None
         return staged
+
+    def _take(self) -> Outgoing:
+        """The next chunk. Where it is in shared memory, all that follow and are too."""
+        chunk = self._chunks.popleft()
+        self._queued_bytes -= len(chunk.message or b"")
+        if chunk.reference is None:
+            return chunk
+        joined = [chunk.reference]
+        while self._chunks and (following := self._chunks[0].reference) is not None:
+            self._queued_bytes -= len(following)
+            joined.append(following)
+            self._chunks.popleft()
+        return replace(chunk, message=b"".join(joined))
 
     @property
     def _has_news(self) -> bool:

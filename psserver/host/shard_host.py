@@ -47,7 +47,9 @@ from psserver.host.shard_warnings import (
     warn_hyperparameters,
     warn_torn,
 )
+from psserver.host.shared_segments import SharedSegments
 from psserver.host.staged_states import StagedStates
+from psserver.tensors.values_segment import private_memory, shared_memory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.optimizer_states import encode_state
@@ -71,6 +73,7 @@ class ShardHost:
         ahead: Calls that send chunks ahead of their push's trailer.
         idle: Calls of workers that have no data.
         images: Parts of snapshots.
+        shared: Memory shared with workers on the same machine.
         states: Optimizer state that pushes will load.
         history: What it does, for an offline check.
         differing: Members that are to be told of hyperparameters that do not count.
@@ -86,6 +89,7 @@ class ShardHost:
         incarnation: int,
         settings: JobSettings,
         thread_count: int,
+        shares_memory: bool = False,
     ) -> None:
         self.shard_index = shard_index
         self.incarnation = incarnation
@@ -96,6 +100,7 @@ class ShardHost:
         self.ahead = ProvisionalCalls()
         self.idle = IdleWorkers()
         self.images = CutImages()
+        self.shared = SharedSegments(is_wanted=shares_memory)
         self.states = StagedStates()
         self.history = ShardHistory()
         self.differing = DifferingWorkers()
@@ -200,6 +205,11 @@ class ShardHost:
             shard_index=self.shard_index,
             clip_grad_norm=clip_grad_norm,
             compression=compression,
+            memory=(
+                shared_memory
+                if self.shared.is_wanted and compression == NO_COMPRESSION
+                else private_memory
+            ),
         )
         self.changes.notify()
 
@@ -334,21 +344,35 @@ class ShardHost:
         *,
         sequence: int | None,
         held_digest: int | None = None,
+        is_inline: bool = False,
     ) -> bytes:
-        """Encodes the values that a chunk has now for a worker; see `encode`."""
+        """Encodes the values that a chunk has now for a worker, or where they are.
+
+        Args:
+            chunk_index: The chunk.
+            presence: Which slices; None for all.
+            reader: The worker.
+            sequence: As for `ApplyEngine.encode`.
+            held_digest: As for `ApplyEngine.encode`.
+            is_inline: Whether the values themselves are wanted in any case.
+        """
         model = self.model
-        chunk = model.placement.chunks[chunk_index]
-        return await self._arithmetic.result(
-            lambda: model.engine.encode(
+        is_shared = not is_inline and self.shared.reads_values(reader)
+
+        def work() -> bytes:
+            engine = model.engine
+            found = engine.reference(chunk_index, presence) if is_shared else None
+            return found or engine.encode(
                 chunk_index,
                 RESPONSE_CHUNK_FIELD,
                 presence=presence,
                 reader=reader,
                 sequence=sequence,
                 held_digest=held_digest,
-            ),
-            chunk.byte_count,
-        )
+            )
+
+        chunk = model.placement.chunks[chunk_index]
+        return await self._arithmetic.result(work, chunk.byte_count)
 
     async def state_messages(
         self, optimizer: str, chunk_index: int, spec_digest: str
@@ -379,6 +403,7 @@ class ShardHost:
         self.idle.end_departed(record)
         members = {member.worker for member in record.members}
         self.ahead.keep_only(members)
+        self.shared.keep_only(members)
         self.contradicting &= members
         self.differing.keep_only(members)
         self.states.keep_only(members, model.core.closed_sequence)

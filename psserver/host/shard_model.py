@@ -8,6 +8,7 @@ from psserver.core.shard_rules import ShardRules
 from psserver.tensors.apply_engine import ApplyEngine
 from psserver.tensors.compressed_gradients import CompressedGradients
 from psserver.tensors.delay_rules import DelayRules
+from psserver.tensors.values_segment import VectorMemory, private_memory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.placement import Chunk, Placement
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -69,6 +70,7 @@ def shard_model(
     shard_index: int,
     clip_grad_norm: float = 0.0,
     compression: Compression = NO_COMPRESSION,
+    memory: VectorMemory = private_memory,
 ) -> ShardModel:
     """A shard at its beginning: values are zeros, to be seeded.
 
@@ -87,6 +89,7 @@ def shard_model(
         optimizers,
         delay=delay,
         compression=compression,
+        memory=memory,
     )
     return ShardModel(
         schema=schema,

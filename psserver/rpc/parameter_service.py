@@ -10,9 +10,10 @@ from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.push_session import Outgoing
 from psserver.host.shard_host import ShardHost
-from psserver.rpc import optimizer_state_calls, step_calls
+from psserver.rpc import optimizer_state_calls, segment_calls, step_calls
 from psserver.rpc.guard import Context, reader, streaming, unary
 from psserver.rpc.identity_codec import worker_key
+from psserver.rpc.methods import answered
 from psserver.rpc.optimizer_state_calls import StateParts
 from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
@@ -25,6 +26,7 @@ from psserver.rpc.push_codec import (
 )
 from psserver.rpc.readiness import catch_up, clock_reached, model_known
 from psserver.rpc.record_codec import choice_message
+from psserver.rpc.segment_calls import chunks_wanted
 from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
@@ -100,6 +102,9 @@ class ParameterService:
                     response_serializer=(
                         messages.StageOptimizerStateResponse.SerializeToString
                     ),
+                ),
+                "OpenSegments": answered(
+                    self.open_segments, messages.OpenSegmentsRequest
                 ),
                 "PullSnapshot": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull_snapshot),
@@ -180,12 +185,21 @@ class ParameterService:
         ):
             yield messages.PullResponse(waiting=waiting).SerializeToString()
         # Before the values: they may go on while they are sent, and hold no less.
-        reply = host.model.core.pull_reply(worker, clock)
-        host.history.pulled(worker, reply)
-        held = dict(zip(host.model.chunks, request.held_digests, strict=False))
-        for chunk in reversed(host.model.chunks):
+        wanted = chunks_wanted(host, request.chunk_indexes)
+        is_part = bool(request.chunk_indexes)
+        reply = host.model.core.pull_reply(worker, clock, is_part=is_part)
+        if not is_part:
+            host.history.pulled(worker, reply)
+        own = (chunk.index for chunk in host.model.chunks)
+        held = dict(zip(own, request.held_digests, strict=False))
+        for chunk_index in reversed(wanted):
             yield await host.values_message(
-                chunk.index, None, worker, sequence=None, held_digest=held.get(chunk)
+                chunk_index,
+                None,
+                worker,
+                sequence=None,
+                held_digest=held.get(chunk_index),
+                is_inline=is_part,
             )
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
@@ -274,6 +288,12 @@ class ParameterService:
     ) -> messages.StageOptimizerStateResponse:
         """Takes state that the caller's next push will load."""
         return await optimizer_state_calls.stage(self._host, requests)
+
+    async def open_segments(
+        self, request: messages.OpenSegmentsRequest, context: Context
+    ) -> messages.OpenSegmentsResponse:
+        """Says where a worker on this machine hands segments over."""
+        return await segment_calls.open_segments(self._host, request)
 
     async def pull_snapshot(
         self, request: messages.PullSnapshotRequest, context: Context

@@ -45,6 +45,7 @@ class ProgressReport:
             torn_step_count=core.torn_step_count,
             staleness_counts=core.staleness_counts,
             done=sequence_messages(core.done_sequences()),
+            sharing=map(identity_message, sorted(host.shared.workers)),
             contradicting=[
                 identity_message(worker) for worker in sorted(host.contradicting)
             ],

@@ -62,7 +62,11 @@ class PushCall:
         *,
         wants_values: bool,
     ) -> None:
-        self.session = PushSession(wants_values=wants_values, opened_ms=now_ms())
+        self.session = PushSession(
+            wants_values=wants_values,
+            opened_ms=now_ms(),
+            is_shared=host.shared.reads_values(push.worker),
+        )
         self._host = host
         self.push = push
         self._header = header
@@ -160,6 +164,8 @@ class PushCall:
         if message.chunk is not None:
             # Before the trailer: a push that comes at once is whole, or is refused.
             self._take_chunk(message.chunk)
+        for chunk in message.shared_chunks:
+            self._take_chunk(chunk)
         if message.trailer is not None:
             trailer = read_trailer(self._host, optimizer, message.trailer)
             if trailer.loads_state:
@@ -172,6 +178,7 @@ class PushCall:
         self._host.pump()
 
     def _take_chunk(self, frame: ChunkFrame) -> None:
+        frame = self._host.shared.resolve(self.push.worker, frame)
         check_frame(frame)
         presence = self._presence_of(frame.index, frame.presence)
         model = self._host.model

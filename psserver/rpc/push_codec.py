@@ -6,7 +6,7 @@ code.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
 
@@ -19,7 +19,13 @@ from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import ShardModel
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
-from pswire.frames import ChunkFrame, bits_from_bytes, decode_chunk, split_fields
+from pswire.frames import (
+    SHARED_CHUNKS_FIELD,
+    ChunkFrame,
+    bits_from_bytes,
+    decode_chunk,
+    split_fields,
+)
 from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -42,6 +48,7 @@ class PushMessage:
     header: push_pb2.PushHeader | None = None
     trailer: push_pb2.PushTrailer | None = None
     chunk: ChunkFrame | None = None
+    shared_chunks: list[ChunkFrame] = field(default_factory=list)
 
 
 def read_push_message(message: bytes) -> PushMessage:
@@ -52,13 +59,15 @@ def read_push_message(message: bytes) -> PushMessage:
     """
     found = PushMessage()
     try:
-        for field, view in split_fields(message):
-            if field == HEADER_FIELD:
+        for number, view in split_fields(message):
+            if number == HEADER_FIELD:
                 found.header = push_pb2.PushHeader.FromString(bytes(view))
-            elif field == TRAILER_FIELD:
+            elif number == TRAILER_FIELD:
                 found.trailer = push_pb2.PushTrailer.FromString(bytes(view))
-            elif field == CHUNK_FIELD:
+            elif number == CHUNK_FIELD:
                 found.chunk = decode_chunk(view)
+            elif number == SHARED_CHUNKS_FIELD:
+                found.shared_chunks.append(decode_chunk(view))
     except DecodeError as error:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE, "header or trailer can't be parsed"

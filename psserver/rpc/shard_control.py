@@ -114,6 +114,7 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         queued_push_count=request.queued_push_count,
         torn_step_count=request.torn_step_count,
         staleness_counts=tuple(request.staleness_counts),
+        sharing=frozenset(map(worker_key, request.sharing)),
         done={worker_key(d.worker): d.sequence for d in request.done},
         waiting_for=tuple(
             AwaitedProcess(name=a.name, clock=a.clock, silent_ms=a.silent_ms)

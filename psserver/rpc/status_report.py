@@ -80,6 +80,9 @@ def _worker_status(
         silent_ms=0 if entry.is_watching else max(0, now_ms - entry.heard_ms),
         address=entry.address,
         lead=0 if clock is None else clock - slowest_clock,
+        shared_memory_shard_count=sum(
+            entry.worker in slot.standing.sharing for slot in core.shards.slots
+        ),
     )
 
 

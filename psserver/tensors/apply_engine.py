@@ -2,20 +2,20 @@
 
 Calls may come from different threads at once: a lock for each chunk keeps its readers
 and its update apart. Updates of one chunk, and seeding, are serialised by the caller.
-Torch releases the GIL during kernels. The
-daemon calls `torch.set_num_threads(1)` once, since chunks are the unit of parallelism
-here and torch's own threads would only compete with them.
+Torch releases the GIL during kernels. The daemon calls `torch.set_num_threads(1)` once,
+since chunks are the unit of parallelism here: torch's own threads would compete.
 """
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
 from psserver.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
+from psserver.tensors.applied_chunk import AppliedChunk
 from psserver.tensors.buffers import ShardBuffers
 from psserver.tensors.contribution import ChunkRows, Contribution
 from psserver.tensors.declared_optimizers import DeclaredOptimizers
@@ -30,24 +30,16 @@ from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.sparse_mean import elements_of
 from psserver.tensors.supported_optimizers import check_hyperparameters
 from psserver.tensors.values_encoder import ValuesEncoder
+from psserver.tensors.values_segment import (
+    ValuesSegment,
+    VectorMemory,
+    private_memory,
+)
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedChunk:
-    """What became of the contributions to a chunk.
-
-    Attributes:
-        presence: Slices that were updated; none when nothing was.
-        torn_worker_ids: Contributors left out, since their data is not finite.
-    """
-
-    presence: tuple[bool, ...]
-    torn_worker_ids: tuple[str, ...]
 
 
 class ApplyEngine:
@@ -67,6 +59,7 @@ class ApplyEngine:
         *,
         delay: DelayRules | None = None,
         compression: Compression = NO_COMPRESSION,
+        memory: VectorMemory = private_memory,
     ) -> None:
         """Starts with zeros, to be seeded.
 
@@ -77,24 +70,21 @@ class ApplyEngine:
             optimizers: Optimizers of the job.
             delay: What is done about the delay of pushes; None for nothing.
             compression: How values are sent.
+            memory: Makes the memory of the values.
 
         Raises:
             Refusal: For an optimizer that this shard can't run.
         """
         self._schema = schema
-        self._placement = placement
-        self._shard_index = shard_index
+        self._chunks = placement.chunks_by_shard[shard_index]
         self._row_lengths = [entry.row_length for entry in schema.entries]
         self._declared = DeclaredOptimizers(schema, optimizers)
         self._delay = delay or DelayRules()
         self.pulled = PulledValues()
-        self._locks = {
-            chunk.index: threading.Lock()
-            for chunk in placement.chunks_by_shard[shard_index]
-        }
+        self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
         self._staging: ShardVectors | None = None
         self._staged_states: dict[str, dict[int, ChunkState]] = {}
-        self._install(ShardVectors(placement, shard_index), is_seeded=False)
+        self._install(ShardVectors(placement, shard_index, memory), is_seeded=False)
         self.encoder = ValuesEncoder(compression, self.buffer_entries)
 
     @property
@@ -268,7 +258,7 @@ class ApplyEngine:
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and pusher is not None:
             values = scaled_rates(spec, values, staleness)
-        with self._locks[chunk_index]:
+        with self._locks[chunk_index], self._vectors.updating(chunk_index):
             if any(mean.presence):
                 if gradient_scale != 1.0:
                     mean = replace(mean, gradient=mean.gradient * gradient_scale)
@@ -348,6 +338,20 @@ class ApplyEngine:
                 self.pulled.note(reader, chunk_index, seen)
             return message
 
+    def reference(
+        self, chunk_index: int, presence: tuple[bool, ...] | None = None
+    ) -> bytes | None:
+        """A message that says where in shared memory values are; None: send them."""
+        if self._delay.compensation:
+            return None  # it must be known which values were read
+        with self._locks[chunk_index]:
+            return self._vectors.reference(chunk_index, presence)
+
+    @property
+    def shared_values(self) -> ValuesSegment | None:
+        """The memory that workers on the same machine can read."""
+        return self._vectors.shared
+
     def export_state(
         self, optimizer: str, chunk_index: int, *, spec_digest: str = ""
     ) -> dict[StateKey, torch.Tensor]:
@@ -416,7 +420,7 @@ class ApplyEngine:
 
     def begin_seed(self) -> None:
         """Makes room for first values, dropping any that are staged."""
-        self._staging = ShardVectors(self._placement, self._shard_index)
+        self._staging = self._vectors.fresh()
         self._staged_states = {}
 
     def write_seed(self, chunk_index: int, data: memoryview) -> None:
@@ -453,12 +457,10 @@ class ApplyEngine:
     def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
         self._vectors = vectors
         self._masters = MasterValues(vectors, is_seeded=is_seeded)
-        self._buffers = ShardBuffers(
-            self._schema, self._placement.chunks_by_shard[self._shard_index]
-        )
+        self._buffers = ShardBuffers(self._schema, self._chunks)
         self._optimizers = ShardOptimizers(
             self._declared,
-            self._placement.chunks_by_shard[self._shard_index],
+            self._chunks,
             self._updated,
         )
 

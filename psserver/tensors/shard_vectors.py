@@ -6,12 +6,21 @@ calls sees to it that a chunk is not read while it is being updated.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from psserver.tensors.values_segment import (
+    ValuesSegment,
+    VectorMemory,
+    private_memory,
+)
+from pswire.frames import bits_to_bytes
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_chunks import encode_shared_chunk
+from pswire.shared_layout import is_worth_sharing
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 if TYPE_CHECKING:
@@ -27,11 +36,18 @@ class ShardVectors:
     Attributes:
         placement: Placement of the job.
         shard_index: Which of its shards.
+        shared: The memory, where workers on the same machine can read it.
     """
 
-    def __init__(self, placement: Placement, shard_index: int) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        shard_index: int,
+        memory: VectorMemory = private_memory,
+    ) -> None:
         self.placement = placement
         self.shard_index = shard_index
+        self._memory = memory
         self._chunks = {
             chunk.index: chunk for chunk in placement.chunks_by_shard[shard_index]
         }
@@ -45,6 +61,14 @@ class ShardVectors:
                 element_type: torch.zeros(size, dtype=TORCH_DTYPES[element_type])
                 for element_type, size in sizes.items()
             }
+            # Memory to be shared is promised without a look at how much there is. The
+            # zeros were refused if there is not enough, and no page of them was taken.
+            self.shared: ValuesSegment | None = memory(placement, shard_index)
+            if self.shared is not None:
+                self._vectors = {
+                    element_type: self.shared.vector(element_type, size)
+                    for element_type, size in sizes.items()
+                }
         except (MemoryError, RuntimeError) as error:
             # torch has no class of its own for it, and says it at length.
             raise memory_refusal(self) from error
@@ -74,6 +98,28 @@ class ShardVectors:
         chunk = self.chunk(chunk_index)
         stop = chunk.vector_start + chunk.element_count
         return self._vectors[chunk.element_type][chunk.vector_start : stop]
+
+    def updating(self, chunk_index: int) -> AbstractContextManager[None]:
+        """Tells readers of shared memory that a chunk changes meanwhile."""
+        return self.shared.updating(chunk_index) if self.shared else nullcontext()
+
+    def reference(
+        self, chunk_index: int, presence: tuple[bool, ...] | None = None
+    ) -> bytes | None:
+        """A message that says where a chunk's values are; None: they go in messages.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            presence: Which slices are meant, `None` for all.
+        """
+        chunk = self.chunk(chunk_index)
+        if self.shared is None or not is_worth_sharing(chunk.byte_count):
+            return None
+        digest, run = self.shared.reference(chunk_index)
+        bits = (True,) * len(chunk.slices) if presence is None else presence
+        return encode_shared_chunk(
+            index=chunk_index, presence=bits_to_bytes(bits), digest=digest, shared=run
+        )
 
     def read(
         self, chunk_index: int, presence: tuple[bool, ...] | None = None
@@ -114,11 +160,17 @@ class ShardVectors:
             )
         self.view(chunk_index).copy_(tensor_from_buffer(data, chunk.element_type))
 
+    def fresh(self) -> "ShardVectors":
+        """Zeros of the same shape, in memory of the same kind."""
+        return ShardVectors(self.placement, self.shard_index, self._memory)
+
     def copy(self) -> Self:
         """An image of the values that later updates leave alone."""
         image = type(self).__new__(type(self))
         image.placement = self.placement
         image.shard_index = self.shard_index
+        image.shared = None
+        image._memory = private_memory
         image._chunks = self._chunks
         image._vectors = {
             element_type: vector.clone()

@@ -158,6 +158,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
         "lag": lag_of(worker, status),
         "silent_ms": _known(worker.silent_ms),
         "address": worker.address or None,
+        "shared_memory_shard_count": worker.shared_memory_shard_count,
     }
 
 
@@ -244,6 +245,8 @@ def _facts(status: JobStatus) -> list[str]:
     ]
     if not status.failure:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
+    if transport := _transport_text(status):
+        facts.append(f"tensors     {transport}")
     if status.clip_grad_norm:
         facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
     if status.compression:
@@ -272,6 +275,21 @@ def _losses_text(status: JobStatus) -> str:
         f"{text}, never below {status.workers_floor}; on a loss: "
         f"{printable(status.rules.worker_loss_policy)}"
     )
+
+
+def _transport_text(status: JobStatus) -> str:
+    """How tensors of members travel; empty when all go over gRPC."""
+    members = [worker for worker in status.workers if worker.is_member]
+    shard_count = len(status.shards)
+    if all(each.shared_memory_shard_count == shard_count for each in members):
+        return "through shared memory" if members else ""
+    sharing = [
+        f"{printable(each.worker_id)} with {each.shared_memory_shard_count} of "
+        f"{_count_text(shard_count, 'shard')}"
+        for each in members
+        if each.shared_memory_shard_count
+    ]
+    return f"through shared memory: {', '.join(sharing)}" if sharing else ""
 
 
 def _epoch_text(epoch: EpochReport) -> str:

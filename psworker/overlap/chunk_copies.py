@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import xxhash
 
-from pswire.frames import REQUEST_CHUNK_FIELD
+from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes
 from pswire.placement import Chunk
 from pswire.torch_types import TORCH_DTYPES
 from psworker.tensor_chunks import ChunkEncoder, dense_message, run_of
+from psworker.transport.shard_segments import Bytes, ShardSegments
 
 
 class ChunkCopies:
@@ -34,6 +35,7 @@ class ChunkCopies:
         chunk: Chunk,
         gradients: dict[int, torch.Tensor],
         encoder: ChunkEncoder | None = None,
+        segments: ShardSegments | None = None,
     ) -> bytes:
         """A message that holds only this chunk, as its gradients are now.
 
@@ -44,19 +46,27 @@ class ChunkCopies:
             gradients: By entry, those that are present. One with gaps is exchanged for
                 its elements in order, for the other chunks that hold some of it.
             encoder: Makes fewer bytes of them.
+            segments: Memory to copy it into, for a message that says so.
         """
         presence = tuple(piece.entry_index in gradients for piece in chunk.slices)
-        data = self._copy(chunk, gradients)
+        room = segments.room(chunk) if segments is not None else None
+        if segments is not None and room is not None:
+            self.digest = None
+            length = self._copy(chunk, gradients, room)
+            return segments.message(chunk, bits_to_bytes(presence), length)
+        self._grow(chunk.byte_count)
+        data = self._memory[: self._copy(chunk, gradients, self._memory)].data
         self.digest = None if encoder is None else xxhash.xxh3_64_intdigest(data)
         return dense_message(REQUEST_CHUNK_FIELD, chunk, presence, data, encoder)
 
-    def _copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> memoryview:
-        """Copies a chunk's present slices, in this thread alone.
+    def _copy(
+        self, chunk: Chunk, gradients: dict[int, torch.Tensor], target: Bytes
+    ) -> int:
+        """Copies a chunk's present slices, in this thread alone; their bytes.
 
         `torch.cat` would hand a part of it to threads that spin while they wait.
         """
         dtype = TORCH_DTYPES[chunk.element_type]
-        self._grow(chunk.byte_count)
         end = 0
         for piece in chunk.slices:
             gradient = gradients.get(piece.entry_index)
@@ -66,8 +76,8 @@ class ChunkCopies:
             run = run_of(flat, piece).to(dtype)
             run_bytes = run.view(torch.uint8).numpy()
             start, end = end, end + len(run_bytes)
-            np.copyto(self._memory[start:end], run_bytes)
-        return self._memory[:end].data
+            np.copyto(target[start:end], run_bytes)
+        return end
 
     def _grow(self, byte_count: int) -> None:
         if len(self._memory) < byte_count:

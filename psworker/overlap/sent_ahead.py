@@ -32,6 +32,7 @@ from psworker.overlap.ahead_calls import AheadCalls
 from psworker.overlap.chunk_copies import ChunkCopies
 from psworker.overlap.copier import Copier
 from psworker.push_compression import PushEncoder
+from psworker.segments import NO_SEGMENTS, Segments
 from psworker.staging import StagedCopy, Staging
 from psworker.tensor_chunks import ChunkSource, dense_message
 from psworker.transport.values import PushHeader, PushTrailer
@@ -93,6 +94,7 @@ class SentAhead:
         copier: Copier,
         copies: ChunkCopies,
         encoder: PushEncoder | None = None,
+        segments: Segments = NO_SEGMENTS,
     ) -> None:
         """Sends nothing yet.
 
@@ -105,6 +107,7 @@ class SentAhead:
             copier: Copies those in host memory.
             copies: What it copies them into.
             encoder: Makes fewer bytes of them.
+            segments: Memory shared with shards, which each chunk is written into once.
         """
         self.header = header
         self.encoder = encoder
@@ -117,6 +120,7 @@ class SentAhead:
         self._staging = staging
         self._copier = copier
         self._copies = copies
+        self._segments = segments
         self._copying: list[Future[None]] = []
         self._staged: deque[_StagedChunk] = deque()
         self._sent: dict[int, _SentChunk] = {}
@@ -174,7 +178,10 @@ class SentAhead:
             self._send(staged.chunk, message, digest)
 
     def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
-        message = self._copies.encode(chunk, gradients, self.encoder)
+        # The shard may read what it was told of first: what differs goes in a message.
+        is_first = chunk.index not in self._sent
+        segments = self._segments.of(chunk.shard_index) if is_first else None
+        message = self._copies.encode(chunk, gradients, self.encoder, segments)
         self._send(chunk, message, self._copies.digest)
 
     def _send(self, chunk: Chunk, message: bytes, digest: int | None = None) -> None:

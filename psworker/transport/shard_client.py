@@ -17,16 +17,22 @@ from pswire.frames import (
     RESPONSE_REPLY_FIELD,
     RESPONSE_STAGED_FIELD,
     RESPONSE_WAITING_FIELD,
+    SHARED_CHUNKS_FIELD,
+    ChunkFrame,
+    decode_chunk,
     join_fields,
     split_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
+from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
+from psworker.transport.segment_opening import Declined, hand_over, segments_request
+from psworker.transport.shard_segments import ShardSegments, SharedValues, from_thread
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
     _PushCall = grpc.aio.StreamStreamCall[bytes, bytes]
     _PullCall = grpc.aio.UnaryStreamCall[bytes, bytes]
     _SeedCall = grpc.aio.StreamUnaryCall[bytes, pb.SeedResponse]
+
+_FETCH_TIMEOUT_S = 30.0
+"""Longest time for one chunk of values. The step that it is for was answered."""
 
 _SERVICE = "/pswire.v1.ParameterService/"
 
@@ -57,12 +66,12 @@ class Receiver:
     """Takes what comes before the reply, in order, on the event loop.
 
     Attributes:
-        on_chunk: Takes the bytes of a `ParameterChunk`.
+        on_chunk: Takes the bytes of a `ParameterChunk`, or where its values are.
         on_waiting: Takes whom the call waits for.
         on_staged: Takes that everything of the clock is there and waits for a commit.
     """
 
-    on_chunk: Callable[[memoryview], None]
+    on_chunk: Callable[[memoryview | SharedValues], None]
     on_waiting: Callable[[values.Waiting], None]
     on_staged: Callable[[values.ClockChoice], None] = _ignore
 
@@ -71,6 +80,9 @@ class ShardClient:
     """One start of one shard. Made and used on the event loop.
 
     Every call raises `CallError` when it fails.
+
+    Attributes:
+        segments: Memory shared with it, None where tensors go in messages.
     """
 
     def __init__(
@@ -81,6 +93,7 @@ class ShardClient:
         traffic: Traffic,
     ) -> None:
         self.shard = shard
+        self.segments: ShardSegments | None = None
         self._peer = f"shard {shard.shard_index} at {shard.address}"
         self._job_id = job_id
         self._worker = worker
@@ -154,6 +167,20 @@ class ShardClient:
             with translated(self._peer):
                 return self._take(await call, receiver)
 
+    async def open_segments(
+        self, generation: int, placement: Placement, *, timeout_s: float
+    ) -> ShardSegments | Declined:
+        """Shares memory with the shard if both can; see `segment_opening`."""
+        request = segments_request(
+            self._job_id, self._worker, self.shard, generation=generation
+        )
+        with translated(self._peer):
+            response = await self._stub.OpenSegments(request, timeout=timeout_s)
+        opened = await hand_over(response, placement, self.shard.shard_index)
+        if isinstance(opened, ShardSegments):
+            self.segments = opened
+        return opened
+
     async def pull(
         self,
         generation: int,
@@ -162,15 +189,17 @@ class ShardClient:
         *,
         held_digests: Sequence[int] = (),
         timeout_s: float,
+        chunk_indexes: Iterable[int] = (),
     ) -> values.PushReply:
         """Receives the values that this member may see at a clock.
 
         Args:
-            generation: Newest generation that it knows.
+            generation: Newest generation known here.
             clock: The clock.
             receiver: Takes the values.
             held_digests: Of the elements of each chunk of the shard as they are here.
             timeout_s: Deadline of the call.
+            chunk_indexes: Only these, in messages; none for all.
         """
         request = pb.PullRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -180,6 +209,7 @@ class ShardClient:
             generation=generation,
             clock=clock,
             held_digests=held_digests,
+            chunk_indexes=chunk_indexes,
         ).SerializeToString()
         self._traffic.sent_bytes += len(request)
         call = self._pull(request, timeout=timeout_s)
@@ -400,6 +430,26 @@ class ShardClient:
                     await call.done_writing()
                 await call
 
+    def _shared_values(self, frame: ChunkFrame) -> SharedValues:
+        if self.segments is None:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{self._peer} says that chunk {frame.index} is in shared memory, of "
+                "which there is none",
+            )
+        return SharedValues(self.segments, frame, from_thread(self._fetch))
+
+    async def _fetch(self, chunk_index: int) -> ChunkFrame:
+        """The values of a chunk, in a message."""
+        found: list[memoryview | SharedValues] = []
+        receiver = Receiver(on_chunk=found.append, on_waiting=lambda _: None)
+        await self.pull(
+            0, 0, receiver, timeout_s=_FETCH_TIMEOUT_S, chunk_indexes=(chunk_index,)
+        )
+        (view,) = found
+        assert isinstance(view, memoryview), "it was asked for as a message"
+        return decode_chunk(view)
+
     async def _write(
         self,
         call: "_PushCall | _SeedCall",
@@ -435,6 +485,8 @@ class ShardClient:
         for number, view in split_fields(response):
             if number == RESPONSE_CHUNK_FIELD:
                 receiver.on_chunk(view)
+            elif number == SHARED_CHUNKS_FIELD:
+                receiver.on_chunk(self._shared_values(decode_chunk(view)))
             elif number == RESPONSE_REPLY_FIELD:
                 message = push_pb2.PushReply.FromString(bytes(view))
                 reply = messages.reply_of(message)

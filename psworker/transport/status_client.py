@@ -51,6 +51,7 @@ class WorkerState:
     lead: int
     silent_ms: int
     address: str
+    shared_memory_shard_count: int = 0
 
     @property
     def is_member(self) -> bool:
@@ -240,6 +241,7 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerState:
         lead=message.lead,
         silent_ms=message.silent_ms,
         address=message.address,
+        shared_memory_shard_count=message.shared_memory_shard_count,
     )
 
 

@@ -161,6 +161,7 @@ class Job:
         lease_ttl_ms: int = 10_000,
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
         port: int = 0,
+        shares_memory: bool = True,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -173,10 +174,13 @@ class Job:
             advertise: For some shards, makes the address that workers are told from
                 the one that it listens on.
             port: Of the coordinator; 0 takes a free one.
+            shares_memory: Whether chunks of `SHARED_BYTES_MIN` and more go through
+                shared memory, but for shards that advertise another address.
             settings: Further ones of `CoordinatorConfig`.
         """
         self._settings = settings
         self._port = port
+        self._shares_memory = shares_memory
         self._folder = folder
         self._shard_count = shard_count
         self.workers_min = workers_min
@@ -354,6 +358,8 @@ class Job:
                     advertise=advertise,
                     state_dir=self._folder / f"shard-{index}",
                     thread_count=2,
+                    # What goes through a proxy is for it to break.
+                    shares_memory=self._shares_memory and advertise is None,
                 )
             )
         )

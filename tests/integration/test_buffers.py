@@ -326,7 +326,7 @@ def test_asp_moves_the_mean_by_a_share_and_takes_the_leaders(tmp_path: Path) -> 
 
 
 def test_buffers_that_do_not_change_cost_no_bytes(tmp_path: Path) -> None:
-    with Job(tmp_path, mode=Mode.ASP) as job:
+    with Job(tmp_path, mode=Mode.ASP, shares_memory=False) as job:
         worker = Counter(job, "w0")
         with worker.ps:
             before = worker.ps.bytes_sent + worker.ps.bytes_received

@@ -153,9 +153,14 @@ def connect_and_prepare(
     return ps, model, optimizer
 
 
-@pytest.fixture
-def breakable_job(tmp_path: Path) -> Iterator[tuple[Job, dict[int, BreakableHandler]]]:
-    with breakable_shards() as shards, Job(tmp_path / "state") as job:
+@pytest.fixture(params=[True, False], ids=["shared memory", "gRPC"])
+def breakable_job(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Job, dict[int, BreakableHandler]]]:
+    with (
+        breakable_shards() as shards,
+        Job(tmp_path / "state", shares_memory=request.param) as job,
+    ):
         yield job, shards
 
 

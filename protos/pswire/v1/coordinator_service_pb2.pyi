@@ -608,6 +608,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     STALENESS_COUNTS_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
     CONTRADICTING_FIELD_NUMBER: builtins.int
+    SHARING_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -646,6 +647,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
     def contradicting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
         """Members whose bytes contradicted their finite verdict: to be evicted."""
 
+    @property
+    def sharing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
+        """Members whose tensors go through memory that the shard shares with them."""
+
     def __init__(
         self,
         *,
@@ -663,9 +668,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         staleness_counts: collections.abc.Iterable[builtins.int] | None = ...,
         done: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
         contradicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
+        sharing: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 
@@ -1593,6 +1599,7 @@ class WorkerStatus(google.protobuf.message.Message):
     SILENT_MS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     LEAD_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_SHARD_COUNT_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
@@ -1605,6 +1612,8 @@ class WorkerStatus(google.protobuf.message.Message):
     """Where it calls from."""
     lead: builtins.int
     """Clocks it is ahead of the slowest member."""
+    shared_memory_shard_count: builtins.int
+    """Shards with which its tensors go through shared memory."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """Which start of which worker."""
@@ -1619,9 +1628,10 @@ class WorkerStatus(google.protobuf.message.Message):
         silent_ms: builtins.int = ...,
         address: builtins.str = ...,
         lead: builtins.int = ...,
+        shared_memory_shard_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "clock", b"clock", "lead", b"lead", "rank", b"rank", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 

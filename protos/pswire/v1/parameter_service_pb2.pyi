@@ -61,6 +61,7 @@ class PushPullRequest(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     TRAILER_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> pswire.v1.push_pb2.PushHeader:
         """Identity. In the first message of the call."""
@@ -73,15 +74,20 @@ class PushPullRequest(google.protobuf.message.Message):
     def chunk(self) -> pswire.v1.push_pb2.GradientChunk:
         """A piece of the gradient."""
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.GradientChunk]:
+        """Pieces of the gradient that lie in shared memory."""
+
     def __init__(
         self,
         *,
         header: pswire.v1.push_pb2.PushHeader | None = ...,
         trailer: pswire.v1.push_pb2.PushTrailer | None = ...,
         chunk: pswire.v1.push_pb2.GradientChunk | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.GradientChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "shared_chunks", b"shared_chunks", "trailer", b"trailer"]) -> None: ...
 
 global___PushPullRequest = PushPullRequest
 
@@ -95,6 +101,7 @@ class PushPullResponse(google.protobuf.message.Message):
     REPLY_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     STAGED_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def chunk(self) -> pswire.v1.push_pb2.ParameterChunk:
         """A piece of the updated parameters."""
@@ -114,6 +121,10 @@ class PushPullResponse(google.protobuf.message.Message):
         only the caller's own push is meant.
         """
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.ParameterChunk]:
+        """Pieces of the updated parameters that lie in shared memory."""
+
     def __init__(
         self,
         *,
@@ -121,9 +132,10 @@ class PushPullResponse(google.protobuf.message.Message):
         reply: pswire.v1.push_pb2.PushReply | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
         staged: pswire.v1.membership_pb2.ClockChoice | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.ParameterChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "shared_chunks", b"shared_chunks", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
 
 global___PushPullResponse = PushPullResponse
 
@@ -136,6 +148,7 @@ class PushPullOnceRequest(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     TRAILER_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> pswire.v1.push_pb2.PushHeader:
         """Identity."""
@@ -148,15 +161,20 @@ class PushPullOnceRequest(google.protobuf.message.Message):
     def chunk(self) -> pswire.v1.push_pb2.GradientChunk:
         """The gradient, if there is any."""
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.GradientChunk]:
+        """The gradient, if it lies in shared memory."""
+
     def __init__(
         self,
         *,
         header: pswire.v1.push_pb2.PushHeader | None = ...,
         trailer: pswire.v1.push_pb2.PushTrailer | None = ...,
         chunk: pswire.v1.push_pb2.GradientChunk | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.GradientChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "shared_chunks", b"shared_chunks", "trailer", b"trailer"]) -> None: ...
 
 global___PushPullOnceRequest = PushPullOnceRequest
 
@@ -170,6 +188,7 @@ class PushPullOnceResponse(google.protobuf.message.Message):
     REPLY_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     STAGED_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.ParameterChunk]:
         """The updated parameters."""
@@ -186,6 +205,10 @@ class PushPullOnceResponse(google.protobuf.message.Message):
     def staged(self) -> pswire.v1.membership_pb2.ClockChoice:
         """What waits for a commit, in place of a reply."""
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.ParameterChunk]:
+        """Updated parameters that lie in shared memory."""
+
     def __init__(
         self,
         *,
@@ -193,9 +216,10 @@ class PushPullOnceResponse(google.protobuf.message.Message):
         reply: pswire.v1.push_pb2.PushReply | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
         staged: pswire.v1.membership_pb2.ClockChoice | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.ParameterChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "reply", b"reply", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "reply", b"reply", "shared_chunks", b"shared_chunks", "staged", b"staged", "waiting", b"waiting"]) -> None: ...
 
 global___PushPullOnceResponse = PushPullOnceResponse
 
@@ -208,6 +232,7 @@ class PushRequest(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     TRAILER_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> pswire.v1.push_pb2.PushHeader:
         """Identity. In the first message of the call."""
@@ -220,15 +245,20 @@ class PushRequest(google.protobuf.message.Message):
     def chunk(self) -> pswire.v1.push_pb2.GradientChunk:
         """A piece of the gradient."""
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.GradientChunk]:
+        """Pieces of the gradient that lie in shared memory."""
+
     def __init__(
         self,
         *,
         header: pswire.v1.push_pb2.PushHeader | None = ...,
         trailer: pswire.v1.push_pb2.PushTrailer | None = ...,
         chunk: pswire.v1.push_pb2.GradientChunk | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.GradientChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "trailer", b"trailer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "shared_chunks", b"shared_chunks", "trailer", b"trailer"]) -> None: ...
 
 global___PushRequest = PushRequest
 
@@ -266,6 +296,7 @@ class PullRequest(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
     HELD_DIGESTS_FIELD_NUMBER: builtins.int
+    CHUNK_INDEXES_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -287,6 +318,12 @@ class PullRequest(google.protobuf.message.Message):
         comes as `UNCHANGED`, with this digest. Empty: all come.
         """
 
+    @property
+    def chunk_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Only these chunks, with their bytes in the messages. Empty: all of them, in
+        shared memory where the caller has segments.
+        """
+
     def __init__(
         self,
         *,
@@ -297,9 +334,10 @@ class PullRequest(google.protobuf.message.Message):
         generation: builtins.int = ...,
         clock: builtins.int = ...,
         held_digests: collections.abc.Iterable[builtins.int] | None = ...,
+        chunk_indexes: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "held_digests", b"held_digests", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_indexes", b"chunk_indexes", "clock", b"clock", "generation", b"generation", "held_digests", b"held_digests", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
 
 global___PullRequest = PullRequest
 
@@ -312,6 +350,7 @@ class PullResponse(google.protobuf.message.Message):
     CHUNK_FIELD_NUMBER: builtins.int
     REPLY_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    SHARED_CHUNKS_FIELD_NUMBER: builtins.int
     @property
     def chunk(self) -> pswire.v1.push_pb2.ParameterChunk:
         """A piece of the parameters."""
@@ -324,15 +363,20 @@ class PullResponse(google.protobuf.message.Message):
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom the pull waits for."""
 
+    @property
+    def shared_chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.push_pb2.ParameterChunk]:
+        """Pieces of the parameters that lie in shared memory."""
+
     def __init__(
         self,
         *,
         chunk: pswire.v1.push_pb2.ParameterChunk | None = ...,
         reply: pswire.v1.push_pb2.PushReply | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        shared_chunks: collections.abc.Iterable[pswire.v1.push_pb2.ParameterChunk] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "reply", b"reply", "shared_chunks", b"shared_chunks", "waiting", b"waiting"]) -> None: ...
 
 global___PullResponse = PullResponse
 
@@ -995,3 +1039,74 @@ class PullSnapshotResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["chunk", b"chunk"]) -> None: ...
 
 global___PullSnapshotResponse = PullSnapshotResponse
+
+@typing.final
+class OpenSegmentsRequest(google.protobuf.message.Message):
+    """Asks how to hand over segments of shared memory."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SHARD_INCARNATION_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    BOOT_ID_FIELD_NUMBER: builtins.int
+    protocol_version: builtins.int
+    """Version of this protocol that the sender speaks."""
+    job_id: builtins.str
+    """Job."""
+    shard_incarnation: builtins.int
+    """Start of the shard the sender means to talk to."""
+    generation: builtins.int
+    """Newest generation the sender knows."""
+    boot_id: builtins.str
+    """Which start of which machine the sender runs on."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The member."""
+
+    def __init__(
+        self,
+        *,
+        protocol_version: builtins.int = ...,
+        job_id: builtins.str = ...,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        shard_incarnation: builtins.int = ...,
+        generation: builtins.int = ...,
+        boot_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "generation", b"generation", "job_id", b"job_id", "protocol_version", b"protocol_version", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+
+global___OpenSegmentsRequest = OpenSegmentsRequest
+
+@typing.final
+class OpenSegmentsResponse(google.protobuf.message.Message):
+    """Where to hand them over, or why not."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECLINED_FIELD_NUMBER: builtins.int
+    SOCKET_NAME_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    declined: builtins.str
+    """Why this shard shares no memory with the caller, in words; empty when it
+    does. The rest is empty then.
+    """
+    socket_name: builtins.str
+    """Abstract name of a Unix socket, without the leading zero byte. The layout
+    of what goes over it is in `pswire/segment_handshake.py`.
+    """
+    token: builtins.bytes
+    """To be shown there, once and soon."""
+    def __init__(
+        self,
+        *,
+        declined: builtins.str = ...,
+        socket_name: builtins.str = ...,
+        token: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["declined", b"declined", "socket_name", b"socket_name", "token", b"token"]) -> None: ...
+
+global___OpenSegmentsResponse = OpenSegmentsResponse

@@ -101,6 +101,11 @@ class ParameterServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotResponse.FromString,
                 _registered_method=True)
+        self.OpenSegments = channel.unary_unary(
+                '/pswire.v1.ParameterService/OpenSegments',
+                request_serializer=pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsResponse.FromString,
+                _registered_method=True)
 
 
 class ParameterServiceServicer(object):
@@ -206,6 +211,14 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenSegments(self, request, context):
+        """Asks how to hand over memory that both processes use, for a member that may
+        run on the shard's machine. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -268,6 +281,11 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     servicer.PullSnapshot,
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotResponse.SerializeToString,
+            ),
+            'OpenSegments': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSegments,
+                    request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -601,6 +619,33 @@ class ParameterService(object):
             '/pswire.v1.ParameterService/PullSnapshot',
             pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotRequest.SerializeToString,
             pswire_dot_v1_dot_parameter__service__pb2.PullSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSegments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.ParameterService/OpenSegments',
+            pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsRequest.SerializeToString,
+            pswire_dot_v1_dot_parameter__service__pb2.OpenSegmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

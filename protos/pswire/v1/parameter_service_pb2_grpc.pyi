@@ -116,6 +116,14 @@ class ParameterServiceStub:
     ]
     """Reads this shard's part of a snapshot. Idempotent."""
 
+    OpenSegments: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.OpenSegmentsRequest,
+        pswire.v1.parameter_service_pb2.OpenSegmentsResponse,
+    ]
+    """Asks how to hand over memory that both processes use, for a member that may
+    run on the shard's machine. Idempotent.
+    """
+
 class ParameterServiceAsyncStub:
     """One shard of a job.
 
@@ -213,6 +221,14 @@ class ParameterServiceAsyncStub:
         pswire.v1.parameter_service_pb2.PullSnapshotResponse,
     ]
     """Reads this shard's part of a snapshot. Idempotent."""
+
+    OpenSegments: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.parameter_service_pb2.OpenSegmentsRequest,
+        pswire.v1.parameter_service_pb2.OpenSegmentsResponse,
+    ]
+    """Asks how to hand over memory that both processes use, for a member that may
+    run on the shard's machine. Idempotent.
+    """
 
 class ParameterServiceServicer(metaclass=abc.ABCMeta):
     """One shard of a job.
@@ -335,5 +351,15 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[pswire.v1.parameter_service_pb2.PullSnapshotResponse], collections.abc.AsyncIterator[pswire.v1.parameter_service_pb2.PullSnapshotResponse]]:
         """Reads this shard's part of a snapshot. Idempotent."""
+
+    @abc.abstractmethod
+    def OpenSegments(
+        self,
+        request: pswire.v1.parameter_service_pb2.OpenSegmentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.parameter_service_pb2.OpenSegmentsResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.OpenSegmentsResponse]]:
+        """Asks how to hand over memory that both processes use, for a member that may
+        run on the shard's machine. Idempotent.
+        """
 
 def add_ParameterServiceServicer_to_server(servicer: ParameterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

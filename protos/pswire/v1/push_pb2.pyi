@@ -71,6 +71,11 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Parameters only: the values are those whose digest the receiver has told.
     No data.
     """
+    ENCODING_SHARED_MEMORY: _Encoding.ValueType  # 8
+    """As `RAW`, but `data` is empty: the elements lie in shared memory, at the
+    chunk's place in the segment that `shared_segment` names. See
+    `OpenSegments`.
+    """
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
     """How the elements of a chunk were turned into bytes."""
@@ -114,6 +119,11 @@ the chunk's parameters as they are in memory, and a uint64 encoding of 16 to
 ENCODING_UNCHANGED: Encoding.ValueType  # 22
 """Parameters only: the values are those whose digest the receiver has told.
 No data.
+"""
+ENCODING_SHARED_MEMORY: Encoding.ValueType  # 8
+"""As `RAW`, but `data` is empty: the elements lie in shared memory, at the
+chunk's place in the segment that `shared_segment` names. See
+`OpenSegments`.
 """
 global___Encoding = Encoding
 
@@ -221,6 +231,8 @@ class GradientChunk(google.protobuf.message.Message):
     ROW_INDICES_FIELD_NUMBER: builtins.int
     PADDING_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    SHARED_SEGMENT_FIELD_NUMBER: builtins.int
+    SHARED_LENGTH_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Index of the chunk in the placement."""
     part: builtins.int
@@ -248,6 +260,12 @@ class GradientChunk(google.protobuf.message.Message):
     """Zeros that place `data` on a multiple of 16 bytes within the message."""
     data: builtins.bytes
     """Encoded elements of the present slices, in schema order."""
+    shared_segment: builtins.int
+    """`SHARED_MEMORY` only: number of the sender's gradient segment."""
+    shared_length: builtins.int
+    """`SHARED_MEMORY` only: bytes from the chunk's place on that hold the
+    elements of the present slices.
+    """
     def __init__(
         self,
         *,
@@ -260,8 +278,10 @@ class GradientChunk(google.protobuf.message.Message):
         row_indices: builtins.bytes = ...,
         padding: builtins.bytes = ...,
         data: builtins.bytes = ...,
+        shared_segment: builtins.int = ...,
+        shared_length: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "encoding", b"encoding", "index", b"index", "last", b"last", "padding", b"padding", "part", b"part", "presence", b"presence", "row_indices", b"row_indices"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "encoding", b"encoding", "index", b"index", "last", b"last", "padding", b"padding", "part", b"part", "presence", b"presence", "row_indices", b"row_indices", "shared_length", b"shared_length", "shared_segment", b"shared_segment"]) -> None: ...
 
 global___GradientChunk = GradientChunk
 
@@ -279,6 +299,9 @@ class ParameterChunk(google.protobuf.message.Message):
     PRESENCE_FIELD_NUMBER: builtins.int
     PADDING_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    SHARED_SEGMENT_FIELD_NUMBER: builtins.int
+    SHARED_LENGTH_FIELD_NUMBER: builtins.int
+    SHARED_VERSION_FIELD_NUMBER: builtins.int
     index: builtins.int
     """Index of the chunk in the placement."""
     part: builtins.int
@@ -295,6 +318,16 @@ class ParameterChunk(google.protobuf.message.Message):
     """Zeros that place `data` on a multiple of 16 bytes within the message."""
     data: builtins.bytes
     """Encoded elements of the present slices, in schema order."""
+    shared_segment: builtins.int
+    """`SHARED_MEMORY` only: number of the shard's segment of values. The digest is
+    then of all elements of the chunk, and so is `shared_length`.
+    """
+    shared_length: builtins.int
+    """`SHARED_MEMORY` only: bytes of the whole chunk."""
+    shared_version: builtins.int
+    """`SHARED_MEMORY` only: version of the chunk in the segment's table, or a
+    later one: newer values are as good.
+    """
     def __init__(
         self,
         *,
@@ -306,8 +339,11 @@ class ParameterChunk(google.protobuf.message.Message):
         presence: builtins.bytes = ...,
         padding: builtins.bytes = ...,
         data: builtins.bytes = ...,
+        shared_segment: builtins.int = ...,
+        shared_length: builtins.int = ...,
+        shared_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "encoding", b"encoding", "index", b"index", "last", b"last", "padding", b"padding", "part", b"part", "presence", b"presence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "digest", b"digest", "encoding", b"encoding", "index", b"index", "last", b"last", "padding", b"padding", "part", b"part", "presence", b"presence", "shared_length", b"shared_length", "shared_segment", b"shared_segment", "shared_version", b"shared_version"]) -> None: ...
 
 global___ParameterChunk = ParameterChunk
 

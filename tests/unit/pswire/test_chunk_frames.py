@@ -57,6 +57,7 @@ def test_encodings_are_those_of_the_proto() -> None:
         "ENCODING_ONEBIT": frames.ENCODING_ONEBIT,
         "ENCODING_CHANGE": frames.ENCODING_CHANGE,
         "ENCODING_UNCHANGED": frames.ENCODING_UNCHANGED,
+        "ENCODING_SHARED_MEMORY": frames.ENCODING_SHARED_MEMORY,
     }
     assert dict(push_pb2.Encoding.items()) == known
 

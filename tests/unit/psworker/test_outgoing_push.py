@@ -5,6 +5,8 @@ import pytest
 
 from pswire import failpoints
 from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk
+from pswire.shared_chunks import encode_shared_chunk
+from pswire.shared_layout import SharedRun
 from pswire.v1 import parameter_service_pb2
 from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.pending import DataRange
@@ -174,3 +176,45 @@ def test_a_push_that_is_large_or_of_several_chunks_does_not_go_at_once() -> None
 
     assert large.whole_message is None
     assert several.whole_message is None
+
+
+def shared(index: int) -> bytes:
+    return encode_shared_chunk(
+        index=index, presence=b"\x01", digest=index, shared=SharedRun(1, 16)
+    )
+
+
+def indexes_of(
+    messages: Sequence[parameter_service_pb2.PushPullRequest],
+) -> list[list[int]]:
+    return [
+        [chunk.index for chunk in message.shared_chunks]
+        or ([message.chunk.index] if message.HasField("chunk") else [])
+        for message in messages
+    ]
+
+
+async def test_chunks_in_shared_memory_share_a_message() -> None:
+    push = push_of((True,) * 6, range(6))
+    for index in (5, 4, 3):
+        push.append(index, shared(index))
+    push.append(2, chunk(2, 1 << 20))
+    for index in (1, 0):
+        push.append(index, shared(index))
+
+    messages = await sent(push)
+
+    assert indexes_of(messages) == [[5, 4, 3], [2], [1, 0]]
+    assert messages[0].header.sequence == 4
+    assert messages[0].trailer.weight == 32.0
+
+
+async def test_chunks_in_shared_memory_that_a_shard_has_are_left_out() -> None:
+    push = push_of((True,) * 4, range(4))
+    for index in (3, 2, 1, 0):
+        push.append(index, shared(index))
+
+    messages = await sent(push, frozenset({3, 1}))
+
+    assert indexes_of(messages) == [[2, 0]]
+    assert messages[0].header.sequence == 4

@@ -96,3 +96,39 @@ async def test_a_reader_that_does_not_read_costs_8_mib() -> None:
     kept = [item for item in items if isinstance(item, Outgoing) and item.message]
     assert [item.chunk_index for item in kept] == [0, 1, 2, 3]
     assert items[4:] == [Outgoing(4, None), Outgoing(5, None)]
+
+
+async def test_who_reads_shared_memory_is_told_where_in_as_few_messages_as_can_be() -> (
+    None
+):
+    call = PushSession(wants_values=True, opened_ms=0, is_shared=True)
+    call.put(Outgoing(5, None, b"five", b"at 5;"))
+    call.put(Outgoing(4, None, None, b"at 4;"))
+    call.put(Outgoing(3, None, b"three"))
+    call.put(Outgoing(2, None, None, b"at 2;"))
+    call.finish(REPLY)
+
+    found = await drained(call)
+
+    messages = [each.message for each in found if isinstance(each, Outgoing)]
+    assert messages == [b"at 5;at 4;", b"three", b"at 2;"]
+    assert found[-1] == REPLY
+
+
+async def test_who_reads_messages_is_not_told_of_shared_memory() -> None:
+    call = session()
+    call.put(Outgoing(5, None, b"five", b"at 5;"))
+    call.put(Outgoing(4, None, None, b"at 4;"))
+
+    assert await drained(call) == [Outgoing(5, None, b"five"), Outgoing(4, None)]
+
+
+async def test_places_in_shared_memory_cost_a_slow_reader_nothing() -> None:
+    call = PushSession(wants_values=True, opened_ms=0, is_shared=True)
+    for index in range(100):
+        call.put(Outgoing(index, None, bytes(QUEUED_BYTES_MAX), b"there"))
+
+    (item,) = await drained(call)
+
+    assert isinstance(item, Outgoing)
+    assert item.message == 100 * b"there"

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from psserver.tensors.apply_engine import AppliedChunk, ApplyEngine
+from psserver.tensors.applied_chunk import AppliedChunk
+from psserver.tensors.apply_engine import ApplyEngine
 from psserver.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, place

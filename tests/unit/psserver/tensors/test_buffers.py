@@ -8,7 +8,8 @@ import torch
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.record import WorkerKey
-from psserver.tensors.apply_engine import AppliedChunk, ApplyEngine
+from psserver.tensors.applied_chunk import AppliedChunk
+from psserver.tensors.apply_engine import ApplyEngine
 from psserver.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from psserver.core.record import WorkerKey
-from psserver.tensors.apply_engine import AppliedChunk, ApplyEngine
+from psserver.tensors.applied_chunk import AppliedChunk
+from psserver.tensors.apply_engine import ApplyEngine
 from psserver.tensors.contribution import Contribution
 from psserver.tensors.delay_rules import DelayRules
 from pswire.frames import RESPONSE_CHUNK_FIELD

@@ -3,6 +3,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pswire.addresses import Address
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
@@ -226,6 +228,29 @@ def test_the_tables_fit_an_ordinary_terminal() -> None:
     assert "1 worker taken out or replaced" in text
     assert "TORN" not in text
     assert "TORN" in status_text(STATUS)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((0, 0), None),
+        ((2, 2), "tensors     through shared memory"),
+        ((1, 0), "tensors     through shared memory: w0 with 1 of 2 shards"),
+    ],
+)
+def test_it_says_whose_tensors_go_through_shared_memory(
+    counts: tuple[int, int], text: str | None
+) -> None:
+    workers = tuple(
+        replace(worker, shared_memory_shard_count=count)
+        for worker, count in zip(STATUS.workers, counts, strict=True)
+    )
+    status = replace(STATUS, workers=workers)
+
+    lines = [x for x in status_text(status).splitlines() if x.startswith("tensors")]
+    assert lines == ([text] if text else [])
+    told = json.loads(json.dumps(status_json(COORDINATOR, status)))["workers"]
+    assert tuple(each["shared_memory_shard_count"] for each in told) == counts
 
 
 def test_counts_of_staleness_end_with_the_last_one_there_is() -> None:

@@ -1,0 +1,234 @@
+"""Memory that a worker shares with one shard on its machine: gradients and values.
+
+A gradient is written into this worker's segment, each chunk once for each push: the
+shard may read it until it has answered, and a resend refers to the same bytes. Values
+are read out of the shard's memory, in which they may go on changing: a version that
+is the same before and after tells that what was read is whole, and newer values than
+those announced are as good.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+import xxhash
+
+from pswire.frames import ENCODING_RAW, ChunkFrame, bits_from_bytes, bits_to_bytes
+from pswire.memory_segments import MemorySegment
+from pswire.placement import Chunk, Placement
+from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_chunks import encode_shared_chunk
+from pswire.shared_layout import (
+    GradientLayout,
+    SharedRun,
+    ValuesLayout,
+    is_worth_sharing,
+)
+from pswire.torch_types import buffer_of
+from psworker.tensor_chunks import ChunkSource, ValueStore
+
+_ATTEMPT_COUNT_MAX: Final = 8
+"""Of reading a chunk that changes meanwhile, before it is asked for as a message. An
+update takes a millisecond, and others push it once in their step."""
+
+_BLOCK_BYTES: Final = 256 << 10
+"""Copied, then hashed while it is in the cache."""
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+Fetch = Callable[[int], ChunkFrame]
+"""Asks a shard for values of a chunk as a message, from any thread but the loop's."""
+
+
+def from_thread(
+    fetch: Callable[[int], Coroutine[Any, Any, ChunkFrame]],
+) -> Fetch:
+    """Lets another thread than that of the running loop wait for a fetch."""
+    loop = asyncio.get_running_loop()
+    return lambda index: asyncio.run_coroutine_threadsafe(fetch(index), loop).result()
+
+
+class ShardSegments:
+    """Both segments of one shard, as this worker uses them.
+
+    Gradients and values may be used by two threads at the same time.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        shard_index: int,
+        gradient: MemorySegment,
+        values: MemorySegment,
+    ) -> None:
+        """Takes over the segments.
+
+        Args:
+            placement: How tensors are cut.
+            shard_index: Which shard.
+            gradient: Made here.
+            values: Made by the shard.
+        """
+        self._placement = placement
+        self._gradient_layout = GradientLayout.of(placement, shard_index)
+        self._values_layout = ValuesLayout.of(placement, shard_index)
+        self._gradient = gradient
+        self._values = values
+        self._target = np.frombuffer(gradient.data, np.uint8)
+        # Words of 64 bits are read in one piece.
+        self._table = values.data[self._values_layout.table].cast("Q")
+
+    @torch.no_grad()
+    def encode(self, source: ChunkSource, chunk: Chunk) -> bytes | None:
+        """Writes a chunk into the gradient segment; a message that says so.
+
+        None for a chunk that goes in a message of its own: a small one, or one with
+        rows of a sparse gradient.
+        """
+        if not is_worth_sharing(chunk.byte_count) or not source.is_dense(chunk):
+            return None
+        data = np.frombuffer(buffer_of(source.gather(chunk).cpu()), np.uint8)
+        run = self._gradient_layout.run(chunk.index, len(data))
+        digest = _copy(self._target[run], data)
+        presence = bits_to_bytes(source.presence(chunk))
+        return self._message(chunk, presence, len(data), digest)
+
+    def room(self, chunk: Chunk) -> Bytes | None:
+        """Where a chunk goes in the gradient segment, None if it goes in a message."""
+        if not is_worth_sharing(chunk.byte_count):
+            return None
+        return self._target[self._gradient_layout.run(chunk.index, chunk.byte_count)]
+
+    def message(self, chunk: Chunk, presence: bytes, length: int) -> bytes:
+        """A message about a chunk whose `room` was written to.
+
+        Args:
+            chunk: The chunk.
+            presence: Bits of the slices that are there.
+            length: Their bytes.
+        """
+        written = self._target[self._gradient_layout.run(chunk.index, length)]
+        digest = xxhash.xxh3_64_intdigest(written.data)
+        return self._message(chunk, presence, length, digest)
+
+    def _message(
+        self, chunk: Chunk, presence: bytes, length: int, digest: int
+    ) -> bytes:
+        return encode_shared_chunk(
+            index=chunk.index,
+            presence=presence,
+            digest=digest,
+            shared=SharedRun(self._gradient.header.number, length),
+        )
+
+    def write(self, frame: ChunkFrame, store: ValueStore, fetch: Fetch) -> None:
+        """Writes the values that a message has told of.
+
+        Args:
+            frame: What it has told.
+            store: Where they go.
+            fetch: Used where they change too often to be read.
+
+        Raises:
+            Refusal: As `ValueStore.write`.
+            CallError: They could not be fetched.
+        """
+        chunk = self._chunk_of(frame)
+        for _ in range(_ATTEMPT_COUNT_MAX):
+            if self._write_whole(chunk, frame, store):
+                return
+            os.sched_yield()
+        store.write(fetch(chunk.index))
+
+    def _chunk_of(self, frame: ChunkFrame) -> Chunk:
+        shared = frame.shared
+        assert shared is not None, "others hold their elements"
+        run = self._values_layout.runs.get(frame.index)
+        if run is None or shared.length != run.stop - run.start:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {frame.index} is said to have {shared.length} bytes in the "
+                "shard's shared memory, where it has not",
+            )
+        if shared.segment != self._values.header.number:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"chunk {frame.index} is said to be in the segment "
+                f"{shared.segment:016x} of shared memory, which was not handed over",
+            )
+        return self._placement.chunks[frame.index]
+
+    def _write_whole(self, chunk: Chunk, frame: ChunkFrame, store: ValueStore) -> bool:
+        """Writes a chunk; whether it stood still meanwhile. If not, it is a mix."""
+        entry = self._values_layout.entries[chunk.index]
+        version = self._table[entry]
+        assert frame.shared is not None, "checked before"
+        if version % 2 or version < frame.shared.version:
+            return False
+        digest = self._table[entry + 1]
+        whole = self._values.data[self._values_layout.runs[chunk.index]]
+        presence = bits_from_bytes(frame.presence, len(chunk.slices))
+        if not all(presence):
+            # Checked as a whole first: the digest of some slices is nobody's.
+            whole = memoryview(bytes(whole))
+            if xxhash.xxh3_64_intdigest(whole) != digest:
+                return False
+            whole = _present(chunk, presence, whole)
+            digest = xxhash.xxh3_64_intdigest(whole)
+        found = replace(
+            frame, encoding=ENCODING_RAW, digest=digest, data=whole, shared=None
+        )
+        try:
+            store.write(found)
+        except Refusal as refusal:
+            if refusal.reason is ErrorReason.CHUNK_DIGEST_MISMATCH:
+                return False
+            raise
+        return self._table[entry] == version
+
+
+class SharedValues:
+    """Values in a shard's memory that a message has told of."""
+
+    def __init__(
+        self, segments: ShardSegments, frame: ChunkFrame, fetch: Fetch
+    ) -> None:
+        """Takes the message.
+
+        Args:
+            segments: Of the shard that has sent it.
+            frame: The message.
+            fetch: Asks the shard for the values as a message.
+        """
+        self._segments = segments
+        self._frame = frame
+        self._fetch = fetch
+
+    def write(self, store: ValueStore) -> None:
+        """Writes the values, as they are now; see `ShardSegments.write`."""
+        self._segments.write(self._frame, store, self._fetch)
+
+
+def _copy(target: Bytes, data: Bytes) -> int:
+    """Copies bytes in this thread alone, without the GIL; their digest."""
+    state = xxhash.xxh3_64()
+    for start in range(0, len(data), _BLOCK_BYTES):
+        block = slice(start, start + _BLOCK_BYTES)
+        np.copyto(target[block], data[block])
+        state.update(target[block].data)
+    return state.intdigest()
+
+
+def _present(chunk: Chunk, presence: tuple[bool, ...], whole: memoryview) -> memoryview:
+    """The present slices of a chunk."""
+    size, start, parts = chunk.element_type.byte_count, 0, []
+    for piece, is_present in zip(chunk.slices, presence, strict=True):
+        stop = start + piece.element_count * size
+        if is_present:
+            parts.append(whole[start:stop])
+        start = stop
+    return memoryview(b"".join(parts))
