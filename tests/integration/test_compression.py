@@ -345,3 +345,16 @@ def test_what_a_worker_has_already_is_not_pulled(
     print(f"{begun}, then {some} of {whole} bytes")
     assert max(begun.values()) < whole / 4
     assert whole / 4 < some < whole * 0.7
+
+
+def test_another_choice_half_way_is_refused(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = model_of(0)
+        ps.prepare(model, optimizer_of(model), compression="int8")
+        text = (
+            r"the job sends as the first prepare\(\) said, push=int8 pull=int8 "
+            r"ratio=0.01; leave compression out, or give the same"
+        )
+        with pytest.raises(psworker.ConfigurationError, match=text):
+            ps.prepare(model, optimizer_of(model), compression="bf16")
+        ps.prepare(model, optimizer_of(model), compression="int8")

@@ -6,6 +6,7 @@ ten times in them. Without momentum: values that lag behind by as much as they d
 1 % make steps with momentum 0.9 diverge, as delayed gradients do.
 """
 
+import copy
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from psworker.ctl.demo.tasks import Task, load_task
 from tests.integration.job import Job, connect, run_workers
 
 EPOCH_COUNT: Final = 16
+RUN_TIMEOUT_S: Final = 200.0
 POINT: Final = 0.01
 
 
@@ -30,9 +32,11 @@ def task() -> Task:
 
 
 def accuracy(task: Task, folder: Path, choice: CompressionChoice) -> float:
+    torch.manual_seed(1)
+    built = task.build_model()
+
     def work(worker_id: str) -> float:
-        torch.manual_seed(1)
-        model = task.build_model()
+        model = copy.deepcopy(built)
         train_set: TensorDataset = task.train_set
         generator = torch.Generator().manual_seed(7)
         optimizer: torch.optim.Optimizer
@@ -52,7 +56,8 @@ def accuracy(task: Task, folder: Path, choice: CompressionChoice) -> float:
             return task.accuracy(model)
 
     with Job(folder, workers_min=2) as job:
-        return min(run_workers(dict.fromkeys(("w0", "w1"), work)).values())
+        works = dict.fromkeys(("w0", "w1"), work)
+        return min(run_workers(works, RUN_TIMEOUT_S).values())
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +74,7 @@ CHOICES: Final[dict[str, CompressionChoice]] = {
 }
 
 
+@pytest.mark.timeout(2 * RUN_TIMEOUT_S)
 @pytest.mark.parametrize("name", CHOICES)
 def test_accuracy_is_that_of_all_bytes_within_a_point(
     tmp_path: Path, task: Task, exact: float, name: str

@@ -333,3 +333,11 @@ def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
         phase=pb.JobPhase.ValueType(77), mode=membership_pb2.MODE_BSP
     )
     assert status_of(message).phase == "unknown (77)"
+
+
+def test_a_job_that_sends_fewer_bytes_says_so() -> None:
+    fewer = replace(STATUS, compression="push=int8 pull=raw ratio=0.01")
+    assert "compressed  push=int8 pull=raw ratio=0.01" in status_text(fewer)
+    assert status_json(COORDINATOR, fewer)["compression"] == fewer.compression
+    assert "compressed" not in status_text(STATUS)
+    assert status_json(COORDINATOR, STATUS)["compression"] is None
