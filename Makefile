@@ -81,7 +81,7 @@ format: .venv/installed ## format the code
 
 .PHONY: bench
 bench: .venv/installed ## measure a step of 64 MiB beside torch's RPC
-	@$(BIN)/psctl bench step $(ARGS)
+	@$(BIN)/psctl bench all $(ARGS)
 
 .PHONY: faults
 faults: .venv/installed ## kill, stop and cut real processes; print what came of it
