@@ -80,7 +80,7 @@ format: .venv/installed ## format the code
 	$(BIN)/ruff format --quiet .
 
 .PHONY: bench
-bench: .venv/installed ## measure a step of 64 MiB beside torch's RPC
+bench: .venv/installed ## measure the data plane beside what others use
 	@$(BIN)/psctl bench all $(ARGS)
 
 .PHONY: faults
