@@ -237,7 +237,7 @@ class OverlappedStepper(Stepper):
             )
             if ahead is not None and (is_empty or is_other):
                 self._note_use(is_wasted=bool(is_other))
-                ahead.calls.drop()
+                ahead.drop()
                 ahead = None
             source.encoder = encoder = (
                 self.compression.encoder(header, loss_scale=trailer.loss_scale)
@@ -307,7 +307,7 @@ class OverlappedStepper(Stepper):
     def _drop_ahead(self) -> None:
         with self._turn:
             if self._ahead is not None:
-                self._ahead.calls.drop()
+                self._ahead.drop()
                 self._ahead = None
 
     def _note_use(self, *, is_wasted: bool) -> None:

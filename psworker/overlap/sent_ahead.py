@@ -10,6 +10,7 @@ In the thread that computes, with a `Copier` beside it for gradients in host mem
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -122,6 +123,7 @@ class SentAhead:
         self._copies = copies
         self._segments = segments
         self._copying: list[Future[None]] = []
+        self._is_dropped = False
         self._staged: deque[_StagedChunk] = deque()
         self._sent: dict[int, _SentChunk] = {}
 
@@ -177,7 +179,19 @@ class SentAhead:
             digest = None if self.encoder is None else xxhash.xxh3_64_intdigest(data)
             self._send(staged.chunk, message, digest)
 
+    def drop(self) -> None:
+        """Ends the calls: nothing of it counts.
+
+        Nothing is copied any more when it returns: the next push writes into the same
+        shared memory.
+        """
+        self._is_dropped = True
+        self.calls.drop()
+        wait(self._copying)
+
     def _send_copy(self, chunk: Chunk, gradients: dict[int, torch.Tensor]) -> None:
+        if self._is_dropped:
+            return
         # The shard may read what it was told of first: what differs goes in a message.
         is_first = chunk.index not in self._sent
         segments = self._segments.of(chunk.shard_index) if is_first else None
