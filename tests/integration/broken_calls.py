@@ -121,9 +121,12 @@ def cut_upload(message_count: int) -> Fault:
                     pass
 
             draining = asyncio.ensure_future(drain())
-            await taken.wait()
-            draining.cancel()
-            await asyncio.gather(draining, return_exceptions=True)
+            waiting = asyncio.ensure_future(taken.wait())
+            # A push that was joined into fewer messages is done, and its answer lost.
+            await asyncio.wait({draining, waiting}, return_when="FIRST_COMPLETED")
+            for task in (draining, waiting):
+                task.cancel()
+            await asyncio.gather(draining, waiting, return_exceptions=True)
             yield await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
 
         return stream
