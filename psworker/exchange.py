@@ -3,6 +3,7 @@
 The loop's thread moves bytes; this one turns gradients into chunks while the first
 ones are under way, and writes values as they come. So arithmetic and copies neither
 delay the network nor need locks: only the user's thread touches the user's tensors.
+(When steps overlap, one beside it does, which takes turns with it: `psworker.overlap`.)
 """
 
 import logging
