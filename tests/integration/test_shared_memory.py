@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode
+from psserver.core.record import Mode, WorkerKey
 from pswire.limits import PROTOCOL_VERSION
 from pswire.memory_segments import MemorySegment, SegmentError, boot_id
 from pswire.segment_handshake import TOKEN_BYTES, Answer, Offer, address_of
@@ -193,16 +193,26 @@ def test_an_evicted_worker_joins_with_new_segments(
             job.wait_record(
                 lambda record: {m.worker for m in record.members} == {key("w1")}
             )
-            held = job.ask(lambda: [set(host.shared.workers) for host in job.shards])
-            assert held == [{key("w1")}] * 2
+            wait_shared(job, {key("w1")})
             proxy.heal()
 
             assert worker.step().rejoined
             run_all(worker.step, other.step)
 
-            held = job.ask(lambda: [set(host.shared.workers) for host in job.shards])
-            assert held == [{key("w0", 2), key("w1")}] * 2
+            wait_shared(job, {key("w0", 2), key("w1")})
             assert worker.value == other.value == -1
+
+
+def wait_shared(job: Job, wanted: set[WorkerKey]) -> None:
+    """Returns once every shard shares memory with these workers and no others."""
+    for host in job.shards:
+        reached = job.run(
+            host.changes.wait_until(
+                lambda host=host: set(host.shared.workers) == wanted,  # type: ignore[misc]
+                10.0,
+            )
+        )
+        assert reached, host.shared.workers
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
