@@ -17,7 +17,7 @@ from psworker.ctl.bench.report import (
 )
 from psworker.ctl.bench.workload import Sizes, Workload
 from psworker.ctl.compare.picture import NOT_INSTALLED, can_draw
-from psworker.ctl.failures import CommandError
+from psworker.ctl.out_folder import made_folder
 from psworker.ctl.processes import signals_interrupt
 from psworker.ctl.scratch import scratch_folder
 
@@ -43,7 +43,7 @@ def bench_all(
         CommandError: The folder can't be made.
         KeyboardInterrupt: Stopped by a signal; every process is gone by then.
     """
-    folder = _made_folder(out)
+    folder = made_folder(out)
     if not can_draw():
         tell(NOT_INSTALLED)
     report = BenchReport(
@@ -85,14 +85,3 @@ def _tell_figures(figures: WorkloadFigures, tell: Callable[[str], None]) -> None
         tell(f"{name}: {contender} did not run: {why}")
     for ratio in figures.ratios:
         tell(f"{name}: {ratio_text(ratio)}")
-
-
-def _made_folder(out: Path) -> Path:
-    folder = out.absolute()
-    if not folder.parent.is_dir():
-        raise CommandError(f"there is no folder {folder.parent}; create it")
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileExistsError:
-        raise CommandError(f"{folder} is a file; name a folder") from None
-    return folder

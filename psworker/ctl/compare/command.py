@@ -22,7 +22,7 @@ from psworker.ctl.compare.report import Comparison, write_tables
 from psworker.ctl.compare.steps import Step
 from psworker.ctl.compare.training import TASK_NAME
 from psworker.ctl.demo.tasks import Task, load_task
-from psworker.ctl.failures import CommandError
+from psworker.ctl.out_folder import made_folder
 from psworker.ctl.processes import signals_interrupt
 from psworker.ctl.scratch import scratch_folder
 
@@ -73,7 +73,7 @@ def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
         CommandError: A process failed; the text has the end of its log.
         KeyboardInterrupt: Stopped by a signal; everything is gone by then.
     """
-    folder = _made_folder(settings.out)
+    folder = made_folder(settings.out)
     if not can_draw():
         tell(NOT_INSTALLED)
     torch.set_num_threads(1)
@@ -222,15 +222,4 @@ def _tell_rounding(settings: CompareSettings, task: Task, tell: Tell) -> None:
 def _new_folder(scratch: Path, name: str) -> Path:
     folder = scratch / name
     folder.mkdir()
-    return folder
-
-
-def _made_folder(out: Path) -> Path:
-    folder = out.absolute()
-    if not folder.parent.is_dir():
-        raise CommandError(f"there is no folder {folder.parent}; create it")
-    try:
-        folder.mkdir(exist_ok=True)
-    except FileExistsError as error:
-        raise CommandError(f"{folder} is a file; name a folder") from error
     return folder

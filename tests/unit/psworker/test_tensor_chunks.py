@@ -11,24 +11,12 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
-from pswire.placement import Placement, place
+from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, SchemaEntry
 from pswire.slice_rows import unpack_rows
 from pswire.torch_types import element_type_of, tensor_from_buffer
 from psworker.tensor_chunks import ChunkSource, ValueStore
-
-
-def placement_of(tensors: Sequence[torch.Tensor], shard_count: int = 2) -> Placement:
-    entries = tuple(
-        SchemaEntry(
-            name=f"p{index}",
-            shape=tuple(tensor.shape),
-            element_type=element_type_of(tensor.dtype),
-        )
-        for index, tensor in enumerate(tensors)
-    )
-    return place(ModelSchema(entries), shard_count)
+from tests.doubles.placed_tensors import placement_of
 
 
 def awkward_tensors() -> list[torch.Tensor]:

@@ -13,23 +13,9 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
-from pswire.placement import Placement, place
-from pswire.schema import ModelSchema, SchemaEntry
-from pswire.torch_types import element_type_of
 from psworker.overlap.chunk_copies import ChunkCopies
 from psworker.tensor_chunks import ChunkSource
-
-
-def placement_of(tensors: list[torch.Tensor]) -> Placement:
-    entries = tuple(
-        SchemaEntry(
-            name=f"p{index}",
-            shape=tuple(tensor.shape),
-            element_type=element_type_of(tensor.dtype),
-        )
-        for index, tensor in enumerate(tensors)
-    )
-    return place(ModelSchema(entries), 2)
+from tests.doubles.placed_tensors import placement_of
 
 
 def frame_of(message: bytes) -> ChunkFrame:

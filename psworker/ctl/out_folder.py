@@ -1,0 +1,21 @@
+"""The folder that a command writes its results into."""
+
+from pathlib import Path
+
+from psworker.ctl.failures import CommandError
+
+
+def made_folder(out: Path) -> Path:
+    """A folder that the user has named, made if it is not there; absolute.
+
+    Raises:
+        CommandError: There is no place for it, or it is a file.
+    """
+    folder = out.absolute()
+    if not folder.parent.is_dir():
+        raise CommandError(f"there is no folder {folder.parent}; create it")
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise CommandError(f"{folder} is a file; name a folder") from None
+    return folder
