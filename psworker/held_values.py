@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import torch
 
 from pswire.compression import Compression
-from pswire.encodings.change import Change, added, digest_of, unpack_change
+from pswire.encodings.change import Change, digest_of, unpack_change
 from pswire.encodings.known import ENCODINGS
 from pswire.frames import ENCODING_CHANGE, GRADIENT_ENCODINGS, ChunkFrame
 from pswire.placement import Chunk
@@ -45,6 +45,7 @@ class HeldValues:
         self._method = method if method and method.sends_changes else None
         self._buffers = frozenset(buffers)
         self._held: dict[int, torch.Tensor] = {}
+        self._digests: dict[int, int] = {}  # of those that came as changes last
         self.is_lost = False
 
     @property
@@ -67,6 +68,7 @@ class HeldValues:
         """
         if not self._keeps(chunk):
             return
+        self._digests.pop(chunk.index, None)
         kinds = self._kinds(chunk)
         counts = [piece.element_count for piece in chunk.slices]
         parts = values.cpu().split(list(compress(counts, presence)))
@@ -98,7 +100,8 @@ class HeldValues:
             frame: As it came, verified.
 
         Returns:
-            Of the chunk's type, 1-D; None for a change that does not fit.
+            Of the chunk's type, 1-D, until the next of this chunk; None for a change
+            that does not fit.
 
         Raises:
             Refusal: `CHUNK_INVALID`.
@@ -146,19 +149,21 @@ class HeldValues:
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {chunk.index} comes as a change, and values of this job do not",
             )
-        now = digest_of(held)
-        sent = list(compress(held.split(sizes), is_sent))
+        now = self._digests.pop(chunk.index, None) or digest_of(held)
+        is_whole = all(is_sent)
+        parts = [] if is_whole else list(compress(held.split(sizes), is_sent))
+        sent = held if is_whole else torch.cat(parts) if parts else held[:0]
         if now == change.before:
-            counts = [len(part) for part in sent]
-            difference = change.encoding.decode(data, sum(counts))
-            for part, own in zip(sent, difference.split(counts), strict=True):
-                part.copy_(added(part, own))
+            change.encoding.add_to(sent, data)
+            if parts:
+                torch._foreach_copy_(parts, sent.split([len(part) for part in parts]))
             now = digest_of(held)
         if now != change.after:
             self.is_lost = True
             del self._held[chunk.index]
             return None
-        return torch.cat(sent) if sent else held[:0]
+        self._digests[chunk.index] = now
+        return sent
 
     def _keeps(self, chunk: Chunk) -> bool:
         return self._method is not None and self._method.takes(chunk.element_type)

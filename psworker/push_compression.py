@@ -13,18 +13,17 @@ In the thread that steps, but for `PushEncoder.encode`, which may be in any one 
 from collections.abc import Collection, Sequence
 from itertools import compress
 
+import numpy as np
 import torch
 import xxhash
 
 from pswire.compression import Compression, Method
 from pswire.encodings.known import encoding_of
-from pswire.placement import Chunk, Slice
+from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
 from pswire.torch_types import buffer_of
+from psworker.residuals import Pieces, Residuals, ResidualStore
 from psworker.transport.values import PushHeader
-
-Residuals = dict[int, torch.Tensor]
-"""What has not been sent, by entry of the schema: float32, 1-D, on the CPU."""
 
 
 class PushCompression:
@@ -45,16 +44,12 @@ class PushCompression:
             for index, entry in enumerate(schema.entries)
             if entry.kind is EntryKind.BUFFER
         )
-        self._residuals: dict[str, Residuals] = {}
+        self._residuals: dict[str, ResidualStore] = {}
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all residuals."""
-        return sum(
-            residual.nbytes
-            for residuals in self._residuals.values()
-            for residual in residuals.values()
-        )
+        """Bytes of all residuals, and of the memory for the next ones."""
+        return sum(residuals.byte_count for residuals in self._residuals.values())
 
     def encoder(self, header: PushHeader, *, loss_scale: float) -> "PushEncoder | None":
         """Encodes the gradients of one push; None where they go as they are.
@@ -71,24 +66,26 @@ class PushCompression:
             return None
         return PushEncoder(
             self._method,
-            self._residuals.setdefault(header.optimizer, {}),
+            self._residuals.setdefault(
+                header.optimizer, ResidualStore(self._sizes, {})
+            ),
             ratio=self._ratio,
             buffer_entries=self._buffers,
-            entry_sizes=self._sizes,
             seed_text=f"{header.worker.worker_id} {header.sequence}",
             loss_scale=loss_scale,
         )
 
     def residuals_of(self, optimizer: str) -> Residuals:
         """A copy of what an optimizer's gradients have not sent."""
-        known = self._residuals.get(optimizer, {})
-        return {index: residual.clone() for index, residual in known.items()}
+        known = self._residuals.get(optimizer)
+        return {} if known is None else known.by_entry()
 
     def load(self, optimizer: str, residuals: Residuals) -> None:
         """Goes on with what a worker has saved."""
-        self._residuals[optimizer] = {
-            index: residual.clone() for index, residual in residuals.items()
-        }
+        self._residuals[optimizer] = ResidualStore(
+            self._sizes,
+            {index: residual.clone() for index, residual in residuals.items()},
+        )
 
 
 class PushEncoder:
@@ -101,11 +98,10 @@ class PushEncoder:
     def __init__(
         self,
         method: Method,
-        residuals: Residuals,
+        residuals: ResidualStore,
         *,
         ratio: float,
         buffer_entries: Collection[int],
-        entry_sizes: Sequence[int],
         seed_text: str,
         loss_scale: float,
     ) -> None:
@@ -116,7 +112,6 @@ class PushEncoder:
             residuals: Of the optimizer, as of the last push that counted.
             ratio: Share of the elements that `topk` sends.
             buffer_entries: Entries that are buffers, which go as they are.
-            entry_sizes: Elements of each entry.
             seed_text: Names the push: what is random follows from it.
             loss_scale: Factor that the gradient carries; residuals carry none.
         """
@@ -124,10 +119,9 @@ class PushEncoder:
         self._encoding = encoding_of(method, ratio)
         self._residuals = residuals
         self._buffers = buffer_entries
-        self._entry_sizes = entry_sizes
         self._seed_text = seed_text
         self.loss_scale = loss_scale or 1.0
-        self._left: dict[int, tuple[list[Slice], torch.Tensor]] = {}
+        self._left: dict[int, tuple[Pieces, torch.Tensor]] = {}
 
     def encode(
         self, chunk: Chunk, presence: Sequence[bool], data: torch.Tensor
@@ -146,20 +140,19 @@ class PushEncoder:
         """
         if not self._method.takes(chunk.element_type):
             return None
-        present = list(compress(chunk.slices, presence))
-        pieces = [each for each in present if each.entry_index not in self._buffers]
+        present = tuple(compress(chunk.slices, presence))
+        pieces = tuple(
+            each for each in present if each.entry_index not in self._buffers
+        )
         if not pieces or pieces != present[: len(pieces)]:
             return None  # of buffers alone; they come last in a schema
         count = sum(each.element_count for each in pieces)
         values = data[:count].float()
-        if self._encoding.keeps_residual:
-            values = self._with_residual(pieces, values)
         seed = xxhash.xxh3_64_intdigest(f"{self._seed_text} {chunk.index}".encode())
-        encoded = self._encoding.encode(values, seed=seed)
         if self._encoding.keeps_residual:
-            sent = self._encoding.decode(memoryview(encoded), count)
-            left = torch.sub(values, sent, out=sent)
-            self._left[chunk.index] = pieces, left.div_(self.loss_scale)
+            encoded = self._with_residual(chunk.index, pieces, values, seed)
+        else:
+            encoded = self._encoding.encode(values, seed=seed)
         buffers = buffer_of(data[count:])
         message = b"".join((buffers, encoded)) if len(buffers) else encoded
         return self._encoding.number, message
@@ -167,27 +160,33 @@ class PushEncoder:
     def settle(self, *, is_counted: bool) -> None:
         """The push is settled: what it left out is the residual now, if it counts."""
         left, self._left = self._left, {}
-        if not is_counted:
-            return
-        for pieces, values in left.values():
-            parts = values.split([each.element_count for each in pieces])
-            for piece, part in zip(pieces, parts, strict=True):
-                self._residual(piece.entry_index)[piece.start : piece.stop] = part
+        for chunk_index, (pieces, residual) in left.items():
+            if is_counted:
+                self._residuals.put(chunk_index, pieces, residual)
+            else:
+                self._residuals.give_back(chunk_index, residual)
 
     def _with_residual(
-        self, pieces: Sequence[Slice], values: torch.Tensor
-    ) -> torch.Tensor:
-        known = [
-            residual[piece.start : piece.stop]
-            if (residual := self._residuals.get(piece.entry_index)) is not None
-            else torch.zeros(piece.element_count)
-            for piece in pieces
-        ]
-        return torch.add(values, torch.cat(known), alpha=self.loss_scale)
+        self, chunk_index: int, pieces: Pieces, values: torch.Tensor, seed: int
+    ) -> bytes:
+        """Encodes elements together with what was left out before.
 
-    def _residual(self, entry_index: int) -> torch.Tensor:
-        residual = self._residuals.get(entry_index)
-        if residual is None:
-            size = self._entry_sizes[entry_index]
-            residual = self._residuals[entry_index] = torch.zeros(size)
-        return residual
+        By numpy and in place, chunk by chunk in the cache of one core: see `added`.
+        """
+        if chunk_index in self._left:
+            self._residuals.give_back(chunk_index, self._left.pop(chunk_index)[1])
+        left = self._residuals.memory(chunk_index, len(values))
+        total = left.numpy()
+        known = self._residuals.of(chunk_index, pieces)
+        if known is None:
+            np.copyto(total, values.numpy())
+        elif self.loss_scale == 1.0:
+            np.add(values.numpy(), known.numpy(), out=total)
+        else:
+            np.multiply(known.numpy(), np.float32(self.loss_scale), out=total)
+            np.add(values.numpy(), total, out=total)
+        encoded = self._encoding.take(left, seed=seed)
+        if self.loss_scale != 1.0:
+            np.divide(total, np.float32(self.loss_scale), out=total)
+        self._left[chunk_index] = pieces, left
+        return encoded

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from psworker.push_compression import Residuals
+from psworker.residuals import Residuals
 
 KEY: Final = "residuals"
 """Name in a state dict. A plain optimizer of torch ignores it."""

@@ -335,7 +335,7 @@ class ApplyEngine:
                 chunk, view, outer_field, bits, reader, sequence, held_digest
             )
             if reader is not None and self._delay.compensation:
-                self.pulled.note(reader, chunk_index, seen)
+                self.pulled.note(reader, chunk_index, seen())
             return message
 
     def reference(

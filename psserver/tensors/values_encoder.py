@@ -1,6 +1,8 @@
 """The values of a chunk as messages for workers, in as many bytes as the job says."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import compress
 
 import torch
 
@@ -8,7 +10,7 @@ from psserver.core.record import WorkerKey
 from psserver.tensors.given_values import Given, GivenValues
 from psserver.tensors.shard_vectors import present_runs
 from pswire.compression import Compression
-from pswire.encodings.change import added, digest_of, pack_change
+from pswire.encodings.change import digest_of, pack_change
 from pswire.encodings.known import encoding_of
 from pswire.frames import (
     ENCODING_CHANGE,
@@ -20,6 +22,9 @@ from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 
 Presence = Sequence[bool]
+
+Seen = Callable[[], torch.Tensor]
+"""Makes all elements of a chunk as their receiver has them; for a moment."""
 
 
 class ValuesEncoder:
@@ -57,7 +62,7 @@ class ValuesEncoder:
         reader: WorkerKey | None,
         sequence: int | None,
         held_digest: int | None = None,
-    ) -> tuple[bytes, torch.Tensor]:
+    ) -> tuple[bytes, Seen]:
         """A message with values of a chunk.
 
         Args:
@@ -71,17 +76,19 @@ class ValuesEncoder:
                 the message has none.
 
         Returns:
-            The message, and all elements as their receiver has them.
+            The message, and what makes all elements as their receiver has them, while
+            the values are the same.
         """
         method = self._method
         if sequence is None:
             if reader is not None:
                 self.note_exact(chunk, values, reader)
             if held_digest is not None and held_digest == digest_of(values):
-                return _unchanged(chunk, outer_field, presence, held_digest), values
-            return raw_message(chunk, values, outer_field, presence), values
+                message = _unchanged(chunk, outer_field, presence, held_digest)
+                return message, lambda: values
+            return raw_message(chunk, values, outer_field, presence), lambda: values
         if method is None or not method.takes(chunk.element_type):
-            return raw_message(chunk, values, outer_field, presence), values
+            return raw_message(chunk, values, outer_field, presence), lambda: values
         if method.sends_changes:
             assert reader is not None, "a change is for somebody"
             return self._change(chunk, values, outer_field, presence, reader, sequence)
@@ -89,8 +96,6 @@ class ValuesEncoder:
         encoding = encoding_of(method, self._ratio)
         sent = picked(chunk, values, is_sent).float()
         data = encoding.encode(sent)
-        seen = values.clone()
-        put_back(chunk, seen, is_sent, encoding.decode(memoryview(data), sent.numel()))
         message = encode_chunk(
             outer_field,
             index=chunk.index,
@@ -98,6 +103,11 @@ class ValuesEncoder:
             data=b"".join((self._raw_buffers(chunk, values, presence), data)),
             encoding=encoding.number,
         )
+
+        def seen() -> torch.Tensor:
+            decoded = encoding.decode(memoryview(data), sent.numel())
+            return with_part(chunk, values, is_sent, decoded)
+
         return message, seen
 
     def note_exact(
@@ -125,7 +135,7 @@ class ValuesEncoder:
         presence: Presence,
         reader: WorkerKey,
         sequence: int,
-    ) -> tuple[bytes, torch.Tensor]:
+    ) -> tuple[bytes, Seen]:
         """What is to be added to what a worker has; all values where that is unknown.
 
         A worker that pushes has had the answer to its push before. Of the answer to
@@ -133,9 +143,10 @@ class ValuesEncoder:
         it gets the same bytes, of which it sees whether it has them already.
         """
         own = picked(chunk, values, self._parameters(chunk))
+        source = digest_of(own)
         known = self.given.of(reader, chunk.index)
         is_repeated = known is not None and known[0] == sequence
-        if known is None or (is_repeated and known[1].source != digest_of(own)):
+        if known is None or (is_repeated and known[1].source != source):
             return self._exact(chunk, values, outer_field, reader, sequence)
         before = known[1]
         if is_repeated:
@@ -143,12 +154,11 @@ class ValuesEncoder:
                 return self._exact(chunk, values, outer_field, reader, sequence)
             given = before
         else:
-            given = self._changed(chunk, values, outer_field, presence, before)
+            given = self._changed(chunk, values, outer_field, presence, before, source)
             self.given.note(reader, chunk.index, sequence, given)
         assert given.message is not None, "a change was made"
-        seen = values.clone()
-        put_back(chunk, seen, self._parameters(chunk), given.values)
-        return given.message, seen
+        is_own = self._parameters(chunk)
+        return given.message, partial(with_part, chunk, values, is_own, given.values)
 
     def _exact(
         self,
@@ -157,10 +167,10 @@ class ValuesEncoder:
         outer_field: int,
         reader: WorkerKey,
         sequence: int,
-    ) -> tuple[bytes, torch.Tensor]:
+    ) -> tuple[bytes, Seen]:
         self.note_exact(chunk, values, reader, sequence)
         everything = (True,) * len(chunk.slices)
-        return raw_message(chunk, values, outer_field, everything), values
+        return raw_message(chunk, values, outer_field, everything), lambda: values
 
     def _changed(
         self,
@@ -169,24 +179,25 @@ class ValuesEncoder:
         outer_field: int,
         presence: Presence,
         before: Given,
+        source: int,
     ) -> Given:
         """What a worker has after a change, with the message that makes it."""
         assert self._method is not None, "changes are sent"
-        own = picked(chunk, values, self._parameters(chunk))
-        source = digest_of(own)
         made = self.given.newest(chunk.index, before.digest, source)
         if made is not None and made.message and made.presence == tuple(presence):
             return made
         encoding = encoding_of(self._method, self._ratio)
-        is_sent = self._parameters(chunk, presence)
-        old = values.clone()
-        put_back(chunk, old, self._parameters(chunk), before.values)
-        old_part = picked(chunk, old, is_sent)
-        difference = picked(chunk, values, is_sent).float() - old_part.float()
-        data = encoding.encode(difference)
-        change = encoding.decode(memoryview(data), difference.numel())
-        put_back(chunk, old, is_sent, added(old_part, change))
-        new = picked(chunk, old, self._parameters(chunk)).clone()
+        is_own = self._parameters(chunk)
+        bits = list(compress(presence, is_own))
+        sizes = [each.element_count for each in compress(chunk.slices, is_own)]
+        wanted = picked(chunk, values, self._parameters(chunk, presence))
+        new = before.values.clone()
+        parts = [] if all(bits) else list(compress(new.split(sizes), bits))
+        part = new if all(bits) else torch.cat(parts) if parts else new[:0]
+        data = encoding.encode(wanted.float() - part.float())
+        encoding.add_to(part, memoryview(data))
+        if parts:
+            torch._foreach_copy_(parts, part.split([len(each) for each in parts]))
         digest = digest_of(new)
         header = pack_change(before.digest, digest, encoding)
         buffers = self._raw_buffers(chunk, values, presence)
@@ -253,12 +264,14 @@ def picked(chunk: Chunk, values: torch.Tensor, presence: Presence) -> torch.Tens
     return torch.cat(runs) if runs else values[:0]
 
 
-def put_back(
+def with_part(
     chunk: Chunk, values: torch.Tensor, presence: Presence, part: torch.Tensor
-) -> None:
-    """Writes elements of some slices over those of the whole chunk."""
+) -> torch.Tensor:
+    """A copy of all elements of a chunk, with those of some slices from elsewhere."""
+    made = values.clone()
     position = 0
     for start, stop in present_runs(chunk, presence):
         count = stop - start
-        values[start:stop] = part[position : position + count]
+        made[start:stop] = part[position : position + count]
         position += count
+    return made

@@ -84,7 +84,11 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Make]]] = {
         "comes in encoding 22, and gradients of this job go as topk",
         sent(b"", ENCODING_UNCHANGED),
     ),
-    "no elements": (ErrorReason.CHUNK_INVALID, "too short for their number", sent(b"")),
+    "no elements": (
+        ErrorReason.CHUNK_INVALID,
+        "0 bytes came, and the numbers of 1024 take 4",
+        sent(b""),
+    ),
     "more elements than there are": (
         ErrorReason.CHUNK_INVALID,
         "4294967295 of 1024 elements came",
@@ -93,7 +97,7 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Make]]] = {
     "an element beyond the chunk": (
         ErrorReason.CHUNK_INVALID,
         "their places are not ascending and below 1024",
-        sent(b"\1\0\0\0" + COUNT.to_bytes(4, "little") + bytes(4)),
+        sent(b"\1\0\0\0" + bytes(4) + COUNT.to_bytes(2, "little")),
     ),
 }
 

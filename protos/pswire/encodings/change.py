@@ -67,16 +67,6 @@ def unpack_change(data: memoryview) -> Change:
     return Change(before, after, encoding, data[_HEADER.size :])
 
 
-def added(values: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    """The values after a change: the same bits on both sides, in float32.
-
-    Args:
-        values: 1-D, of a floating type of at most 32 bits.
-        difference: 1-D float32.
-    """
-    return torch.add(values.float(), difference).to(values.dtype)
-
-
 def digest_of(values: torch.Tensor) -> int:
     """XXH3-64 of values as they are in memory, 1-D, on the CPU."""
     return xxhash.xxh3_64_intdigest(buffer_of(values))

@@ -2,6 +2,7 @@
 
 from typing import NoReturn, Protocol
 
+import numpy as np
 import torch
 
 from pswire.reasons import ErrorReason, Refusal
@@ -28,7 +29,7 @@ class Encoding(Protocol):
         ...
 
     def byte_count(self, element_count: int) -> int:
-        """Exact number of bytes that `encode` makes of so many elements."""
+        """Bytes that `encode` makes of so many elements, zeros apart."""
         ...
 
     def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
@@ -40,6 +41,31 @@ class Encoding(Protocol):
                 same bytes; `None` to round to the nearest.
         """
         ...
+
+    def take(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
+        """Encodes elements, and leaves in them what the bytes lack.
+
+        Args:
+            values: As for `encode`.
+            seed: As for `encode`.
+        """
+        data = self.encode(values, seed=seed)
+        lacking = values.numpy()
+        decoded = self.decode(memoryview(data), len(lacking))
+        np.subtract(lacking, decoded.numpy(), out=lacking)
+        return data
+
+    def add_to(self, values: torch.Tensor, data: memoryview) -> None:
+        """Adds what `encode` made of as many elements to values: `added`, in place.
+
+        Args:
+            values: 1-D, contiguous, on the CPU, of a floating type of at most 32 bits.
+            data: Encoded.
+
+        Raises:
+            Refusal: As `check`; nothing has changed.
+        """
+        values.copy_(added(values, self.decode(data, values.numel())))
 
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
         """Decodes what `encode` made of so many elements; 1-D float32, its own memory.
@@ -56,6 +82,21 @@ class Encoding(Protocol):
             Refusal: `CHUNK_INVALID`, with what was expected.
         """
         ...
+
+
+def added(values: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
+    """The sum of values and a difference: the same bits on both sides, in float32.
+
+    By numpy, in this thread alone: torch would share elements out to threads that then
+    wait for each other, on cores that a shard or the script itself could use.
+
+    Args:
+        values: 1-D, of a floating type of at most 32 bits.
+        difference: 1-D float32. Not used any more afterwards.
+    """
+    total = difference.numpy()
+    np.add(values.float().numpy(), total, out=total)
+    return difference.to(values.dtype)
 
 
 def refuse(name: str, what: str) -> NoReturn:

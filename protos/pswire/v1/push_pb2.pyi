@@ -54,8 +54,9 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     by theirs.
     """
     ENCODING_TOPK: _Encoding.ValueType  # 19
-    """A uint32 count k, then k ascending uint32 places, then k float32 elements;
-    the other elements are 0.
+    """For each 65,536 elements a uint32 count, k in all; then k float32 elements;
+    then k uint16 places, ascending within their 65,536. The other elements are
+    0.
     """
     ENCODING_ONEBIT: _Encoding.ValueType  # 20
     """A float32 size for each 1,024 elements, then n bits, the lowest of the first
@@ -103,8 +104,9 @@ ENCODING_INT8: Encoding.ValueType  # 18
 by theirs.
 """
 ENCODING_TOPK: Encoding.ValueType  # 19
-"""A uint32 count k, then k ascending uint32 places, then k float32 elements;
-the other elements are 0.
+"""For each 65,536 elements a uint32 count, k in all; then k float32 elements;
+then k uint16 places, ascending within their 65,536. The other elements are
+0.
 """
 ENCODING_ONEBIT: Encoding.ValueType  # 20
 """A float32 size for each 1,024 elements, then n bits, the lowest of the first

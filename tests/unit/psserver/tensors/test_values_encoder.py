@@ -193,6 +193,19 @@ def test_a_change_of_other_values_is_left_alone_and_said() -> None:
     assert torch.equal(worker.values, shard.values)
 
 
+def test_a_change_fits_after_values_that_came_whole_after_a_change() -> None:
+    shard, worker = Shard(), Worker()
+    worker.write(shard.message(A, None))
+    for sequence in (1, 3):
+        shard.update()
+        worker.write(shard.message(A, sequence))
+        assert not worker.held.is_lost
+        shard.update()
+        worker.write(shard.message(A, None))
+
+    assert torch.equal(worker.values, shard.values)
+
+
 def test_who_seeded_has_what_it_seeded_and_may_have_edited_it_since() -> None:
     shard, worker = Shard(), Worker()
     parts = shard.values.split([60, 37, 3])
