@@ -20,6 +20,7 @@ from pswire.schema import (
     ParameterGroup,
     SchemaEntry,
 )
+from pswire.schema_codec import check_group_count
 from pswire.torch_types import element_type_of
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.wrappers import without_wrappers
@@ -99,6 +100,7 @@ def describe_optimizer(
     kind = type(optimizer)
     try:
         check_supported(kind.__name__, kind.__module__)
+        check_group_count(len(optimizer.param_groups), f"optimizer {name!r}")
         _refuse_differentiable(optimizer)
         indexes = bound.index_of_tensors()
         groups = tuple(

@@ -26,6 +26,15 @@ NAME_BYTES_MAX: Final = 1024
 ENTRY_COUNT_MAX: Final = 200_000
 """Most tensors of a schema."""
 
+MODEL_BYTES_MAX: Final = 64 << 20
+"""Most bytes that describe a model, over all messages it comes in: 300 for each of so
+many tensors. Nothing of a larger one is kept."""
+
+GROUP_COUNT_MAX: Final = 16_384
+"""Most parameter groups of one optimizer. With the longest list of hyperparameters they
+take 3 MB, which fits the trailer of a push. torch itself takes half a minute to make so
+many, since it compares each new group with all there are."""
+
 ELEMENT_COUNT_MAX: Final = 1 << 40
 """Most elements of a schema: a trillion. Both sides list the chunks of a model in
 memory before they allocate it, and this keeps a hostile schema's list bounded."""

@@ -16,6 +16,10 @@ from pswire.reasons import ErrorReason, Refusal
 SCALARS: Final = frozenset({"step", "mu_product"})
 """State that is one number for a whole parameter. All other is elementwise."""
 
+TENSOR_COUNT_MAX: Final = 8192
+"""Most tensors of one part: where each of thousands of small parameters has a history
+of its own, their names take 100 bytes each, and a part is one message."""
+
 
 class StateKey(NamedTuple):
     """Which state of which slices of a chunk, from `first` to `stop` without it."""
@@ -44,12 +48,12 @@ def encode_state(state: ChunkState) -> Iterator[bytes]:
     Args:
         state: Contiguous tensors on the CPU that share no memory.
     """
-    numbers = {key: value for key, value in state.items() if key.name in SCALARS}
-    if numbers:
-        yield _file_of(numbers)
-    for name in dict.fromkeys(key.name for key in state):
-        if name not in SCALARS:
-            yield _file_of({k: value for k, value in state.items() if k.name == name})
+    names = dict.fromkeys(key.name for key in state if key.name not in SCALARS)
+    for members in (SCALARS, *({name} for name in names)):
+        keys = [key for key in state if key.name in members]
+        for first in range(0, len(keys), TENSOR_COUNT_MAX):
+            part = keys[first : first + TENSOR_COUNT_MAX]
+            yield _file_of({key: state[key] for key in part})
 
 
 def decode_state(data: bytes) -> dict[StateKey, torch.Tensor]:

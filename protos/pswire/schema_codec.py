@@ -6,6 +6,7 @@ counts that agree. Whether a shard can run an optimizer is the shard's to say.
 
 from collections.abc import Sequence
 
+from pswire.limits import GROUP_COUNT_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (
     ElementType,
@@ -122,6 +123,7 @@ def optimizer_from_message(
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE, f"{label} names a hyperparameter twice"
         )
+    check_group_count(len(message.groups), label)
     seen: set[int] = set()
     groups = []
     for position, group in enumerate(message.groups):
@@ -141,6 +143,20 @@ def optimizer_from_message(
         groups=tuple(groups),
         exchange_count=message.exchange_count,
     )
+
+
+def check_group_count(count: int, label: str) -> None:
+    """Checks that the settings of all groups fit the trailer of a push.
+
+    Raises:
+        Refusal: `LIMIT_EXCEEDED`, naming the optimizer.
+    """
+    if count > GROUP_COUNT_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"{label} has {count} parameter groups, the limit is {GROUP_COUNT_MAX}: "
+            "put parameters with the same settings into one group",
+        )
 
 
 def _check_entries(

@@ -23,6 +23,7 @@ from psserver.rpc.record_codec import read_identity, read_record, read_sequences
 from pswire.compression import Compression
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
+from pswire.model_parts import MergedModel
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
@@ -107,10 +108,14 @@ class CoordinatorClient:
         outage = Outage(self._address)
         while not host.end_reason:
             why = "it ended the watch"
+            views = _Views()
             try:
                 async for event in self._stub.WatchShard(request):
                     outage.end()
-                    _take_event(host, event)
+                    if event.HasField("view"):
+                        views.take(host, event.view)
+                    else:
+                        _take_event(host, event)
                     silence.opened()
             except grpc.aio.AioRpcError as error:
                 _raise_if_decided(error)
@@ -183,10 +188,25 @@ def _raise_if_decided(error: grpc.aio.AioRpcError) -> None:
         ) from error
 
 
+class _Views:
+    """Views of one watch: what comes in several events is taken as one."""
+
+    def __init__(self) -> None:
+        self._merged: MergedModel[messages.ShardView] | None = None
+
+    def take(self, host: ShardHost, part: messages.ShardView) -> None:
+        is_last = not part.continued
+        if self._merged is None:
+            self._merged = MergedModel(part)
+        else:
+            self._merged.add(part)
+        if is_last:
+            _take_view(host, self._merged.message)
+            self._merged = None
+
+
 def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
     match event.WhichOneof("event"):
-        case "view":
-            _take_view(host, event.view)
         case "prepare":
             prepare = event.prepare
             seeder = (

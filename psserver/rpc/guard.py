@@ -85,6 +85,23 @@ def unary(
     return guarded
 
 
+def gathering(
+    handler: Callable[[AsyncIterator[Request], Context], Awaitable[Response]],
+) -> Callable[[AsyncIterator[Request], Context], Awaitable[Response]]:
+    """Guards a handler that takes a stream of requests and gives one answer."""
+
+    async def gather(requests: AsyncIterator[Request], context: Context) -> Response:
+        async def readable() -> AsyncIterator[Request]:
+            async for request in requests:
+                _check_readable(request, handler.__name__)
+                yield request
+
+        return await handler(readable(), context)
+
+    gather.__name__ = handler.__name__
+    return unary(gather)
+
+
 def streaming(
     handler: Callable[[Request, Context], AsyncIterator[Response]],
 ) -> Callable[[Request, Context], AsyncIterator[Response]]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from psserver.rpc.guard import Context, reader, streaming, unary
+from psserver.rpc.guard import Context, gathering, reader, streaming, unary
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -22,6 +22,18 @@ def answered(
     """A method that takes one request and gives one answer."""
     return grpc.unary_unary_rpc_method_handler(
         unary(handler),
+        request_deserializer=reader(request_type),
+        response_serializer=_serialized,
+    )
+
+
+def gathered(
+    handler: Callable[[AsyncIterator[Request], Context], Awaitable[Response]],
+    request_type: type[Request],
+) -> "grpc.RpcMethodHandler[Request, Response]":
+    """A method that takes a stream of requests and gives one answer."""
+    return grpc.stream_unary_rpc_method_handler(
+        gathering(handler),
         request_deserializer=reader(request_type),
         response_serializer=_serialized,
     )

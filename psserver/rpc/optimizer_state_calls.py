@@ -14,13 +14,14 @@ from psserver.rpc.push_codec import (
     push_id,
 )
 from psserver.rpc.readiness import catch_up, clock_reached, declaration_known
-from pswire.optimizer_states import StateKey, decode_state
+from pswire.optimizer_states import TENSOR_COUNT_MAX, StateKey, decode_state
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 from pswire.v1 import push_pb2, schema_pb2
 
 PART_COUNT_MAX = 16
-"""Most parts of one chunk: no optimizer has so much state. Each is a message."""
+"""Most parts of one chunk of few slices: no optimizer has so much state. Each is a
+message."""
 
 STATE_SIZE_MAX = 8
 """Tensors of a state, at most: it takes no more than so many times its chunk."""
@@ -57,11 +58,13 @@ class StateParts:
                 f"{limit} bytes, which no optimizer has",
             )
         self._part_counts[place] = self._part_counts.get(place, 0) + 1
-        if self._part_counts[place] > PART_COUNT_MAX:
+        tensor_count_max = STATE_SIZE_MAX * len(chunk.slices)
+        part_count_max = PART_COUNT_MAX + tensor_count_max // TENSOR_COUNT_MAX
+        if self._part_counts[place] > part_count_max:
             raise Refusal(
                 ErrorReason.LIMIT_EXCEEDED,
                 f"the optimizer state of chunk {part.chunk_index} comes in more than "
-                f"{PART_COUNT_MAX} parts",
+                f"{part_count_max} parts",
             )
         chunks = self._states.setdefault(part.optimizer, {})
         chunks.setdefault(part.chunk_index, {}).update(decode_state(part.tensors))

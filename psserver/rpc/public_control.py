@@ -1,15 +1,18 @@
 """What readers and people call at the coordinator; they are never members."""
 
+from collections.abc import AsyncIterator
+
 from psserver.core.record import Mode
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol
-from psserver.rpc.methods import Methods, answered
+from psserver.rpc.methods import Methods, answered, streamed
 from psserver.rpc.record_codec import address_message
 from psserver.rpc.split_codec import split_message
 from psserver.rpc.status_report import status_message
 from pswire.limits import STALENESS_BOUND_MAX
+from pswire.model_parts import cut_model
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -25,7 +28,7 @@ class PublicControl:
     def methods(self) -> Methods:
         """Handlers by method name."""
         return {
-            "RequestSnapshot": answered(
+            "RequestSnapshot": streamed(
                 self.request_snapshot, messages.RequestSnapshotRequest
             ),
             "ReleaseSnapshot": answered(
@@ -37,7 +40,7 @@ class PublicControl:
 
     async def request_snapshot(
         self, request: messages.RequestSnapshotRequest, context: Context
-    ) -> messages.RequestSnapshotResponse:
+    ) -> AsyncIterator[messages.RequestSnapshotResponse]:
         """Finds or makes a snapshot newer than a version."""
         check_protocol(request.protocol_version)
         core = self._host.core
@@ -45,7 +48,7 @@ class PublicControl:
             newer_than=request.newer_than, timeout_s=max(0, request.timeout_ms) / 1000
         )
         assert core.model.schema is not None
-        return messages.RequestSnapshotResponse(
+        response = messages.RequestSnapshotResponse(
             job_id=core.settings.job_id,
             snapshot_id=pinned.entry.snapshot_id,
             version=pinned.entry.version,
@@ -56,6 +59,8 @@ class PublicControl:
             pin_ttl_ms=core.settings.pin_ttl_ms,
             pin_id=pinned.pin_id,
         )
+        for part in cut_model(response):
+            yield part
 
     async def release_snapshot(
         self, request: messages.ReleaseSnapshotRequest, context: Context

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from psserver.core.coordinator_effects import EndJob
+from psserver.core.coordinator_effects import EndJob, SchemaFixed
 from psserver.core.shard_standing import AwaitedProcess, ShardStanding
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
@@ -12,7 +12,7 @@ from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol, worker_key
 from psserver.rpc.methods import Methods, answered, streamed
 from psserver.rpc.record_codec import settings_message
-from psserver.rpc.watch_codec import shard_event, shard_view
+from psserver.rpc.watch_codec import shard_event, view_events
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 
@@ -65,10 +65,14 @@ class ShardControl:
         # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_shard_watch(slot)
         try:
-            yield messages.WatchShardResponse(view=shard_view(host.core))
+            for part in view_events(host.core):
+                yield part
             while True:
                 event = await queue.get()
-                response = shard_event(host.core, event)
+                if isinstance(event, SchemaFixed):
+                    for part in view_events(host.core):
+                        yield part
+                response = shard_event(event)
                 if response is not None:
                     yield response
                 if isinstance(event, EndJob):

@@ -1,5 +1,7 @@
 """What the coordinator's watches tell, as messages."""
 
+from collections.abc import Iterator
+
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import (
     Abort,
@@ -10,7 +12,6 @@ from psserver.core.coordinator_effects import (
     OrderSeed,
     Prepare,
     ReleaseImage,
-    SchemaFixed,
 )
 from psserver.rpc.record_codec import (
     address_message,
@@ -18,6 +19,7 @@ from psserver.rpc.record_codec import (
     record_message,
     sequence_messages,
 )
+from pswire.model_parts import cut_model
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
@@ -41,6 +43,17 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
     return view
 
 
+def view_events(core: CoordinatorCore) -> Iterator[messages.WatchShardResponse]:
+    """The job as a shard sees it, as it is now, in as many events as it takes."""
+    following = cut_model(shard_view(core))
+    part: messages.ShardView | None = next(following)
+    while part is not None:
+        after = next(following, None)
+        part.continued = after is not None
+        yield messages.WatchShardResponse(view=part)
+        part = after
+
+
 def worker_view(core: CoordinatorCore) -> messages.WorkerView:
     """The job as a worker sees it."""
     view = messages.WorkerView(
@@ -51,13 +64,9 @@ def worker_view(core: CoordinatorCore) -> messages.WorkerView:
     return view
 
 
-def shard_event(
-    core: CoordinatorCore, event: CoordinatorEffect
-) -> messages.WatchShardResponse | None:
-    """What a shard is told of an effect; None when nothing."""
+def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
+    """What a shard is told of an effect; None when nothing, or a view."""
     match event:
-        case SchemaFixed():
-            return messages.WatchShardResponse(view=shard_view(core))
         case Prepare():
             prepare = messages.FencePrepare(
                 fence_number=event.fence_number,

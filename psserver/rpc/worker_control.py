@@ -1,28 +1,34 @@
 """What workers call at the coordinator about their membership."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from psserver.core.coordinator_effects import EndJob
-from psserver.core.roster import WorkerState
+from psserver.core.roster import WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
 from psserver.rpc.data_control import check_loader_name, read_data_report
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol
-from psserver.rpc.methods import Methods, answered, streamed
+from psserver.rpc.methods import Methods, answered, gathered, streamed
 from psserver.rpc.record_codec import identity_message, settings_message
 from psserver.rpc.watch_codec import worker_event, worker_view
 from pswire.compression import Compression
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.model_parts import MergedModel
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
 log = logging.getLogger("psserver.coordinator")
+
+JOIN_PARTS_TIMEOUT_S = 30.0
+"""Time for all parts of a request to join: a caller that sends no more of them would
+hold what it has sent for ever."""
 
 LOADER_COUNT_MAX = 256
 """Most loaders that one worker names."""
@@ -42,7 +48,7 @@ class WorkerControl:
                 self.register_worker, messages.RegisterWorkerRequest
             ),
             "WatchWorker": streamed(self.watch_worker, messages.WatchWorkerRequest),
-            "Join": answered(self.join, messages.JoinRequest),
+            "Join": gathered(self.join, messages.JoinRequest),
             "DeclareOptimizer": answered(
                 self.declare_optimizer, messages.DeclareOptimizerRequest
             ),
@@ -93,10 +99,10 @@ class WorkerControl:
             host.close_worker_watch(entry, queue)
 
     async def join(
-        self, request: messages.JoinRequest, context: Context
+        self, requests: AsyncIterator[messages.JoinRequest], context: Context
     ) -> messages.JoinResponse:
         """Queues a worker for membership."""
-        entry = self._callers.entry(request)
+        entry, request = await self._read_join(requests)
         schema = schema_from_message(request.schema)
         optimizers = tuple(
             optimizer_from_message(optimizer, schema)
@@ -126,6 +132,38 @@ class WorkerControl:
             raise
         self._host.pump()
         return messages.JoinResponse()
+
+    async def _read_join(
+        self, requests: AsyncIterator[messages.JoinRequest]
+    ) -> tuple[WorkerEntry, messages.JoinRequest]:
+        """Who asks, and the whole request, of which large models take several parts."""
+        try:
+            async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+                try:
+                    return await self._merged_join(requests)
+                except Refusal:
+                    # A client that still writes when its call ends is told INTERNAL
+                    # by its own gRPC in place of the reason (grpc/grpc#36066).
+                    async for _ in requests:
+                        pass
+                    raise
+        except TimeoutError:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"a request to join was not whole after {JOIN_PARTS_TIMEOUT_S:g} s",
+            ) from None
+
+    async def _merged_join(
+        self, requests: AsyncIterator[messages.JoinRequest]
+    ) -> tuple[WorkerEntry, messages.JoinRequest]:
+        first = await anext(requests, None)
+        if first is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the request to join is empty")
+        entry = self._callers.entry(first)
+        merged = MergedModel(first)
+        async for part in requests:
+            merged.add(part)
+        return entry, merged.message
 
     async def declare_optimizer(
         self, request: messages.DeclareOptimizerRequest, context: Context

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.limits import PROTOCOL_VERSION
+from pswire.model_parts import MergedModel, cut_model
+from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as pb
@@ -100,19 +102,18 @@ class ControlClient:
         timeout_s: float,
     ) -> None:
         """Asks to become a member; the record comes on the watch. Idempotent."""
-        await self._call(
-            self._stub.Join,
-            pb.JoinRequest(
-                job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
-                schema=schema_to_message(schema),
-                optimizers=[optimizer_to_message(spec) for spec in optimizers],
-                loaders=loaders,
-                clip_grad_norm=clip_grad_norm,
-                compression=compression,
-            ),
-            timeout_s,
+        request = pb.JoinRequest(
+            job_id=self._job_id,
+            worker=messages.identity_to_message(worker),
+            schema=schema_to_message(schema),
+            optimizers=[optimizer_to_message(spec) for spec in optimizers],
+            loaders=loaders,
+            clip_grad_norm=clip_grad_norm,
+            compression=compression,
         )
+        with translated(self.peer):
+            parts = list(cut_model(request))  # here: what it refuses ends no call
+            await self._stub.Join(iter(parts), timeout=timeout_s)
 
     async def declare_optimizer(
         self, worker: values.Identity, spec: OptimizerSpec, *, timeout_s: float
@@ -246,16 +247,26 @@ class ControlClient:
         self, newer_than: int, *, wait_s: float, timeout_s: float
     ) -> values.Snapshot:
         """Finds or makes a snapshot above a version; -1 for whatever is newest."""
-        response = await self._call(
-            self._stub.RequestSnapshot,
-            pb.RequestSnapshotRequest(
-                protocol_version=PROTOCOL_VERSION,
-                newer_than=newer_than,
-                timeout_ms=int(wait_s * 1000),
-            ),
-            timeout_s,
+        request = pb.RequestSnapshotRequest(
+            protocol_version=PROTOCOL_VERSION,
+            newer_than=newer_than,
+            timeout_ms=int(wait_s * 1000),
         )
-        return messages.snapshot_of(response)
+        merged: MergedModel[pb.RequestSnapshotResponse] | None = None
+        call = self._stub.RequestSnapshot(request, timeout=timeout_s)
+        async with cancelled_at_exit(call):
+            with translated(self.peer):
+                async for part in call:
+                    if merged is None:
+                        merged = MergedModel(part)
+                    else:
+                        merged.add(part)
+        if merged is None:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"{self.peer} answered a request for a snapshot without one",
+            )
+        return messages.snapshot_of(merged.message)
 
     async def release_snapshot(
         self, snapshot_id: int, pin_id: int, *, timeout_s: float

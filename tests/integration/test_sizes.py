@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import psworker
+from pswire.limits import GROUP_COUNT_MAX, NAME_BYTES_MAX
 from psworker.snapshot import Snapshot
 from tests.integration.job import Job, connect, deviation, run_workers
 
@@ -183,6 +184,44 @@ def test_two_thousand_tiny_tensors(tmp_path: Path) -> None:
         )
     for model in models.values():
         assert_same(model, train_in_one_process(build(0), 3))
+
+
+def test_a_description_larger_than_a_message(tmp_path: Path) -> None:
+    """Names of the greatest length, so that 5,000 tensors do for it: 5 MB."""
+
+    def build(seed: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        return Parameters(
+            **{
+                f"p{i}".ljust(NAME_BYTES_MAX, "_"): torch.randn(2, generator=generator)
+                for i in range(5000)
+            }
+        )
+
+    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+        models = run_workers(
+            {f"w{i}": lambda w: train(job, w, build(int(w[1:])), 3) for i in (0, 1)}
+        )
+        snapshot = latest(job)
+    expected = train_in_one_process(build(0), 3)
+    for model in models.values():
+        assert_same(model, expected)
+    pulled = build(1)
+    pulled.load_state_dict(snapshot.state_dict(), strict=True)
+    assert_same(pulled, expected)
+
+
+def test_more_groups_than_fit_a_push_are_refused(tmp_path: Path) -> None:
+    model = Parameters(weight=torch.ones(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups *= GROUP_COUNT_MAX + 1  # by hand: torch takes a minute
+    with (
+        Job(tmp_path) as job,
+        connect(job, "w0") as ps,
+        pytest.raises(psworker.LimitError, match="16385 parameter groups") as refused,
+    ):
+        ps.prepare(model, optimizer)
+    assert "put parameters with the same settings into one group" in str(refused.value)
 
 
 class Tied(nn.Module):

@@ -152,6 +152,7 @@ class ShardView(google.protobuf.message.Message):
     SNAPSHOT_CLOSED_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
+    CONTINUED_FIELD_NUMBER: builtins.int
     fence_closed_number: builtins.int
     """Newest fence that is over: a shard that holds it open goes on."""
     snapshot_closed_id: builtins.int
@@ -163,6 +164,10 @@ class ShardView(google.protobuf.message.Message):
     compression: builtins.str
     """How gradients and values are sent, such as `push=int8 pull=raw ratio=0.01`;
     empty for as they are. See `pswire.compression`.
+    """
+    continued: builtins.bool
+    """Whether the next event is more of this view, which is too large for one
+    message: merged as the messages of `Join`.
     """
     @property
     def schema(self) -> pswire.v1.schema_pb2.ModelSchema:
@@ -188,9 +193,10 @@ class ShardView(google.protobuf.message.Message):
         snapshot_closed_id: builtins.int = ...,
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
+        continued: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record", "schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "continued", b"continued", "fence_closed_number", b"fence_closed_number", "optimizers", b"optimizers", "record", b"record", "schema", b"schema", "snapshot_closed_id", b"snapshot_closed_id"]) -> None: ...
 
 global___ShardView = ShardView
 

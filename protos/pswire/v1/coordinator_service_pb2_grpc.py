@@ -70,7 +70,7 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchWorkerRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchWorkerResponse.FromString,
                 _registered_method=True)
-        self.Join = channel.unary_unary(
+        self.Join = channel.stream_unary(
                 '/pswire.v1.CoordinatorService/Join',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinResponse.FromString,
@@ -105,7 +105,7 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.FromString,
                 _registered_method=True)
-        self.RequestSnapshot = channel.unary_unary(
+        self.RequestSnapshot = channel.unary_stream(
                 '/pswire.v1.CoordinatorService/RequestSnapshot',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotResponse.FromString,
@@ -180,8 +180,10 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Join(self, request, context):
-        """Asks to become a member; the record comes on the watch. Idempotent.
+    def Join(self, request_iterator, context):
+        """Asks to become a member; the record comes on the watch. A model that is too
+        large for one message comes in several, merged as protobuf merges: identity
+        and settings in the first, tensors and optimizers in any. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +234,8 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RequestSnapshot(self, request, context):
-        """Finds or makes a snapshot newer than a version. Idempotent.
+        """Finds or makes a snapshot newer than a version. One message, or several that
+        are merged as those of `Join` where the model is too large for one. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,7 +301,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchWorkerRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.WatchWorkerResponse.SerializeToString,
             ),
-            'Join': grpc.unary_unary_rpc_method_handler(
+            'Join': grpc.stream_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.JoinResponse.SerializeToString,
@@ -333,7 +336,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ListSplitsResponse.SerializeToString,
             ),
-            'RequestSnapshot': grpc.unary_unary_rpc_method_handler(
+            'RequestSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.RequestSnapshot,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.RequestSnapshotResponse.SerializeToString,
@@ -555,7 +558,7 @@ class CoordinatorService(object):
             _registered_method=True)
 
     @staticmethod
-    def Join(request,
+    def Join(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -565,8 +568,8 @@ class CoordinatorService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/pswire.v1.CoordinatorService/Join',
             pswire_dot_v1_dot_coordinator__service__pb2.JoinRequest.SerializeToString,
@@ -754,7 +757,7 @@ class CoordinatorService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/pswire.v1.CoordinatorService/RequestSnapshot',

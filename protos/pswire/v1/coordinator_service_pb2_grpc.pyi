@@ -63,11 +63,14 @@ class CoordinatorServiceStub:
     ]
     """Follows the job as a worker. The stream is the worker's sign of life."""
 
-    Join: grpc.UnaryUnaryMultiCallable[
+    Join: grpc.StreamUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.JoinRequest,
         pswire.v1.coordinator_service_pb2.JoinResponse,
     ]
-    """Asks to become a member; the record comes on the watch. Idempotent."""
+    """Asks to become a member; the record comes on the watch. A model that is too
+    large for one message comes in several, merged as protobuf merges: identity
+    and settings in the first, tensors and optimizers in any. Idempotent.
+    """
 
     DeclareOptimizer: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.DeclareOptimizerRequest,
@@ -109,11 +112,13 @@ class CoordinatorServiceStub:
     ]
     """Tells splits that were recorded. Idempotent."""
 
-    RequestSnapshot: grpc.UnaryUnaryMultiCallable[
+    RequestSnapshot: grpc.UnaryStreamMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
         pswire.v1.coordinator_service_pb2.RequestSnapshotResponse,
     ]
-    """Finds or makes a snapshot newer than a version. Idempotent."""
+    """Finds or makes a snapshot newer than a version. One message, or several that
+    are merged as those of `Join` where the model is too large for one. Idempotent.
+    """
 
     ReleaseSnapshot: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReleaseSnapshotRequest,
@@ -180,11 +185,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """Follows the job as a worker. The stream is the worker's sign of life."""
 
-    Join: grpc.aio.UnaryUnaryMultiCallable[
+    Join: grpc.aio.StreamUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.JoinRequest,
         pswire.v1.coordinator_service_pb2.JoinResponse,
     ]
-    """Asks to become a member; the record comes on the watch. Idempotent."""
+    """Asks to become a member; the record comes on the watch. A model that is too
+    large for one message comes in several, merged as protobuf merges: identity
+    and settings in the first, tensors and optimizers in any. Idempotent.
+    """
 
     DeclareOptimizer: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.DeclareOptimizerRequest,
@@ -226,11 +234,13 @@ class CoordinatorServiceAsyncStub:
     ]
     """Tells splits that were recorded. Idempotent."""
 
-    RequestSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+    RequestSnapshot: grpc.aio.UnaryStreamMultiCallable[
         pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
         pswire.v1.coordinator_service_pb2.RequestSnapshotResponse,
     ]
-    """Finds or makes a snapshot newer than a version. Idempotent."""
+    """Finds or makes a snapshot newer than a version. One message, or several that
+    are merged as those of `Join` where the model is too large for one. Idempotent.
+    """
 
     ReleaseSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.ReleaseSnapshotRequest,
@@ -314,10 +324,13 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Join(
         self,
-        request: pswire.v1.coordinator_service_pb2.JoinRequest,
+        request_iterator: _MaybeAsyncIterator[pswire.v1.coordinator_service_pb2.JoinRequest],
         context: _ServicerContext,
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.JoinResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.JoinResponse]]:
-        """Asks to become a member; the record comes on the watch. Idempotent."""
+        """Asks to become a member; the record comes on the watch. A model that is too
+        large for one message comes in several, merged as protobuf merges: identity
+        and settings in the first, tensors and optimizers in any. Idempotent.
+        """
 
     @abc.abstractmethod
     def DeclareOptimizer(
@@ -376,8 +389,10 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: pswire.v1.coordinator_service_pb2.RequestSnapshotRequest,
         context: _ServicerContext,
-    ) -> typing.Union[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse]]:
-        """Finds or makes a snapshot newer than a version. Idempotent."""
+    ) -> typing.Union[collections.abc.Iterator[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse], collections.abc.AsyncIterator[pswire.v1.coordinator_service_pb2.RequestSnapshotResponse]]:
+        """Finds or makes a snapshot newer than a version. One message, or several that
+        are merged as those of `Join` where the model is too large for one. Idempotent.
+        """
 
     @abc.abstractmethod
     def ReleaseSnapshot(

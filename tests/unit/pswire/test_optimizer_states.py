@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pswire.limits import MESSAGE_BYTES_MAX
 from pswire.optimizer_states import StateKey, decode_state, encode_state
 from pswire.reasons import ErrorReason, Refusal
 
@@ -23,6 +24,21 @@ def test_state_comes_back_with_one_file_for_each_name_and_one_for_numbers() -> N
     for key, value in state.items():
         assert found[key].dtype == value.dtype
         assert torch.equal(found[key], value)
+
+
+def test_thousands_of_histories_take_several_small_files() -> None:
+    state = {
+        StateKey(place, place + 1, "exp_avg"): torch.full((3,), float(place))
+        for place in range(20_000)
+    }
+
+    files = list(encode_state(state))
+
+    assert max(map(len, files)) < MESSAGE_BYTES_MAX // 2
+    assert len(files) == 3
+    found = {key: value for each in files for key, value in decode_state(each).items()}
+    assert found.keys() == state.keys()
+    assert all(float(value[0]) == key.first for key, value in found.items())
 
 
 def test_no_state_is_no_file() -> None:

@@ -1,7 +1,5 @@
 """What the control plane writes is read as what it was."""
 
-from typing import TYPE_CHECKING, cast
-
 import pytest
 
 from psserver.core.coordinator_effects import DecideCut, Prepare
@@ -33,13 +31,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 
-if TYPE_CHECKING:
-    from psserver.core.coordinator import CoordinatorCore
-
 A, B = WorkerKey("a", 1), WorkerKey("b", 4)
-
-# These events say all themselves.
-NO_CORE = cast("CoordinatorCore", None)
 
 RECORD = Record(
     fence_number=9,
@@ -161,7 +153,6 @@ def test_a_report_of_data_that_is_none_is_refused() -> None:
 
 def test_a_fence_names_those_that_may_be_taken_out() -> None:
     event = shard_event(
-        NO_CORE,
         Prepare(
             fence_number=4, kind=FenceKind.MEMBERSHIP, seeder=None, evicting=(A, B)
         ),
@@ -176,7 +167,6 @@ def test_a_cut_names_the_last_push_of_each_member() -> None:
     sequences = ((A, 12), (B, 0))
 
     event = shard_event(
-        NO_CORE,
         DecideCut(fence_number=4, snapshot_id=2, clock=3, sequences=sequences),
     )
 

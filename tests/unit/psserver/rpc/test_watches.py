@@ -52,6 +52,12 @@ def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardRespo
     return ShardControl(host).watch_shard(request, NO_CONTEXT)
 
 
+async def stream_of(
+    request: messages.JoinRequest,
+) -> AsyncIterator[messages.JoinRequest]:
+    yield request
+
+
 def join(host: CoordinatorHost) -> None:
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
     host.core.join(
@@ -162,7 +168,7 @@ async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
         shards.report_cut(messages.ReportCutRequest(**shard), NO_CONTEXT),
         shards.report_progress(messages.ReportProgressRequest(**shard), NO_CONTEXT),
         anext(shards.watch_shard(messages.WatchShardRequest(**shard), NO_CONTEXT)),
-        workers.join(messages.JoinRequest(**own), NO_CONTEXT),
+        workers.join(stream_of(messages.JoinRequest(**own)), NO_CONTEXT),
         workers.leave(messages.LeaveRequest(**own), NO_CONTEXT),
         data.open_epoch(messages.OpenEpochRequest(**own), NO_CONTEXT),
         data.lease_data(
