@@ -32,13 +32,15 @@ def next_header(session: Session, optimizer: str, sequence: int) -> PushHeader:
     )
 
 
-def empty_trailer(groups: Groups, extras: PushExtras) -> PushTrailer:
+def empty_trailer(session: Session, groups: Groups, extras: PushExtras) -> PushTrailer:
     """The trailer of a push of weight 0, without a gradient and without data.
 
     Args:
+        session: The worker.
         groups: Current hyperparameters of the optimizer.
         extras: What the optimizer sends beside a gradient.
     """
+    record = session.membership.record
     return PushTrailer(
         weight=0.0,
         groups=groups,
@@ -46,6 +48,7 @@ def empty_trailer(groups: Groups, extras: PushExtras) -> PushTrailer:
         ranges=(),
         optimizer_digest=extras.spec_digest,
         loads_state=extras.loads is not None,
+        is_of_longest=record is not None and record.has_longest(session.worker),
         scheduler_steps=extras.scheduler_steps,
     )
 

@@ -186,7 +186,7 @@ class Stepper(OptimizerCalls):
                 held, self._store, is_leader=is_leader
             )
         trailer = replace(
-            empty_trailer(groups, extras),
+            empty_trailer(self._session, groups, extras),
             weight=weight,
             is_finite=is_finite,
             ranges=() if is_discarded else drawn.ranges,
@@ -226,7 +226,9 @@ class Stepper(OptimizerCalls):
             return result
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
-            exchange = self._begin(spec, empty_trailer(groups, extras), nothing)
+            exchange = self._begin(
+                spec, empty_trailer(self._session, groups, extras), nothing
+            )
         except EvictedError:
             return self._lose(None)
         exchange.on_loaded = extras.on_loaded

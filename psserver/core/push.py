@@ -54,6 +54,7 @@ class Trailer:
             their entries; other buffers are replaced.
         gradient_norm: L2 norm of the sender's whole gradient, 0 if it is not finite.
         loads_state: Whether the state that the worker has staged is loaded first.
+        is_of_longest: Whether its worker was the longest member when it was made.
         scheduler_steps: Steps of the worker's schedulers of this optimizer.
         spec_digest: Declaration of the optimizer that the hyperparameters are of.
     """
@@ -68,6 +69,7 @@ class Trailer:
     averaged_buffers: frozenset[int] = frozenset()
     gradient_norm: float = 0.0
     loads_state: bool = False
+    is_of_longest: bool = False
     scheduler_steps: tuple[int, ...] = ()
     spec_digest: str = ""
 

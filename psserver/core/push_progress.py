@@ -273,9 +273,10 @@ class PushProgress:
     def _settings(self, push: PushId, trailer: Trailer) -> Trailer:
         """The trailer of the longest member that has pushed for the optimizer.
 
-        That member's own push loads the state that it brings. One that has ended
-        stands for itself: other shards may have applied this push before it did.
+        One that has ended stands for itself: other shards may have applied this push
+        before it did.
         """
+        self._load(push, trailer)
         own = self._state.known_member(push.worker)
         assert own is not None
         if self._clocks.member_of(push.worker) is not None:
@@ -293,8 +294,20 @@ class PushProgress:
             self._clock_of(push), source, {source: used, push.worker: trailer}
         )
         if source == push.worker:
-            self._state.settle(push, used)
+            self._state.used[trailer.optimizer] = used
         return used
+
+    def _load(self, push: PushId, trailer: Trailer) -> None:
+        """Loads the state that a push brings, if it is the longest member's.
+
+        As its worker knew when it made the push: shards hear of a new record at
+        different points between the pushes of others, and half of a model would go on
+        from what was loaded. Before all other pushes, of whom there is none to ask, any
+        state is better than none: the longest member's will come in place of it.
+        """
+        is_first = trailer.optimizer not in self._state.used
+        if trailer.loads_state and (trailer.is_of_longest or is_first):
+            self._state.load(push, trailer)
 
     def _start_ready(self) -> None:
         """Orders the updates whose turn it is, of all chunks."""

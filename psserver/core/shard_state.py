@@ -121,13 +121,17 @@ class ShardState:
         """
         self.used[trailer.optimizer] = trailer
         if trailer.loads_state:
-            self.effects.append(
-                LoadState(
-                    push=push,
-                    optimizer=trailer.optimizer,
-                    spec_digest=trailer.spec_digest,
-                )
+            self.load(push, trailer)
+
+    def load(self, push: PushId, trailer: Trailer) -> None:
+        """Orders that the state which a push brings be loaded."""
+        self.effects.append(
+            LoadState(
+                push=push,
+                optimizer=trailer.optimizer,
+                spec_digest=trailer.spec_digest,
             )
+        )
 
     def end(
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()

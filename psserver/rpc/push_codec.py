@@ -244,6 +244,7 @@ def read_trailer(
         averaged_buffers=_averaged_buffers(model, trailer.averaged_buffers),
         gradient_norm=trailer.gradient_norm,
         loads_state=trailer.loads_state,
+        is_of_longest=trailer.is_of_longest,
         scheduler_steps=tuple(trailer.scheduler_steps),
         spec_digest=trailer.optimizer_digest,
     )

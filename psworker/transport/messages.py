@@ -239,6 +239,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         gradient_norm=trailer.gradient_norm,
         optimizer_digest=trailer.optimizer_digest,
         loads_state=trailer.loads_state,
+        is_of_longest=trailer.is_of_longest,
         scheduler_steps=trailer.scheduler_steps,
     ).SerializeToString()
 

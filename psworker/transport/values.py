@@ -131,6 +131,19 @@ class Record:
     staleness_bound: int = 0
     mode_clock: int = 0
 
+    def has_longest(self, worker: Identity) -> bool:
+        """Whether this start of a worker is the longest member, then of lowest id."""
+        longest = min(
+            self.members,
+            key=lambda m: (
+                m.base_clock - m.base_sequence,
+                m.worker.worker_id,
+                m.worker.incarnation,
+            ),
+            default=None,
+        )
+        return longest is not None and longest.worker == worker
+
     def member_of(self, worker: Identity) -> Member | None:
         """The member that this start of a worker is, if it is one."""
         return next((each for each in self.members if each.worker == worker), None)
@@ -224,6 +237,7 @@ class PushTrailer:
         optimizer_digest: Declaration of the optimizer that the push was made by, empty
             for the first.
         loads_state: Whether state was staged that replaces the optimizer's.
+        is_of_longest: Whether it was made by the longest member.
         scheduler_steps: Steps that each scheduler has taken.
         averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
     """
@@ -236,6 +250,7 @@ class PushTrailer:
     gradient_norm: float = 0.0
     optimizer_digest: str = ""
     loads_state: bool = False
+    is_of_longest: bool = False
     scheduler_steps: tuple[int, ...] = ()
     averaged_buffers: bytes = b""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from psserver.core.clock_table import ClockTable
 from psserver.core.push import Outcome, PushId, Reply, Trailer
 from psserver.core.record import ClockChoice, Member, Mode, Record, WorkerKey
 from pswire.clipping import gradient_scale
@@ -132,6 +133,7 @@ class SimulatedWorker:
     _calls: dict[int, Call] = field(default_factory=dict)
     _call_count: int = 0
     _holding_state: set[int] = field(default_factory=set)
+    _is_longest: bool = False
 
     @property
     def name(self) -> str:
@@ -195,6 +197,10 @@ class SimulatedWorker:
         if record.generation <= self.generation or self.is_gone:
             return
         self.generation = record.generation
+        self._is_longest = (
+            bool(record.members)
+            and ClockTable.longest(record.members).worker == self.key
+        )
         was_member = self.member is not None
         member = record.member_of(self.key)
         if member is not None:
@@ -321,6 +327,7 @@ class SimulatedWorker:
                 hyperparameters=settings_of(push),
                 finite=is_finite,
                 loads_state=loads_state,
+                is_of_longest=self._is_longest,
                 spec_digest=self.spec_digest,
                 chunk_indexes=frozenset(
                     index

@@ -74,7 +74,7 @@ SCENARIOS = {
         restarts_coordinator=True,
     ),
     "declared ssp lossy": Scenario(
-        modes=(Mode.SSP,),
+        modes=(Mode.SSP, Mode.ASP),
         declares=True,
         loses_workers=True,
         restarts_coordinator=True,

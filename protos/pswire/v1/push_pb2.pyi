@@ -399,6 +399,7 @@ class PushTrailer(google.protobuf.message.Message):
     GRADIENT_NORM_FIELD_NUMBER: builtins.int
     OPTIMIZER_DIGEST_FIELD_NUMBER: builtins.int
     LOADS_STATE_FIELD_NUMBER: builtins.int
+    IS_OF_LONGEST_FIELD_NUMBER: builtins.int
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
@@ -430,7 +431,13 @@ class PushTrailer(google.protobuf.message.Message):
     """
     loads_state: builtins.bool
     """Whether the state that the sender has staged is loaded before the update.
-    Counts as hyperparameters do: where this push is their source.
+    In BSP it counts as hyperparameters do: where this push is their source. In
+    SSP and ASP where `is_of_longest`, and before any other push.
+    """
+    is_of_longest: builtins.bool
+    """Whether the sender is the longest member of the newest record that it knew
+    when it made the push; the same for all shards. Only read with
+    `loads_state`.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
@@ -459,9 +466,10 @@ class PushTrailer(google.protobuf.message.Message):
         gradient_norm: builtins.float = ...,
         optimizer_digest: builtins.str = ...,
         loads_state: builtins.bool = ...,
+        is_of_longest: builtins.bool = ...,
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 

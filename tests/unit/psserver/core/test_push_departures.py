@@ -77,7 +77,7 @@ def test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended
     shard.push("b", chunks=[0], rate=0.2)
     shard.apply_all()
     shard.freeze(2)
-    loading = replace(trailer([0], rate=0.1), loads_state=True)
+    loading = replace(trailer([0], rate=0.1), loads_state=True, is_of_longest=True)
     shard.send_trailer(push_id("a"), loading)
     shard.send_chunk(push_id("a"), 0)
     gone = departure("a", last_clock=1, evicted=True)
