@@ -38,6 +38,10 @@ class PushCompression:
         """
         self._method = compression.push_method
         self._ratio = compression.ratio
+        self._keeps_residuals = (
+            self._method is not None
+            and encoding_of(self._method, self._ratio).keeps_residual
+        )
         self._sizes = [entry.element_count for entry in schema.entries]
         self._buffers = frozenset(
             index
@@ -81,7 +85,13 @@ class PushCompression:
         return {} if known is None else known.by_entry()
 
     def load(self, optimizer: str, residuals: Residuals) -> None:
-        """Goes on with what a worker has saved."""
+        """Goes on with what a worker has saved.
+
+        Where this job, or this process, sends no gradients that leave anything out, it
+        is let go: later state would have it still, of values that are long gone.
+        """
+        if not self._keeps_residuals:
+            return
         self._residuals[optimizer] = ResidualStore(
             self._sizes,
             {index: residual.clone() for index, residual in residuals.items()},

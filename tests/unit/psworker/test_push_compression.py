@@ -137,6 +137,18 @@ def test_state_that_is_loaded_is_not_written_over_by_an_earlier_push(
     assert not residual_of(compression).any()
 
 
+@pytest.mark.parametrize("push", [None, "int8"])
+def test_residuals_of_another_job_are_let_go_where_nothing_is_left_out(
+    push: str | None,
+) -> None:
+    compression = PushCompression(Compression(push=push), SCHEMA)
+
+    compression.load("optimizer", {0: torch.ones(20)})
+
+    assert compression.residuals_of("optimizer") == {}
+    assert compression.byte_count == 0
+
+
 def test_noise_is_of_the_worker_the_push_and_the_chunk() -> None:
     compression = PushCompression(Compression(push="int8"), SCHEMA)
     gradient = torch.linspace(-1, 1, 10)
