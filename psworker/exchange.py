@@ -38,6 +38,10 @@ _EAGER_BYTES: Final = 256 << 10
 """What is made before the calls begin. Two threads that work at once trade the
 interpreter's lock, which costs a small push more than the overlap saves."""
 
+_UNWRITTEN_COUNT_MAX: Final = 64
+"""Values that came and are not written yet, in messages of at most a chunk each, while
+the gradient is encoded: a large model would be held a second time."""
+
 Delivery = Callable[[Receiver], Coroutine[Any, Any, Sequence[PushReply]]]
 
 
@@ -95,6 +99,11 @@ class Incoming:
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
         return True
+
+    def write_surplus(self, store: ValueStore) -> None:
+        """Writes what there is of values beyond `_UNWRITTEN_COUNT_MAX` messages."""
+        while self._inbox.qsize() > _UNWRITTEN_COUNT_MAX:
+            self.write_next(store)
 
     def finish(self, store: ValueStore) -> list[PushReply]:
         """Writes values until the delivery is done; the answers of all shards."""
@@ -199,22 +208,33 @@ class PushExchange:
     ) -> Sequence[PushReply]:
         """Sends what is not acknowledged, writes values, and returns the answers."""
         if self._incoming is None:
-            self.start(loop, deliver)
+            self.start(loop, deliver, store)
         assert self._incoming is not None, "it is started"
         with self._ended_by_errors(self._incoming):
             self.replies = self._incoming.finish(store)
         self._incoming = None
         return self.replies
 
-    def start(self, loop: EventLoop, deliver: Delivery) -> None:
+    def start(
+        self, loop: EventLoop, deliver: Delivery, store: ValueStore | None = None
+    ) -> None:
         """Sends what is not acknowledged, and waits for nothing.
 
         Gradients have been read when it returns, and may be changed.
+
+        Args:
+            loop: Where it runs.
+            deliver: Makes the calls.
+            store: Where values may go at once: of a large model some come before all
+                gradients are sent. None: they are kept until they are asked for.
         """
         self._encode(_EAGER_BYTES)
         incoming = Incoming(loop, deliver)
         with self._ended_by_errors(incoming):
-            self._encode()
+            while self._encoded_count < len(self.chunks):
+                self._encode(_EAGER_BYTES)
+                if store is not None:
+                    incoming.write_surplus(store)
         self.source = ChunkSource(())  # frees the gradients
         self._incoming = incoming
 

@@ -5,9 +5,10 @@ so that reading, writing and updating them are views. Nothing here locks: whoeve
 calls sees to it that a chunk is not read while it is being updated.
 """
 
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
@@ -25,6 +26,10 @@ from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 if TYPE_CHECKING:
     from pswire.schema import ElementType
+
+
+_MAPPED_BYTES_MIN: Final = 1 << 20
+"""Vectors of at least this size are mapped by themselves, from a page's start."""
 
 
 class ShardVectors:
@@ -58,7 +63,7 @@ class ShardVectors:
             )
         try:
             self._vectors = {
-                element_type: torch.zeros(size, dtype=TORCH_DTYPES[element_type])
+                element_type: _zeros(element_type, size)
                 for element_type, size in sizes.items()
             }
             # Memory to be shared is promised without a look at how much there is. The
@@ -69,7 +74,7 @@ class ShardVectors:
                     element_type: self.shared.vector(element_type, size)
                     for element_type, size in sizes.items()
                 }
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, OSError) as error:
             # torch has no class of its own for it, and says it at length.
             raise memory_refusal(self) from error
 
@@ -177,6 +182,19 @@ class ShardVectors:
             for element_type, vector in self._vectors.items()
         }
         return image
+
+
+def _zeros(element_type: "ElementType", element_count: int) -> torch.Tensor:
+    """Zeros of which no page is taken before it is written.
+
+    `torch.zeros` writes them all: values that nobody has seeded yet would take as much
+    memory as those that are staged to replace them.
+    """
+    size = element_count * element_type.byte_count
+    if size < _MAPPED_BYTES_MIN:
+        return torch.zeros(element_count, dtype=TORCH_DTYPES[element_type])
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return tensor_from_buffer(memoryview(memory), element_type)
 
 
 def memory_refusal(vectors: ShardVectors) -> Refusal:

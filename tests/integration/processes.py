@@ -71,6 +71,10 @@ class Processes:
         assert line.startswith("psserver "), line
         return line.rsplit(" ", 1)[-1]
 
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {name: process.pid for name, process in self._running.items()}
+
     def send(self, name: str, number: int) -> None:
         """Sends a signal."""
         self._running[name].send_signal(number)

@@ -1,5 +1,8 @@
 """Shard vectors: one tensor for each type, chunks and slices as views of it."""
 
+import os
+import sys
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from pswire.placement import Chunk, Placement, Slice, place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.torch_types import buffer_of
+from tests.doubles.resident_memory import resident_of
 
 F32, BF16, I64 = ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.INT64
 
@@ -47,6 +51,18 @@ def test_a_model_that_does_not_fit_is_told_in_words() -> None:
     with pytest.raises(Refusal, match="shard 0 has no memory for its 268,") as caught:
         ShardVectors(Placement(shard_count=1, chunks=(chunk,)), 0)
     assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_values_that_nobody_has_written_take_no_memory() -> None:
+    """While first values are staged there are those that they replace, too."""
+    before = resident_of(os.getpid()).own
+    vectors = ShardVectors(placed((32 << 20, F32)), 0)
+    after = resident_of(os.getpid()).own
+
+    assert vectors.byte_count == 128 << 20
+    assert after - before < 16 << 20
+    assert not vectors.view(127).any()
 
 
 def test_a_view_shares_memory_and_a_copy_does_not() -> None:

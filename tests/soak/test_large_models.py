@@ -1,0 +1,136 @@
+"""Models of 3 GiB, and of 100,000 tensors, train; and take the memory they may take.
+
+Each part of the formula of `docs/memory.md` is held against the peak of the processes.
+"""
+
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+
+import psworker
+from tests.doubles.resident_memory import MIB, PeakMemory
+from tests.integration.job import Job, connect, run_workers
+from tests.integration.processes import Processes
+from tests.integration.test_sizes import (
+    Parameters,
+    assert_same,
+    train,
+    train_in_one_process,
+)
+
+TENSOR_MIB: Final = 2052
+"""More than 2^31 bytes in one tensor."""
+
+MODEL_MIB: Final = 3076
+STEP_COUNT: Final = 3
+SHARD_COUNT: Final = 2
+
+BASE_MIB: Final = 330
+"""A process with torch in it and nothing else takes 210 to 250 MiB; the rest is for
+connections and messages on their way."""
+
+FILLING_MIB: Final = 200
+"""What this test's worker takes for a block while it makes gradients."""
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared memory", "TCP"])
+def test_a_model_of_3_gib_takes_what_the_formula_says(
+    is_shared: bool, tmp_path: Path
+) -> None:
+    shares = "1" if is_shared else "0"
+    with Processes(tmp_path) as processes:
+        listen = "--listen=127.0.0.1:0"
+        processes.start_daemon("coordinator", "coordinator", listen, "--shards=2")
+        address = processes.address("coordinator")
+        names = [f"shard-{index}" for index in range(SHARD_COUNT)]
+        for name in names:
+            processes.start_daemon(
+                name,
+                "shard",
+                listen,
+                f"--coordinator={address}",
+                PS_SHARED_MEMORY=shares,
+            )
+            processes.address(name)
+        script = Path(__file__).with_name("large_model_worker.py")
+        sizes = (TENSOR_MIB * MIB, MODEL_MIB * MIB, STEP_COUNT)
+        arguments = [str(each) for each in (script, address, *sizes)]
+        processes.start("worker", *arguments, PS_SHARED_MEMORY=shares)
+        pids = processes.pids()
+        with PeakMemory(pids) as seeding:
+            assert processes.line("worker", 120) == "seeded"
+        with PeakMemory(pids) as training:
+            steps = [processes.line("worker", 120) for _ in range(STEP_COUNT)]
+        assert processes.line("worker", 120) == "equal"
+        assert processes.code("worker") == 0
+
+    print(f"\n{'shared memory' if is_shared else 'TCP'}: {', '.join(steps)}")
+    for title, peak in (("seeding", seeding), ("training", training)):
+        print("\n".join((f"  {title}", *(f"    {line}" for line in peak.lines()))))
+    part = MODEL_MIB // SHARD_COUNT
+    for name in names:
+        # Parameters, and in shared memory the gradient of the only member. In messages
+        # its chunks are applied as they come.
+        own, shared = (0, 2 * part) if is_shared else (part, 0)
+        assert seeding.by_name[name].own / MIB < (0 if is_shared else part) + BASE_MIB
+        assert training.by_name[name].own / MIB < own + BASE_MIB
+        assert training.by_name[name].shared / MIB < shared + 32
+    worker = training.by_name["worker"].own / MIB
+    # Parameters, gradients, and messages that are kept until the push is answered.
+    assert worker < (2 if is_shared else 3) * MODEL_MIB + BASE_MIB + FILLING_MIB
+    # In shared memory 2 at the worker, values and a gradient beside it.
+    assert training.together / MIB < 4 * MODEL_MIB + 3 * BASE_MIB + FILLING_MIB + 64
+
+
+@pytest.mark.timeout(280)
+def test_a_buffer_of_more_than_2_to_the_31_elements(tmp_path: Path) -> None:
+    count = (1 << 31) + 5
+    model = Parameters(weight=torch.ones(3))
+    model.register_buffer("mask", torch.zeros(count, dtype=torch.int8))
+    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model, optimizer = ps.prepare(model, optimizer)
+        for step in range(2):
+            model.weight.grad = torch.ones(3)
+            model.mask[-1] = step + 1
+            model.mask[1 << 30] = -step - 1
+            optimizer.step()
+        with psworker.SnapshotReader(job.address) as reader:
+            state = reader.latest(timeout=120).state_dict()
+    for mask in (model.mask, state["mask"]):
+        assert mask.numel() == count
+        assert mask[-1] == 2
+        assert mask[1 << 30] == -2
+        assert int(mask.count_nonzero()) == 2
+    assert state["weight"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("tensor_count", [100_000, 200_000])
+def test_a_model_of_many_tiny_tensors(tensor_count: int, tmp_path: Path) -> None:
+    def build(seed: int) -> torch.nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        name = "transformer_encoder_layers_{}_self_attention_projection_weight"
+        return Parameters(
+            **{
+                name.format(index): torch.randn(3, generator=generator)
+                for index in range(tensor_count)
+            }
+        )
+
+    model, exact = build(0), build(0)
+    began = time.perf_counter()
+    with Job(tmp_path, shard_count=2) as job:
+        run_workers({"w0": lambda worker_id: train(job, worker_id, model, 3)}, 250)
+    seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    train_in_one_process(exact, 3)
+    plain = time.perf_counter() - began
+    print(
+        f"\n{tensor_count} tensors: {seconds:.1f} s for three steps, torch {plain:.1f}"
+    )
+    assert_same(model, exact)
