@@ -51,6 +51,7 @@ class ClockTable:
         self._departures: dict[WorkerKey, Departure] = {}
         self._eras: dict[WorkerKey, _Era] = {}
         self._unfinished: list[Departure] = []
+        self._unshrunk: set[WorkerKey] = set()
         self._contributors: dict[int, tuple[Member, ...]] = {}
         self._frontier = 0
         self._version = 0
@@ -70,6 +71,7 @@ class ClockTable:
         for worker, departure in ended.items():
             if worker not in self._departures:
                 self._eras[worker] = self._era
+                self._unshrunk.add(worker)
             self._departures[worker] = departure
         known_ends = (e for e in self._unfinished if e.member.worker not in ended)
         self._unfinished = [*known_ends, *record.departures]
@@ -281,6 +283,9 @@ class ClockTable:
         in between.
         """
         unfinished = {end.member.worker for end in self._unfinished}
+        for worker in self._unshrunk - unfinished:
+            self._dedupe.shrink(worker)
+        self._unshrunk &= unfinished
         too_many = max(0, len(self._departures) - DEPARTED_COUNT_MAX)
         for worker in list(self._departures)[:too_many]:
             if worker not in unfinished:

@@ -274,6 +274,20 @@ class DedupeTable:
         if entry.trailer is not None and outcome is not Outcome.DROPPED:
             window.note_ranges(sequence, entry.trailer.ranges)
 
+    def shrink(self, worker: WorkerKey) -> None:
+        """Keeps of the done pushes of a closed incarnation only what came of them.
+
+        Their digests take 100 bytes for each chunk of the shard. Nobody sends them
+        again but a worker that has not heard of its end, and it is told the outcome.
+        """
+        for sequence, entry in self.window_of(worker).entries.items():
+            if entry.outcome is not None:
+                self._windows[worker].entries[sequence] = PushEntry(
+                    outcome=entry.outcome,
+                    nonfinite_worker_ids=entry.nonfinite_worker_ids,
+                    grad_norm=entry.grad_norm,
+                )
+
     def forget(self, worker: WorkerKey) -> None:
         """Drops the window of a closed incarnation that nobody asks after."""
         self._windows.pop(worker, None)

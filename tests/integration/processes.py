@@ -44,10 +44,12 @@ class Processes:
         self._readers.append(reader)
         reader.start()
 
-    def start_daemon(self, name: str, role: str, *arguments: str) -> None:
+    def start_daemon(
+        self, name: str, role: str, *arguments: str, **environment: str
+    ) -> None:
         """Starts `psserver` with a state folder of its own."""
         state_dir = f"--state-dir={self._folder / f'{name}.state'}"
-        self.start(name, "-m", "psserver", role, state_dir, *arguments)
+        self.start(name, "-m", "psserver", role, state_dir, *arguments, **environment)
 
     def line(self, name: str, timeout_s: float = LINE_TIMEOUT_S) -> str:
         """The next line that a process prints to its stdout."""

@@ -28,14 +28,16 @@ def runs(parameter: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         yield start, flat[start : start + BLOCK]
 
 
-def first_values(start: int, count: int) -> torch.Tensor:
-    return (torch.arange(start, start + count) % 509).float()
+PATTERN: Final = (torch.arange(BLOCK) % 251 - 125).float() / 64
 
 
-def gradient(start: int, count: int, step: int) -> torch.Tensor:
-    """Different everywhere and in each step, and exact in float32."""
-    places = torch.arange(start, start + count)
-    return ((places * (step + 1)) % 251 - 125).float() / 64
+def fill_values(block: torch.Tensor, start: int) -> None:
+    torch.mul(PATTERN[: len(block)], start // BLOCK % 509, out=block)
+
+
+def fill_gradient(block: torch.Tensor, start: int, step: int) -> None:
+    """Different in each block and step, and all sums of them exact in float32."""
+    torch.mul(PATTERN[: len(block)], start // BLOCK % 7 + step + 1, out=block)
 
 
 def build(tensor_bytes: int, model_bytes: int) -> nn.ParameterList:
@@ -44,7 +46,7 @@ def build(tensor_bytes: int, model_bytes: int) -> nn.ParameterList:
     model = nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes)
     for parameter in model:
         for start, run in runs(parameter):
-            run.copy_(first_values(start, len(run)))
+            fill_values(run, start)
         parameter.grad = torch.empty_like(parameter)
     return model
 
@@ -52,14 +54,16 @@ def build(tensor_bytes: int, model_bytes: int) -> nn.ParameterList:
 def fill_gradients(model: nn.ParameterList, step: int) -> None:
     for parameter in model:
         for start, run in runs(parameter.grad):
-            run.copy_(gradient(start, len(run), step))
+            fill_gradient(run, start, step)
 
 
 def expected(start: int, count: int, step_count: int) -> torch.Tensor:
-    block = nn.Parameter(first_values(start, count))
+    block = nn.Parameter(torch.empty(count))
+    fill_values(block.data, start)
+    block.grad = torch.empty(count)
     optimizer = torch.optim.SGD([block], lr=0.5)
     for step in range(step_count):
-        block.grad = gradient(start, count, step)
+        fill_gradient(block.grad, start, step)
         optimizer.step()
     return block.detach()
 

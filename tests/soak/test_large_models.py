@@ -3,6 +3,7 @@
 Each part of the formula of `docs/memory.md` is held against the peak of the processes.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Final
@@ -25,17 +26,21 @@ TENSOR_MIB: Final = 2052
 """More than 2^31 bytes in one tensor."""
 
 MODEL_MIB: Final = 3076
-STEP_COUNT: Final = 3
+STEP_COUNT: Final = 2
 SHARD_COUNT: Final = 2
 
-BASE_MIB: Final = 330
+BASE_MIB: Final = 400
 """A process with torch in it and nothing else takes 210 to 250 MiB; the rest is for
 connections and messages on their way."""
 
-FILLING_MIB: Final = 200
+FILLING_MIB: Final = 100
 """What this test's worker takes for a block while it makes gradients."""
 
 
+@pytest.mark.skipif(
+    os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 16 << 30,
+    reason="needs 16 GiB of free memory",
+)
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared memory", "TCP"])
 def test_a_model_of_3_gib_takes_what_the_formula_says(
@@ -48,18 +53,13 @@ def test_a_model_of_3_gib_takes_what_the_formula_says(
         address = processes.address("coordinator")
         names = [f"shard-{index}" for index in range(SHARD_COUNT)]
         for name in names:
-            processes.start_daemon(
-                name,
-                "shard",
-                listen,
-                f"--coordinator={address}",
-                PS_SHARED_MEMORY=shares,
-            )
+            arguments = ("shard", listen, f"--coordinator={address}")
+            processes.start_daemon(name, *arguments, PS_SHARED_MEMORY=shares)
             processes.address(name)
         script = Path(__file__).with_name("large_model_worker.py")
         sizes = (TENSOR_MIB * MIB, MODEL_MIB * MIB, STEP_COUNT)
-        arguments = [str(each) for each in (script, address, *sizes)]
-        processes.start("worker", *arguments, PS_SHARED_MEMORY=shares)
+        command = [str(each) for each in (script, address, *sizes)]
+        processes.start("worker", *command, PS_SHARED_MEMORY=shares)
         pids = processes.pids()
         with PeakMemory(pids) as seeding:
             assert processes.line("worker", 120) == "seeded"

@@ -6,7 +6,7 @@ import pytest
 
 from psserver.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.core.effects import ApplyChunk, LoadState, RefusePush
-from psserver.core.push import DataRange
+from psserver.core.push import DataRange, Outcome
 from psserver.core.record import Mode
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
@@ -274,6 +274,25 @@ def test_data_of_a_departed_worker_is_not_kept() -> None:
     gone_from(shard, "b", 1, "a")
 
     assert shard.core.dedupe.window_of(key("b")).ranges == []
+
+
+def test_of_the_pushes_of_a_departed_worker_only_the_outcome_is_kept() -> None:
+    """Digests of a large model's chunks, a thousand times, would be megabytes."""
+    shard = asp("a", "b", chunks=(0, 1))
+    shard.step("b", 1, [0, 1])
+    gone_from(shard, "b", 1, "a")
+    assert shard.core.dedupe.window_of(key("b")).entries[1].digests
+
+    shard.install(record({"a": 0}, generation=3, mode=Mode.ASP))
+
+    entry = shard.core.dedupe.window_of(key("b")).entries[1]
+    assert entry.outcome is Outcome.APPLIED
+    assert entry.trailer is None
+    assert not entry.digests
+    assert not entry.applied
+    reply = shard.core.reply_to(push_id("b"))
+    assert reply is not None
+    assert reply.outcome is Outcome.DUPLICATE
 
 
 # Reports

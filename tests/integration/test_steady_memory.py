@@ -1,0 +1,125 @@
+"""What comes and goes leaves nothing behind, in daemons and in workers.
+
+Objects are counted, which is exact. By resident memory of real processes, and ten
+thousand times, the same is held in `tests/soak`.
+"""
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from psserver.core.record import Mode
+from tests.integration.job import Job, connect
+
+WARM_COUNT: Final = 12
+ROUND_COUNT: Final = 40
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """What pytest keeps of the log grows."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _few_departed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that have ended are remembered, and then no more."""
+    monkeypatch.setattr("psserver.core.clock_table.DEPARTED_COUNT_MAX", 8)
+
+
+def test_workers_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+        step = stepper(ps, 3)
+
+        def visit() -> None:
+            with connect(job, "guest") as guest:
+                stepper(guest, 3)
+            step()
+
+        assert_flat(visit)
+
+
+def test_nor_do_those_that_push_and_share_memory(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=2, mode=Mode.ASP) as job, connect(job, "w0") as ps:
+        step = stepper(ps, 300)
+
+        def visit() -> None:
+            with connect(job, "guest") as guest:
+                stepper(guest, 300)()
+            step()
+
+        assert_flat(visit)
+        # Of each shard its values, and the gradient of `w0` and of the last guest; all
+        # of them twice, as all processes are one here.
+        assert mapped_segment_count() <= 2 * 2 * 3
+
+
+def test_readers_leave_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+        step = stepper(ps, 3)
+
+        def visit() -> None:
+            with psworker.SnapshotReader(job.address) as reader:
+                reader.latest()
+            step()
+
+        assert_flat(visit)
+
+
+def test_steps_leave_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+        step = stepper(ps, 3)
+
+        def work() -> None:
+            for _ in range(5):
+                step()
+
+        assert_flat(work)
+
+
+def stepper(ps: psworker.Connection, width: int) -> Callable[[], None]:
+    """Prepares a model; what makes a step of it."""
+    model = nn.Linear(width, width)
+    model, optimizer = ps.prepare(model, torch.optim.Adam(model.parameters()))
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    return step
+
+
+def assert_flat(work: Callable[[], None]) -> None:
+    for _ in range(WARM_COUNT):
+        work()
+    before = objects()
+    for _ in range(ROUND_COUNT):
+        work()
+    after = objects()
+    # One in each round: what is under way at the moment of counting is no growth.
+    grown = {
+        name: count - before[name]
+        for name, count in after.items()
+        if count - before[name] >= ROUND_COUNT - 2
+    }
+    assert not grown, f"in {ROUND_COUNT} rounds"
+
+
+def objects() -> Counter[str]:
+    gc.collect()
+    return Counter(repr(type(each)) for each in gc.get_objects())
+
+
+def mapped_segment_count() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:")
