@@ -144,6 +144,14 @@ def run(
             "after twice as long each time, at most 30 s.",
         ),
     ] = 0,
+    one_push_per_host: Annotated[
+        bool,
+        typer.Option(
+            "--one-push-per-host",
+            help="Make the processes one worker of the job: they add up their "
+            "gradients in shared memory, and one of them pushes the sum.",
+        ),
+    ] = False,
     gpus: Annotated[
         str,
         typer.Option(
@@ -199,6 +207,7 @@ def run(
         worker_id=worker_id or (_lasting_id() if max_restarts else None),
         history=_checked_history(history, nproc),
         devices=_devices(gpus, nproc),
+        host_group=_lasting_id() if one_push_per_host else "",
     )
     launcher = Launcher(plan, log=_log)
     launcher.install_signal_handlers()

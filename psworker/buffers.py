@@ -85,6 +85,11 @@ class Buffers:
         self._marks: dict[int, _Mark] = {}
 
     @property
+    def policies(self) -> Mapping[int, BufferPolicy]:
+        """Of every buffer, by its entry in the schema."""
+        return self._policies
+
+    @property
     def are_sent(self) -> bool:
         """Whether there is any buffer that takes part."""
         return bool(self._slots)

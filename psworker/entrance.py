@@ -1,6 +1,7 @@
 """`connect()`: to a job, to a job as part of a group, or to none."""
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from psworker import fork_guard, notebook
@@ -17,6 +18,9 @@ from psworker.connection import Connection
 from psworker.errors import ConfigurationError
 from psworker.group_channel import GroupChannel, is_in_group
 from psworker.group_connection import GroupConnection
+from psworker.host_connection import HostConnection
+from psworker.host_group.meeting import group_of
+from psworker.host_group.place import find_host_place
 from psworker.launched import note_connected, note_started
 from psworker.local_connection import LocalConnection, alone_text
 from psworker.refusals import at_entrance
@@ -92,11 +96,17 @@ def connect(
     arm_failpoints()
     place = (str(coordinator), config.worker_id)
     notebook.close_earlier(*place)
-    if is_in_group():
+    host_place = find_host_place()
+    if host_place is not None:
+        name = group_of(host_place.group, str(coordinator))
+        connection: WorkerConnection = HostConnection(
+            config, replace(host_place, group=name)
+        )
+    elif is_in_group():
         channel = GroupChannel(
             connect_timeout_s + max(step_timeout_s, start_timeout_s) + _MARGIN_S
         )
-        connection: WorkerConnection = GroupConnection(
+        connection = GroupConnection(
             channel, lambda: Connection.open(config), config.worker_id
         )
     else:

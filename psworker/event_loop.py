@@ -8,7 +8,7 @@ forks before it connects is not affected.
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -57,6 +57,10 @@ class EventLoop:
         except BaseException:
             future.cancel()
             raise
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Has the loop call this soon, from another thread or its own."""
+        self._loop.call_soon_threadsafe(work)
 
     def notify(self, event: asyncio.Event) -> None:
         """Sets an event of the loop from another thread."""

@@ -135,6 +135,8 @@ class PushExchange:
         on_loaded: Told when the shards have taken the state that it carries.
         encoder: Encodes its chunks in fewer bytes, if the job sends them so.
         segments: Memory shared with shards.
+        asks_first: Whether another process may have sent some of it: shards are asked
+            what they have.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -147,6 +149,7 @@ class PushExchange:
     on_loaded: Callable[[], None] | None = None
     encoder: PushEncoder | None = None
     segments: Segments = NO_SEGMENTS
+    asks_first: bool = False
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 

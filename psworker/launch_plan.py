@@ -8,6 +8,9 @@ from typing import Final
 from psworker.cores import usable_core_count
 
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
+COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
+GROUP_VARIABLE: Final = "PS_HOST_GROUP"
+"""Read by `psworker.host_group.place`."""
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 RESTART_DELAY_S: Final = 1.0
@@ -35,6 +38,8 @@ class LaunchPlan:
         devices: CUDA devices to hand out: one to a process and round again, all to a
             process that is alone. None to leave them as they are.
         history: Where workers write their histories; empty for what they inherit.
+        host_group: Names the group whose processes are one worker; empty where each
+            is one.
     """
 
     command: tuple[str, ...]
@@ -44,6 +49,7 @@ class LaunchPlan:
     worker_id: str | None = None
     devices: tuple[str, ...] | None = None
     history: str = ""
+    host_group: str = ""
 
     @property
     def script(self) -> str:
@@ -52,7 +58,7 @@ class LaunchPlan:
 
     def worker_id_of(self, index: int) -> str | None:
         """Id of the worker in process `index`, None if the coordinator chooses it."""
-        if self.worker_id is None or self.process_count == 1:
+        if self.worker_id is None or self.process_count == 1 or self.host_group:
             return self.worker_id
         return f"{self.worker_id}-{index}"
 
@@ -69,7 +75,11 @@ class LaunchPlan:
         environment = dict(inherited)
         environment["PS_COORDINATOR"] = self.coordinator
         environment[LOCAL_RANK_VARIABLE] = str(index)
+        environment[COUNT_VARIABLE] = str(self.process_count)
         environment.pop("PS_WORKER_ID", None)
+        environment.pop(GROUP_VARIABLE, None)
+        if self.host_group and self.process_count > 1:
+            environment[GROUP_VARIABLE] = self.host_group
         if self.history:
             environment["PS_HISTORY"] = self.history
         worker_id = self.worker_id_of(index)

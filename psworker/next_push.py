@@ -68,4 +68,5 @@ def delivery_of(session: Session, exchange: PushExchange, timeout_s: float) -> D
         receiver,
         timeout_s=timeout_s,
         ahead=exchange.take_ahead(),
+        asks_first=exchange.asks_first,
     )

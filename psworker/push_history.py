@@ -3,6 +3,7 @@
 Without `PS_HISTORY` there is no file, and every method returns at once.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,8 +21,17 @@ class PushHistory:
         self._file = file
 
     @classmethod
-    def open(cls, wanted: str, job_id: str, worker: Identity) -> "PushHistory":
+    def open(
+        cls, wanted: str, job_id: str, worker: Identity, *, is_shared: bool = False
+    ) -> "PushHistory":
         """Begins a start's history, if one is wanted.
+
+        Args:
+            wanted: Where it goes, empty for nowhere.
+            job_id: The job.
+            worker: Which start of which worker.
+            is_shared: Whether several processes are this start, one after the other:
+                each has a file of its own.
 
         Raises:
             ConfigurationError: It can't be written there.
@@ -29,6 +39,8 @@ class PushHistory:
         if not wanted:
             return cls()
         name = f"worker-{worker.worker_id}-{worker.incarnation}"
+        if is_shared:
+            name += f"-{os.getpid()}"
         facts = {"role": "worker", "worker": [worker.worker_id, worker.incarnation]}
         try:
             file = HistoryFile(wanted, process=name, job_id=job_id, facts=facts)

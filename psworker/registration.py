@@ -28,6 +28,7 @@ async def register(
     *,
     timeout_s: float,
     waits_for_holder: bool = True,
+    process_id: str = "",
 ) -> tuple[Identity, JobSettings]:
     """Registers, when need be once the last holder of the worker id is known as lost.
 
@@ -37,11 +38,13 @@ async def register(
         timeout_s: Longest wait for the coordinator. For another holder of the id it
             waits at least a lease and a bit: until then nobody knows that it is gone.
         waits_for_holder: Whether it waits for another holder of the id at all.
+        process_id: Under which several processes are the same worker, one after the
+            other; by default one of its own.
 
     Raises:
         CallError: There is no coordinator there, or it refused.
     """
-    process_id = uuid.uuid4().hex
+    process_id = process_id or uuid.uuid4().hex
     deadline = now() + timeout_s
     log = WaitingLog()
     is_extended = False

@@ -61,6 +61,7 @@ class Session:
         *,
         history: str = "",
         shares_memory: bool = True,
+        process_id: str = "",
     ) -> None:
         """Begins to watch the job.
 
@@ -70,14 +71,16 @@ class Session:
             settings: Settings of the job.
             history: Where histories go, empty for nowhere.
             shares_memory: Whether tensors go through shared memory where they can.
+            process_id: Of a worker that several processes are, one after the other.
         """
+        self._process_id = process_id
         self._shares_memory = shares_memory
         self.control = control
         self.worker = worker
         self.settings = settings
         self.membership = Membership(worker)
         self._wanted_history = history
-        self._history = PushHistory.open(history, settings.job_id, worker)
+        self._history = self._opened_history()
         self.shards = ShardCalls(
             settings.job_id, worker, self.membership, history=self._history
         )
@@ -88,24 +91,34 @@ class Session:
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
-    async def open(cls, config: WorkerConfig, timeout_s: float) -> "Session":
+    async def open(
+        cls, config: WorkerConfig, timeout_s: float, *, process_id: str = ""
+    ) -> "Session":
         """Registers at the coordinator and begins to watch the job.
 
         Args:
             config: Where and as whom.
             timeout_s: What is left of the time to connect.
+            process_id: Of a worker that several processes are, one after the other:
+                who names it is the same start of the worker, as long as that lives.
 
         Raises:
             CallError: There is no coordinator there, or it refused.
         """
         control = ControlClient(str(config.coordinator))
         try:
-            registered = await register(control, config.worker_id, timeout_s=timeout_s)
+            registered = await register(
+                control,
+                config.worker_id,
+                timeout_s=timeout_s,
+                process_id=process_id,
+            )
             return cls(
                 control,
                 *registered,
                 history=config.history,
                 shares_memory=config.shares_memory,
+                process_id=process_id,
             )
         except BaseException:
             await control.close()
@@ -123,7 +136,11 @@ class Session:
         await self._end_watch()
         try:
             worker, settings = await register(
-                self.control, worker_id, timeout_s=timeout_s, waits_for_holder=False
+                self.control,
+                worker_id,
+                timeout_s=timeout_s,
+                waits_for_holder=False,
+                process_id=self._process_id,
             )
         except CallError as error:
             if not (holder := taken_by(error)):
@@ -140,8 +157,8 @@ class Session:
         traffic = self.shards.traffic
         await self.shards.close()
         self._history.close()
-        self._history = PushHistory.open(self._wanted_history, settings.job_id, worker)
         self.worker = worker
+        self._history = self._opened_history()
         self.membership = Membership(worker)
         self.shards = ShardCalls(
             settings.job_id,
@@ -311,6 +328,14 @@ class Session:
         await self.shards.close()
         self._history.close()
         await self.control.close()
+
+    def _opened_history(self) -> PushHistory:
+        return PushHistory.open(
+            self._wanted_history,
+            self.settings.job_id,
+            self.worker,
+            is_shared=bool(self._process_id),
+        )
 
     async def _end_watch(self) -> None:
         self._watching.cancel()

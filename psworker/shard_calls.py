@@ -245,6 +245,7 @@ class ShardCalls:
         *,
         timeout_s: float,
         ahead: AheadCalls | None = None,
+        asks_first: bool = False,
     ) -> Sequence[PushReply]:
         """Sends one push to all shards, until each has answered.
 
@@ -253,6 +254,7 @@ class ShardCalls:
             receiver: Takes the values and whom shards wait for.
             timeout_s: Longest time for all of it.
             ahead: Calls that have sent its chunks already, all but the trailer.
+            asks_first: Whether shards may have some of it from another process.
 
         Raises:
             StepTimeoutError: It took longer; the text names who was waited for.
@@ -285,8 +287,12 @@ class ShardCalls:
                 commits.take_staged(shard_index, choice)
 
             own = silence.receiver(shard_index, replace(receiver, on_staged=on_staged))
+            held: frozenset[int] | None = None
+            if asks_first:
+                push = pushes[shard_index]
+                held = await self._chunks_held(shard_index, push, deadline, silence)
             reply = await self._push_until_decided(
-                shard_index, pushes, own, deadline, ahead, silence
+                shard_index, pushes, own, deadline, ahead, silence, held=held
             )
             silence.answered(shard_index)
             if failpoints.armed:
@@ -404,10 +410,12 @@ class ShardCalls:
         deadline: float,
         ahead: AheadCalls | None,
         silence: ShardSilence,
+        *,
+        held: frozenset[int] | None = None,
     ) -> PushReply:
         push = pushes[shard_index]
-        held: frozenset[int] = frozenset()
-        attempt = 0
+        attempt = 0 if held is None else 1
+        held = held or frozenset()
         while True:
             try:
                 if ahead is not None and ahead.is_open(shard_index):

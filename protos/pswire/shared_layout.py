@@ -41,6 +41,7 @@ class SegmentKind(IntEnum):
 
     GRADIENT = 1
     VALUES = 2
+    HOST = 3  # gradients and values of one process, between workers of one host
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,10 @@ class FaultJob:
         coordinator: str = "",
         worker_id: str = "",
         step_s: float = STEP_S,
+        **environment: str,
     ) -> Child:
         """Starts a worker, by default under its own name."""
-        environment = {
+        environment |= {
             "PS_COORDINATOR": coordinator or str(self.address),
             "PS_WORKER_ID": worker_id or name,
             "PS_HISTORY": f"{self.history}/",

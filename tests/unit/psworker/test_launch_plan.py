@@ -1,9 +1,11 @@
 """Environments, devices and delays of `psworker run`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from psworker.host_group.place import HostPlace, find_host_place
 from psworker.launch_plan import (
     DeviceError,
     LaunchPlan,
@@ -135,3 +137,20 @@ def test_gpus_that_can_not_be_had_are_refused(
         devices_of_choice(
             choice, process_count=2, environment=environment, device_folder=two_gpus
         )
+
+
+def test_processes_of_a_host_group_have_one_worker_id_and_a_name() -> None:
+    plan = LaunchPlan(
+        command=("t.py",),
+        coordinator="a:1",
+        process_count=2,
+        worker_id="box",
+        host_group="here",
+    )
+    environment = plan.environment(1, {})
+    found = find_host_place(environment)
+    assert found == HostPlace("here", 1, 2)
+    assert environment["PS_WORKER_ID"] == "box"
+    plain = replace(plan, host_group="").environment(1, {"PS_HOST_GROUP": "outer"})
+    assert find_host_place(plain) is None
+    assert plain["PS_WORKER_ID"] == "box-1"

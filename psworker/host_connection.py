@@ -1,0 +1,274 @@
+"""`Connection` of a process that is one of several on its host, which push as one."""
+
+import atexit
+import os
+import sys
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Self
+
+from torch.utils.data import DataLoader
+
+from psworker import event_loop, fork_guard
+from psworker.buffer_policies import BufferChoice, tell_defaults
+from psworker.compression import CompressionChoice
+from psworker.config import WorkerConfig
+from psworker.data.counted import CountedLoader, is_split_by_user
+from psworker.data.split_value import Split
+from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
+from psworker.host_group.place import HostPlace
+from psworker.host_group.refused import refuse_unsupported
+from psworker.host_group.steps import HostSteps
+from psworker.job_splits import check_recorded, to_record
+from psworker.optimizer import PreparedOptimizer
+from psworker.prepare import Prepared, check_overlap, point_schedulers, sort_objects
+from psworker.push_result import PushResult
+from psworker.reachability import wait_reachable
+from psworker.refusals import at_entrance
+
+
+class HostConnection:
+    """One process of a host group, with the interface of `Connection`.
+
+    All processes run the same script. Towards the job they are one worker: they have
+    one `worker_id`, `rank` and `clock`; `PS_LOCAL_RANK` tells them apart.
+    """
+
+    def __init__(self, config: WorkerConfig, place: HostPlace) -> None:
+        """Looks for the coordinator; the processes meet in `prepare`.
+
+        Args:
+            config: Where the job is.
+            place: Which process of which group this is.
+
+        Raises:
+            ConnectError: The coordinator was not reached; the text says why.
+        """
+        wait_reachable(config.coordinator, config.connect_timeout_s)
+        self._config = config
+        self._place = place
+        self._loop = event_loop.acquire()
+        fork_guard.guard(config.coordinator)
+        self._steps: HostSteps | None = None
+        self._is_closed = False
+        self._process_id = os.getpid()
+        self._error_at_start = getattr(sys, "last_value", None)
+        atexit.register(self._at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(leaves=kind is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"clock {self.clock}"
+        place = f"{self._place.index} of {self._place.count}"
+        return f"<psworker.HostConnection {self.worker_id}, process {place}, {state}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, by `close` or by an error that passed through it."""
+        return self._is_closed
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job now; another one may later."""
+        return self._steps is not None and self._steps.is_leader
+
+    @property
+    def worker_id(self) -> str:
+        """The group's name in the job; before `prepare` the wanted one."""
+        if self._steps is None:
+            return self._config.worker_id
+        return self._steps.standing.worker.worker_id
+
+    @property
+    def rank(self) -> int:
+        """The group's index among the workers of the job, as of joining.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if self._steps is None:
+            raise ConfigurationError("a worker has a rank once prepare() was called")
+        return self._steps.standing.rank
+
+    @property
+    def worker_count(self) -> int:
+        """Workers of the job, of which the group is one.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        if self._steps is None:
+            raise ConfigurationError("the workers are known once prepare() was called")
+        return self._steps.standing.worker_count
+
+    @property
+    def clock(self) -> int:
+        """Clocks the group has completed."""
+        return self._steps.standing.clock if self._steps is not None else 0
+
+    @property
+    def generation(self) -> int:
+        """Newest generation known when the last step ended."""
+        return self._steps.standing.generation if self._steps is not None else 0
+
+    @property
+    def mode(self) -> str:
+        """How workers keep together; empty before `prepare`."""
+        return self._steps.standing.mode if self._steps is not None else ""
+
+    @property
+    def last_push(self) -> PushResult | None:
+        """What became of the newest push, `None` before the first."""
+        return self._steps.last_push if self._steps is not None else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages to shards, which only the leader sends."""
+        leader = self._steps.leader if self._steps is not None else None
+        return leader.session.shards.traffic.sent_bytes if leader is not None else 0
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all messages from shards, which only the leader gets."""
+        leader = self._steps.leader if self._steps is not None else None
+        return leader.session.shards.traffic.received_bytes if leader is not None else 0
+
+    @at_entrance
+    def prepare(
+        self,
+        *objects: Any,  # noqa: ANN401
+        clip_grad_norm: float | None = None,
+        buffers: BufferChoice = None,
+        overlap: bool = False,
+        compression: CompressionChoice = None,
+    ) -> Any:  # noqa: ANN401, what was given
+        """Meets the other processes and joins the job with them, as one worker.
+
+        All processes call it with the same. Returns when the model holds the job's
+        values; see `Connection.prepare`.
+
+        Returns:
+            The same in the same order, a single one as it is.
+
+        Raises:
+            UnsupportedError: A group can't do that yet.
+            PsError: As `Connection.prepare`, in all processes.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        check_overlap(overlap)
+        if self._steps is not None:
+            raise UnsupportedError(
+                "prepare() can be called once with one push per host: give it "
+                "everything at once, or start the processes without "
+                "--one-push-per-host"
+            )
+        given = sort_objects(
+            objects,
+            clip_grad_norm=clip_grad_norm,
+            buffers=buffers,
+            compression=compression,
+        )
+        refuse_unsupported(given, overlap=overlap)
+        if buffers is None:
+            tell_defaults(given.buffers)
+        results = {id(each): _checked(each) for each in given.loaders.values()}
+        steps = HostSteps(
+            self._loop, self._config, self._place, given, digest=_digest(given)
+        )
+        self._steps = steps
+        replaced: dict[int, Any] = {
+            key: CountedLoader(loader, steps) for key, loader in results.items()
+        }
+        optimizers = {
+            id(optimizer): PreparedOptimizer(
+                optimizer, given.specs[name], steps, given.bound
+            )
+            for name, optimizer in given.optimizers.items()
+        }
+        given.states.clear()  # the shards have it
+        point_schedulers(given.schedulers, optimizers)
+        for each in optimizers.values():
+            each.scale_with(given.loss_scales)
+            each.follow(given.schedulers, is_late=False)
+        replaced.update(optimizers)
+        prepared = tuple(replaced.get(id(each), each) for each in objects)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def wait(self) -> None:
+        """Returns at once: a step that has returned is complete."""
+        refuse_closed(is_closed=self._is_closed)
+
+    @at_entrance
+    def record_split(self, name: str, split: Split) -> Split:
+        """Records a split with the job, or checks it; in the leader alone."""
+        refuse_closed(is_closed=self._is_closed)
+        leader = self._steps.leader if self._steps is not None else None
+        if leader is None:
+            raise ConfigurationError(
+                "with one push per host splits are recorded by the process that leads, "
+                "once prepare() was called: call it where ps.is_leader"
+            )
+        record = self._loop.run(leader.session.record_split(to_record(name, split)))
+        check_recorded(split, record)
+        return split
+
+    def close(self) -> None:
+        """Leaves the group; with the last process the group leaves the job."""
+        self._end(leaves=True)
+
+    def _end(self, *, leaves: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            if self._steps is not None:
+                self._steps.close(leaves=leaves)
+        finally:
+            fork_guard.unguard(self._config.coordinator)
+            event_loop.release()
+
+    def _at_exit(self) -> None:
+        """Leaves when the script ended well, since nobody called `close`."""
+        if os.getpid() != self._process_id:
+            return  # a forked child has no part in the job
+        error = getattr(sys, "last_value", None)
+        ended_well = error is None or error is self._error_at_start
+        self._end(leaves=ended_well or hasattr(sys, "ps1"))
+
+
+def _checked(loader: DataLoader[Any]) -> DataLoader[Any]:
+    if not is_split_by_user(loader) or loader.batch_size is None:
+        raise ConfigurationError(
+            "with one push per host each process needs its own part of the data: build "
+            "the loader with sampler=DistributedSampler(dataset, num_replicas, rank) "
+            "and a batch_size, or leave it out of prepare() and give step(weight=n)"
+        )
+    return loader
+
+
+def _digest(given: Prepared) -> str:
+    """What all processes of a group must have prepared alike."""
+    told = (
+        [
+            entry.described + entry.model + entry.name
+            for entry in given.bound.schema.entries
+        ],
+        sorted(given.loaders),
+        {
+            name: (spec.class_name, [group.entry_indexes for group in spec.groups])
+            for name, spec in given.specs.items()
+        },
+        given.clip_grad_norm,
+        {index: policy.value for index, policy in given.buffers.items()},
+    )
+    return blake2b(repr(told).encode(), digest_size=16).hexdigest()

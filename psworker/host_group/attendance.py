@@ -1,0 +1,240 @@
+"""The lives of a process in its host group: it comes in, again after it was left out.
+
+In the user's thread.
+"""
+
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pswire.placement import place
+from pswire.reasons import ErrorReason
+from psworker.buffers import Buffers
+from psworker.config import WorkerConfig
+from psworker.edited_values import EditedValues
+from psworker.errors import (
+    StartTimeoutError,
+)
+from psworker.event_loop import EventLoop
+from psworker.host_group.agreement import (
+    Admit,
+    Done,
+    Excluded,
+    Failed,
+    Seat,
+    Standing,
+)
+from psworker.host_group.core import HostCore
+from psworker.host_group.leader import HostLeader, entries_of
+from psworker.host_group.memory import HostMemory
+from psworker.host_group.orders import Found, Lead
+from psworker.host_group.place import HostPlace
+from psworker.host_group.room import FORM_LIMIT_MS, Room
+from psworker.pending import PendingData
+from psworker.prepare import Prepared
+from psworker.tensor_chunks import ValueStore
+from psworker.waiting_log import WaitingLog
+
+logger: Final = logging.getLogger("psworker")
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of this process in its group; after an exclusion there is another."""
+
+    core: HostCore
+    memory: HostMemory
+    room: Room
+    leader: HostLeader | None = None
+
+
+class Attendance:
+    """A process of a host group, and the model that it holds the group's values in.
+
+    Attributes:
+        pending: Data that was drawn and not yet pushed.
+        standing: Where the group stands in the job.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: WorkerConfig,
+        place_on_host: HostPlace,
+        given: Prepared,
+        *,
+        digest: str,
+    ) -> None:
+        """Enters the group; returns when the model holds the job's values.
+
+        Args:
+            loop: Where sockets and calls are.
+            config: Where the job is.
+            place_on_host: Which process of which group this is.
+            given: What the user has prepared.
+            digest: Of that; the same in all processes.
+
+        Raises:
+            PsError: As `Connection.prepare`, in all processes.
+        """
+        self._loop = loop
+        self._config = config
+        self._host = place_on_host
+        self._given = given
+        self._digest = digest
+        self._tensors = given.bound.tensors
+        self.pending = PendingData()
+        self._buffers = Buffers(given.bound, given.buffers)
+        schema = given.bound.schema
+        self._store = ValueStore(
+            self._tensors,
+            place(schema, 1),
+            buffers=given.buffers,
+            local=self._buffers.local,
+        )
+        self._edited = EditedValues(schema, self._tensors)
+        self._rejoin_count = 0
+        self.standing: Standing
+        self._life = self._begin_life()
+        try:
+            self._come_in()
+        except BaseException:
+            self._end_life()
+            raise
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job."""
+        return self._life.core.is_leader
+
+    @property
+    def leader(self) -> HostLeader | None:
+        """What of this process speaks to the job, if it leads."""
+        return self._life.leader
+
+    # Coming in
+
+    def _begin_life(self) -> Life:
+        seat = Seat(self._host.index, secrets.randbits(62))
+        core = HostCore(seat, count=self._host.count, patience_ms=FORM_LIMIT_MS)
+        memory = HostMemory(self._given.bound.schema, seat, self._given.buffers)
+        room = Room(
+            self._loop, core, memory, digest=self._digest, on_lead=self._take_lead
+        )
+        return Life(core, memory, room)
+
+    def _take_lead(self, lead: Lead) -> None:
+        """On the event loop: the group's sign of life comes from here now."""
+        standing = lead.done.standing
+        life = self._life
+        life.leader = HostLeader(
+            self._loop, self._config, self._given, life.memory, token=standing.token
+        )
+        life.leader.open(standing)
+        logger.warning(
+            "process %d of this host's group leads it now, as worker %s",
+            life.core.seat.number,
+            standing.worker.worker_id,
+        )
+
+    def _come_in(self) -> None:
+        """Enters; once more for each time that the group went on without it."""
+        deadline = time.monotonic() + self._config.start_timeout_s
+        while True:
+            life = self._life
+            life.room.enter(self._host.group, self._host.count)
+            if self._is_taken_in(deadline):
+                return
+            self._end_life()
+            self._life = self._begin_life()
+
+    def _is_taken_in(self, deadline: float) -> bool:
+        log = WaitingLog()
+        life = self._life
+        while True:
+            task = life.room.next_task(deadline, log)
+            match task:
+                case None:
+                    raise StartTimeoutError(
+                        f"the job did not start in time: waiting for "
+                        f"{life.room.waited_for()}; start what is missing",
+                        reason=ErrorReason.NOT_STARTED,
+                    )
+                case Found():
+                    self._found()
+                    return True
+                case Admit(done=done):
+                    self._take_values(done, is_whole=True)
+                    self._rejoin_count = done.standing.rejoin_count
+                    return life.room.settle()
+                case Failed():
+                    raise task.to_error()
+                case Excluded():
+                    return False
+
+    def _found(self) -> None:
+        """Joins the job, as the first leader of the group."""
+        life = self._life
+        life.leader = HostLeader(
+            self._loop, self._config, self._given, life.memory, token=uuid.uuid4().hex
+        )
+        with self._telling():
+            life.leader.open()
+            standing = life.leader.found()
+        everything = frozenset(range(len(self._tensors)))
+        life.memory.copy(life.core.seat, self._tensors, everything - self._local)
+        self._note_values(standing)
+        life.room.post(lambda core: core.founded(standing))
+
+    def _end_life(self) -> None:
+        life = self._life
+        life.room.close()
+        if life.leader is not None:
+            life.leader.close(leaves=False)
+        life.memory.close()
+
+    # Values
+
+    @property
+    def _local(self) -> frozenset[int]:
+        return self._buffers.local
+
+    @property
+    def _stepped(self) -> frozenset[int]:
+        return entries_of(self._given.specs)
+
+    def _take_values(self, done: Done, *, is_whole: bool) -> None:
+        everything = frozenset(range(len(self._tensors)))
+        entries = everything if is_whole else self._stepped | done.written
+        entries -= self._local
+        self._life.memory.copy(done.source, self._tensors, entries)
+        self._store.written |= entries & self._given.buffers.keys()
+        self._note_values(done.standing)
+
+    def _note_values(self, standing: Standing) -> None:
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        self.standing = standing
+
+    def _telling(self) -> "_Telling":
+        room, seat = self._life.room, self._life.core.seat
+        return _Telling(
+            lambda error: room.post(lambda core: core.failed(Failed.of(seat, error)))
+        )
+
+
+class _Telling:
+    """What the leader fails at, the others are told."""
+
+    def __init__(self, tell: Callable[[BaseException], None]) -> None:
+        self._tell = tell
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._tell(error)

@@ -1,0 +1,122 @@
+"""Processes of one host that push as one worker, and are killed and stopped."""
+
+import random
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.fault import host_ledger
+from tests.fault.children import Child, wait_until
+from tests.fault.conftest import SEED, MakeJob
+from tests.fault.fault_job import FaultJob
+
+SCRIPT: Final = str(Path(__file__).with_name("host_training.py"))
+WORKER: Final = "host"
+
+
+def start(
+    job: FaultJob, index: int, count: int, name: str = "", failpoint: str = ""
+) -> Child:
+    return job.start_worker(
+        name or f"p{index}",
+        worker_id=WORKER,
+        failpoint=failpoint,
+        PS_HOST_GROUP="group",
+        PS_LOCAL_RANK=str(index),
+        PS_LOCAL_SIZE=str(count),
+    )
+
+
+def check(job: FaultJob) -> None:
+    """At the end of a job: all processes had equal values at each of its clocks."""
+    digests: dict[int, set[int]] = defaultdict(set)
+    for worker in job.workers.values():
+        for step in worker.events("step"):
+            digests[step["clock"]].add(step["digest"])
+    differing = [clock for clock, each in digests.items() if len(each) > 1]
+    assert not differing, "\n".join(
+        f"{worker.name} {step}"
+        for worker in job.workers.values()
+        for step in worker.events("step")
+        if step["clock"] in differing
+    )
+    host_ledger.check_values(job.values, job.workers, max(digests))
+
+
+def is_same_worker(job: FaultJob) -> bool:
+    status = job.status()
+    members = [each for each in status.workers if each.is_member]
+    return [(each.worker_id, each.incarnation) for each in members] == [(WORKER, 1)]
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "worker.step=kill@7",
+        "worker.chunk_sent=kill@25",
+        "worker.push_sent=kill@12",
+        "worker.in_barrier=kill@7",
+        "worker.push_answered=kill@13",
+        "worker.push_answered=kill@14",
+    ],
+)
+def test_a_leader_dies_at_any_moment_of_a_step(
+    failpoint: str, make_job: MakeJob
+) -> None:
+    with make_job("--mode=bsp", script=SCRIPT) as job:
+        start(job, 0, 3, failpoint=failpoint)
+        start(job, 1, 3)
+        start(job, 2, 3)
+        job.expect_killed("p0")
+        job.wait_steps("p1", 4)
+        job.wait_steps("p2", 4)
+        assert is_same_worker(job)
+    check(job)
+
+
+def test_processes_are_killed_and_stopped_one_after_the_other(
+    make_job: MakeJob,
+) -> None:
+    draw = random.Random(SEED)
+    with make_job("--mode=bsp", script=SCRIPT) as job:
+        living = {index: start(job, index, 4) for index in range(4)}
+        for child in living.values():
+            job.wait_steps(child.name, 2)
+        for turn in range(3):
+            index = draw.choice(sorted(living))
+            victim = living.pop(index)
+            if turn % 2:
+                victim.send(signal.SIGSTOP)
+                job.expect_stopped(victim.name)
+            else:
+                job.kill_worker(victim.name)
+            for child in living.values():
+                job.wait_steps(child.name, 3)
+            assert is_same_worker(job)
+            if turn % 2:
+                victim.send(signal.SIGCONT)
+                living[index] = victim
+            else:
+                living[index] = start(job, index, 4, f"p{index}-{turn}")
+            name = living[index].name
+            wait_until(
+                lambda name=name: bool(job.workers[name].events("step")),  # type: ignore[misc]
+                f"the first step of {name}",
+            )
+            job.wait_steps(name, 2)
+    check(job)
+
+
+def test_a_group_of_one_process_after_all_others_have_died(make_job: MakeJob) -> None:
+    with make_job("--mode=bsp", script=SCRIPT) as job:
+        start(job, 0, 3, failpoint="worker.step=kill@5")
+        start(job, 1, 3, failpoint="worker.in_barrier=kill@3")
+        start(job, 2, 3)
+        job.expect_killed("p0")
+        job.expect_killed("p1")
+        job.wait_steps("p2", 5)
+        assert is_same_worker(job)
+    check(job)

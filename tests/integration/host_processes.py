@@ -1,0 +1,54 @@
+"""Processes of a host group as threads of the test: each has a room of its own."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pswire.addresses import parse_address
+from psworker.config import WorkerConfig
+from psworker.host_connection import HostConnection
+from psworker.host_group.meeting import group_of
+from psworker.host_group.place import HostPlace
+from tests.integration.job import WAIT_TIMEOUT_S, Job
+
+T = TypeVar("T")
+
+
+def connect(
+    job: Job,
+    index: int,
+    count: int,
+    *,
+    worker_id: str = "host",
+    shares_memory: bool = True,
+) -> HostConnection:
+    config = WorkerConfig(
+        coordinator=parse_address(job.address),
+        worker_id=worker_id,
+        step_timeout_s=WAIT_TIMEOUT_S,
+        start_timeout_s=WAIT_TIMEOUT_S,
+        shares_memory=shares_memory,
+    )
+    group = group_of(worker_id, job.address)
+    return HostConnection(config, HostPlace(group, index, count))
+
+
+def run_group(
+    job: Job,
+    count: int,
+    script: Callable[[HostConnection, int], T],
+    *,
+    worker_id: str = "host",
+    shares_memory: bool = True,
+) -> list[T]:
+    """What each process's script returns, in the order of their numbers."""
+
+    def run(index: int) -> T:
+        connection = connect(
+            job, index, count, worker_id=worker_id, shares_memory=shares_memory
+        )
+        with connection as ps:
+            return script(ps, index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))

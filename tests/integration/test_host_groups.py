@@ -1,0 +1,212 @@
+"""Processes of one host that push as one worker: numbers, bytes, refusals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from psworker.errors import ConfigurationError, PsError, UnsupportedError
+from psworker.host_connection import HostConnection
+from tests.integration.host_processes import connect, run_group
+from tests.integration.job import Job, deviation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEP_COUNT = 6
+SIZES = (5, 3, 8)
+"""Samples of each process in a step: the union batch has all of them."""
+
+
+def new_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 300), nn.BatchNorm1d(300), nn.Tanh(), nn.Linear(300, 2)
+    )
+
+
+def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(100 * step + index)
+    x = torch.randn(SIZES[index], 6, generator=draw)
+    return x, torch.randn(SIZES[index], 2, generator=draw)
+
+
+def train(ps: HostConnection, index: int, model: nn.Module) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = ps.prepare(model, optimizer, clip_grad_norm=1.0, buffers="mean")
+    for step in range(STEP_COUNT):
+        x, y = batch(step, index)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step(weight=SIZES[index])
+    assert ps.clock == STEP_COUNT
+    assert ps.last_push is not None
+    assert ps.last_push.outcome == "applied"
+    return [each.detach().clone() for each in model.state_dict().values()]
+
+
+def alone() -> list[torch.Tensor]:
+    """One process that computes what the group's processes do, and adds up."""
+    model = new_model(seed=0).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    total = sum(SIZES)
+    for step in range(STEP_COUNT):
+        optimizer.zero_grad()
+        before = [b.clone() for b in model.buffers()]
+        after: list[list[torch.Tensor]] = []
+        for index, size in enumerate(SIZES):
+            for buffer, value in zip(model.buffers(), before, strict=True):
+                buffer.copy_(value)
+            x, y = batch(step, index)
+            loss = nn.functional.mse_loss(model(x.double()), y.double())
+            (loss * size / total).backward()
+            after.append([b.clone() for b in model.buffers()])
+        for position, buffer in enumerate(model.buffers()):
+            parts = zip(SIZES, after, strict=True)
+            mean = sum(each[position] * size / total for size, each in parts)
+            assert isinstance(mean, torch.Tensor)
+            buffer.copy_(mean)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return [each.detach() for each in model.state_dict().values()]
+
+
+def test_a_group_has_the_numbers_of_one_process_and_repeats_bit_by_bit(
+    tmp_path: Path,
+) -> None:
+    runs: list[Sequence[Sequence[torch.Tensor]]] = []
+    for turn in range(2):
+        models = [new_model(seed) for seed in range(3)]  # all begin with the first's
+
+        def script(
+            ps: HostConnection, index: int, models: list[nn.Module] = models
+        ) -> list[torch.Tensor]:
+            return train(ps, index, models[index])
+
+        with Job(tmp_path / f"{turn}", shard_count=2) as job:
+            runs.append(run_group(job, 3, script))
+    first = runs[0][0]
+    for values in (*runs[0], *runs[1]):
+        assert all(map(torch.equal, values, first))
+    assert deviation(first, alone()) < 2e-5
+
+
+def test_a_group_and_a_worker_are_two_workers(tmp_path: Path) -> None:
+    def steps(ps: Any, index: int) -> tuple[float, int]:  # noqa: ANN401
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer = ps.prepare(model, optimizer)
+        for _ in range(3):
+            model.weight.grad = torch.full((1, 3), -float(index + 1))
+            optimizer.step(weight=2.0)
+        return float(model.weight.detach().sum()), ps.worker_count
+
+    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+        with psworker.connect(job.address, "alone") as ps:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(1) as pool:
+                group = pool.submit(run_group, job, 2, steps)
+                mine, count = steps(ps, 2)
+                found = group.result()
+        assert count == 2
+        # (1 + 2 + 3) / 3 a step and weight.
+        assert [value for value, _ in found] == pytest.approx([18.0, 18.0])
+        assert mine == pytest.approx(18.0)
+
+
+def test_a_group_sends_what_one_worker_sends(tmp_path: Path) -> None:
+    def sent(ps: Any, index: int) -> int:  # noqa: ANN401
+        model = nn.Linear(1_000, 100)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        for _ in range(4):
+            model(torch.ones(1, 1_000)).sum().backward()
+            optimizer.step()
+        count: int = ps.bytes_sent
+        return count
+
+    bytes_by_count = {}
+    for count in (1, 3):
+        with Job(tmp_path / f"{count}", shard_count=2) as job:
+            found = run_group(job, count, sent, shares_memory=False)
+            bytes_by_count[count] = sum(found)
+    assert bytes_by_count[1] > 4 * 100_000 * 4
+    assert bytes_by_count[3] < 1.01 * bytes_by_count[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"overlap": True}, "prepare(overlap=True) is not possible with one push per"),
+        ({"compression": "int8"}, "compression is not possible with one push per host"),
+    ],
+)
+def test_options_that_a_group_can_not_have_are_refused(
+    options: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with Job(tmp_path) as job, connect(job, 0, 2) as ps:
+        model = nn.Linear(2, 1)
+        with pytest.raises(UnsupportedError) as refusal:
+            ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        assert text in str(refusal.value)
+
+
+def test_what_a_group_can_not_do_is_refused(tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> list[str]:
+        model = nn.Embedding(4, 2, sparse=True)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        model(torch.tensor([index])).sum().backward()
+        texts = []
+        for call in (
+            optimizer.step,
+            lambda: optimizer.add_param_group({"params": [nn.Parameter(model.weight)]}),
+            lambda: ps.prepare(model),
+        ):
+            with pytest.raises(PsError) as refusal:
+                call()
+            texts.append(str(refusal.value))
+        return texts
+
+    with Job(tmp_path) as job:
+        for texts in run_group(job, 2, script):
+            assert (
+                "a sparse gradient is not possible with one push per host" in texts[0]
+            )
+            assert "belongs to no model given to prepare()" in texts[1]
+            assert "prepare() can be called once with one push per host" in texts[2]
+
+
+def test_two_optimizers_are_refused(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, 0, 2) as ps:
+        models = nn.Linear(2, 1), nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+        with pytest.raises(UnsupportedError, match="2 optimizers are not possible"):
+            ps.prepare(*models, *optimizers)
+
+
+def test_processes_that_prepare_something_else_are_refused(tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> str:
+        model = nn.Linear(2 + index, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if index == 0:
+            return ""
+        with pytest.raises(ConfigurationError) as refusal:
+            ps.prepare(model, optimizer)
+        return str(refusal.value)
+
+    with Job(tmp_path) as job, connect(job, 0, 1) as first:
+        model = nn.Linear(2, 1)
+        first.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with connect(job, 1, 2) as second:
+            assert "it has prepared other models, optimizers" in script(second, 1)
+        with (
+            connect(job, 0, 1) as again,
+            pytest.raises(ConfigurationError, match="a living process is number 0"),
+        ):
+            again.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
