@@ -8,12 +8,13 @@ from psserver.core.push import Reply
 from psserver.core.record import ClockChoice
 from pswire.reasons import Refusal
 
-QUEUED_BYTES_MAX = 8 << 20
-"""Encoded chunks kept for a call that does not read. Beyond it only the chunk's index
-is kept and the values are encoded again when they are wanted. In SSP and ASP newer
-values are as good. In BSP they can't change before this worker has answered with its
-next push, but with backup workers: then it was too late for the next clock, whose
-reply has it pull again."""
+QUEUED_BYTES_MAX = 5 << 20
+"""Encoded chunks kept for a call that does not read, which costs 8 MiB in all: gRPC
+holds up to 3 MiB more, of what it has sent and of the message behind it. Beyond it only
+the chunk's index is kept and the values are encoded again when they are wanted. In SSP
+and ASP newer values are as good. In BSP they can't change before this worker has
+answered with its next push, but with backup workers: then it was too late for the next
+clock, whose reply has it pull again."""
 
 
 @dataclass(frozen=True, slots=True)

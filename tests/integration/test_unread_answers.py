@@ -1,0 +1,150 @@
+"""Answers that nobody reads cost a shard 8 MiB each, however large its part is.
+
+Real processes: a reader of a snapshot and a member that pulls, which stop to read, and
+which stop altogether.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from pswire.limits import PROTOCOL_VERSION
+from pswire.optimizers import flatten_group
+from pswire.v1 import (
+    coordinator_service_pb2,
+    membership_pb2,
+    push_pb2,
+    schema_pb2,
+)
+from pswire.v1 import parameter_service_pb2 as messages
+from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+from tests.doubles.resident_memory import MIB, PeakMemory
+from tests.integration.processes import Processes
+
+MODEL_MIB: Final = 256
+READER_COUNT: Final = 4
+UNREAD_MIB_MAX: Final = 8
+"""As the design has it. It is gRPC's: what it sends before the other side has said
+that there is room, and the message that waits behind it."""
+
+WATCHED_S: Final = 1.0
+"""Time in which a shard that sends into its own memory would have sent all of it: it
+sends a GiB in a second."""
+
+
+@dataclass
+class Target:
+    """A job of real processes with one shard.
+
+    Attributes:
+        processes: All of them.
+        address: Of its shard.
+        requests: What a reader of the newest snapshot sends, and a member that pulls.
+    """
+
+    processes: Processes
+    address: str
+    requests: dict[str, bytes]
+
+    def resident(self) -> int:
+        """Peak of the shard's own memory for a while, in bytes."""
+        with PeakMemory({"shard": self.processes.pids()["shard"]}) as peak:
+            threading.Event().wait(WATCHED_S)
+        return peak.by_name["shard"].own
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    with Processes(tmp_path) as processes:
+        listen = "--listen=127.0.0.1:0"
+        processes.start_daemon(
+            "coordinator", "coordinator", listen, "--shards=1", "--mode=asp"
+        )
+        coordinator = processes.address("coordinator")
+        to_it = f"--coordinator={coordinator}"
+        processes.start_daemon("shard", "shard", listen, to_it, PS_SHARED_MEMORY="0")
+        address = processes.address("shard")
+        model = nn.ParameterList([torch.zeros(MODEL_MIB << 18)])
+        with psworker.connect(coordinator, "w0") as ps:
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            values = flatten_group("SGD", optimizer.param_groups[0], optimizer.defaults)
+            model, optimizer = ps.prepare(model, optimizer)
+            yield Target(processes, address, requests_of(coordinator, values))
+
+
+def requests_of(coordinator: str, values: tuple[float, ...]) -> dict[str, bytes]:
+    with grpc.insecure_channel(coordinator) as channel:
+        (found,) = CoordinatorServiceStub(channel).RequestSnapshot(
+            coordinator_service_pb2.RequestSnapshotRequest(
+                protocol_version=PROTOCOL_VERSION, newer_than=-1, timeout_ms=20_000
+            )
+        )
+    (shard,) = found.shards
+    worker = membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1)
+    header = push_pb2.PushHeader(
+        protocol_version=PROTOCOL_VERSION,
+        job_id=found.job_id,
+        optimizer="optimizer",
+        worker=worker,
+        shard_incarnation=shard.incarnation,
+        generation=found.generation,
+        sequence=1,
+        sequence_unacknowledged_min=1,
+        clock=1,
+    )
+    # Without a chunk; in ASP all values come back.
+    trailer = push_pb2.PushTrailer(
+        weight=1.0,
+        groups=[schema_pb2.GroupHyperparameters(values=values)],
+        finite=True,
+        chunk_bitmap=bytes(MODEL_MIB // 8),
+    )
+    return {
+        "PullSnapshot": messages.PullSnapshotRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=found.job_id,
+            snapshot_id=found.snapshot_id,
+            shard_incarnation=shard.incarnation,
+        ).SerializeToString(),
+        "Pull": messages.PullRequest(
+            protocol_version=PROTOCOL_VERSION,
+            job_id=found.job_id,
+            worker=worker,
+            shard_incarnation=shard.incarnation,
+            generation=found.generation,
+        ).SerializeToString(),
+        "PushPull": messages.PushPullRequest(
+            header=header, trailer=trailer
+        ).SerializeToString(),
+    }
+
+
+@pytest.mark.timeout(120)
+def test_an_answer_that_is_not_read_costs_8_mib(target: Target) -> None:
+    script = str(Path(__file__).with_name("unread_calls.py"))
+    before = target.resident()
+    for method, request in target.requests.items():
+        # Of several calls for one push all but the newest are ended.
+        count = 1 if method == "PushPull" else READER_COUNT
+        calls = [method, request.hex()] * count
+        target.processes.start(method, script, target.address, *calls)
+        for _ in range(count):
+            name, size = target.processes.line(method).split()
+            assert name == method
+            assert int(size) > MIB
+        if method == "PullSnapshot":
+            target.processes.send(method, signal.SIGSTOP)
+        after = target.resident()
+        cost = (after - before) / count / MIB
+        print(f"\nan unread answer of {method} costs {cost:.1f} MiB")
+        assert cost < UNREAD_MIB_MAX
+        before = after
