@@ -58,9 +58,20 @@ class PeakMemory:
         together: Peak of the sum of all processes' own memory and what they share.
     """
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
+    def __init__(
+        self, pids: Mapping[str, int], shared_before: int | None = None
+    ) -> None:
+        """Begins to look when it is entered.
+
+        Args:
+            pids: Processes by name.
+            shared_before: Bytes of shared memory on the machine that are not theirs;
+                None for those that there are now.
+        """
         self._pids = dict(pids)
-        self._shared_before = shared_on_machine()
+        if shared_before is None:
+            shared_before = shared_on_machine()
+        self._shared_before = shared_before
         self.by_name = dict.fromkeys(pids, Resident(0, 0))
         self.together = 0
         self._is_over = threading.Event()

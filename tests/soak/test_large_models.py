@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import psworker
-from tests.doubles.resident_memory import MIB, PeakMemory
+from tests.doubles.resident_memory import MIB, PeakMemory, shared_on_machine
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.test_sizes import (
@@ -47,6 +47,7 @@ def test_a_model_of_3_gib_takes_what_the_formula_says(
     is_shared: bool, tmp_path: Path
 ) -> None:
     shares = "1" if is_shared else "0"
+    shared_before = shared_on_machine()
     with Processes(tmp_path) as processes:
         listen = "--listen=127.0.0.1:0"
         processes.start_daemon("coordinator", "coordinator", listen, "--shards=2")
@@ -61,9 +62,9 @@ def test_a_model_of_3_gib_takes_what_the_formula_says(
         command = [str(each) for each in (script, address, *sizes)]
         processes.start("worker", *command, PS_SHARED_MEMORY=shares)
         pids = processes.pids()
-        with PeakMemory(pids) as seeding:
+        with PeakMemory(pids, shared_before) as seeding:
             assert processes.line("worker", 120) == "seeded"
-        with PeakMemory(pids) as training:
+        with PeakMemory(pids, shared_before) as training:
             steps = [processes.line("worker", 120) for _ in range(STEP_COUNT)]
         assert processes.line("worker", 120) == "equal"
         assert processes.code("worker") == 0
@@ -82,7 +83,7 @@ def test_a_model_of_3_gib_takes_what_the_formula_says(
     worker = training.by_name["worker"].own / MIB
     # Parameters, gradients, and messages that are kept until the push is answered.
     assert worker < (2 if is_shared else 3) * MODEL_MIB + BASE_MIB + FILLING_MIB
-    # In shared memory 2 at the worker, values and a gradient beside it.
+    # Values on both sides, the gradient, and once more as it is sent.
     assert training.together / MIB < 4 * MODEL_MIB + 3 * BASE_MIB + FILLING_MIB + 64
 
 

@@ -79,10 +79,10 @@ def job(folder: Path, shard_count: int, *rules: str) -> Iterator[tuple[Processes
         yield processes, address
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_steps_leave_memory_flat(tmp_path: Path) -> None:
     each = 500
-    with job(tmp_path, 2) as (processes, address):
+    with job(tmp_path, 1) as (processes, address):
         script = str(Path(__file__).with_name("steady_worker.py"))
         processes.start("worker", script, address, str(STEP_COUNT), str(each))
         samples = Samples(processes.pids())
@@ -92,7 +92,7 @@ def test_steps_leave_memory_flat(tmp_path: Path) -> None:
     samples.assert_flat(each, BYTES_A_STEP_MAX, "step")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_reconnects_leave_memory_flat(tmp_path: Path) -> None:
     """Of members, of readers, of connections that are closed and that are reset."""
     with (
