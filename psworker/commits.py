@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from pswire import failpoints
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
+from psworker.interruption import Interruption
 from psworker.retries import all_or_none
 from psworker.transport.values import ClockChoice, Identity
 
@@ -57,12 +58,15 @@ class Commits:
         self._place = place
         self._told: dict[int, ClockChoice] = {}
         self._agreed = asyncio.Event()
+        self._driving: asyncio.Task[None] | None = None
+        self._wait = Interruption()
 
     def take_staged(self, shard_index: int, choice: ClockChoice) -> None:
         """A shard has everything that it needs for a clock with these contributors."""
         self._told[shard_index] = choice
         if self._choice() is not None:
             self._agreed.set()
+            self._begin_driving()
 
     async def drive_until(self, pushing: Coroutine[Any, Any, T]) -> T:
         """The result of the push, which it may need a commit to get.
@@ -70,17 +74,22 @@ class Commits:
         Raises:
             CallError: The push, or a commit of it, was refused.
         """
-        push = asyncio.ensure_future(pushing)
-        driving = asyncio.ensure_future(self._drive())
         try:
-            await asyncio.wait({push, driving}, return_when=asyncio.FIRST_COMPLETED)
-            if not push.done():
-                driving.result()  # raises: it never ends well
-            return await push
+            return await self._wait.of(pushing)
         finally:
-            push.cancel()
-            driving.cancel()
-            await asyncio.gather(push, driving, return_exceptions=True)
+            if self._driving is not None:
+                self._driving.cancel()
+                await asyncio.gather(self._driving, return_exceptions=True)
+
+    def _begin_driving(self) -> None:
+        """Most pushes are never staged, and are spared a task that waits for that."""
+        if self._driving is None:
+            self._driving = asyncio.ensure_future(self._drive())
+            self._driving.add_done_callback(self._end_driving)
+
+    def _end_driving(self, driving: "asyncio.Task[None]") -> None:
+        if not driving.cancelled() and (error := driving.exception()) is not None:
+            self._wait.interrupt(error)
 
     async def _drive(self) -> None:
         while True:

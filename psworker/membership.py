@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
+from psworker.interruption import Interruption
 from psworker.transport.values import (
     Identity,
     JobEnd,
@@ -42,7 +43,7 @@ class Membership:
     def __init__(self, worker: Identity) -> None:
         self._worker = worker
         self._changed = asyncio.Event()
-        self._failed = asyncio.Event()
+        self._waits: set[Interruption] = set()
         self._was_member = False
         self._told_lost: set[Identity] = set()
         self.record: Record | None = None
@@ -92,7 +93,8 @@ class Membership:
         """Ends every wait, now and later, with an error. The first one stands."""
         if self.failure is None:
             self.failure = error
-            self._failed.set()
+            for wait in self._waits:
+                wait.interrupt(_again(error))
 
     def wait_change(self) -> Coroutine[Any, Any, bool]:
         """Returns after the next event that follows this call.
@@ -114,21 +116,15 @@ class Membership:
         Raises:
             PsError: `failure`, even when `work` failed for a reason of its own then.
         """
-        task = asyncio.ensure_future(work)
-        failed = asyncio.ensure_future(self._failed.wait())
+        if self.failure is not None:
+            work.close()
+            raise _again(self.failure)
+        wait = Interruption()
+        self._waits.add(wait)
         try:
-            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self.failure is not None and (not task.done() or task.exception()):
-                raise type(self.failure)(
-                    *self.failure.args,
-                    reason=self.failure.reason,
-                    facts=self.failure.facts,
-                )
-            return task.result()
+            return await wait.of(work)
         finally:
-            task.cancel()
-            failed.cancel()
-            await asyncio.gather(task, failed, return_exceptions=True)
+            self._waits.discard(wait)
 
     def _take_record(self, record: Record) -> None:
         if self.record is not None and record.generation < self.record.generation:
@@ -173,3 +169,8 @@ class Membership:
                 others,
                 record.generation,
             )
+
+
+def _again(error: PsError) -> PsError:
+    """The same error, for one more wait: a raised one has the traceback of its own."""
+    return type(error)(*error.args, reason=error.reason, facts=error.facts)

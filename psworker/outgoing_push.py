@@ -74,11 +74,14 @@ class OutgoingPush:
         self._notify = notify
         self._chunks: list[tuple[int, bytes]] = []
         self._grown = asyncio.Event()
+        self._has_reader = False
 
     def append(self, index: int, message: bytes) -> None:
         """Adds a chunk, from the user's thread."""
         self._chunks.append((index, message))
-        self._notify(self._grown)
+        # Set before the reader looks: it sees the chunk, or is told of it.
+        if self._has_reader:
+            self._notify(self._grown)
 
     @property
     def whole_message(self) -> bytes | None:
@@ -97,6 +100,7 @@ class OutgoingPush:
         """
         opening = self._opening
         position = 0
+        self._has_reader = True
         while position < len(self.chunk_indexes):
             while position == len(self._chunks):
                 self._grown.clear()

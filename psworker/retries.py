@@ -51,7 +51,10 @@ def told_to_users() -> Iterator[None]:
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    coroutines = list(work)
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

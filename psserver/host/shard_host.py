@@ -41,6 +41,7 @@ from psserver.host.monotonic import now_ms
 from psserver.host.provisional_chunks import ProvisionalCalls
 from psserver.host.push_session import PushSession
 from psserver.host.push_sessions import PushSessions
+from psserver.host.resting_calls import RestingCalls
 from psserver.host.shard_model import ShardModel, shard_model
 from psserver.host.shard_warnings import (
     warn_declarations,
@@ -71,6 +72,7 @@ class ShardHost:
         outbox: Reports for the coordinator, in order.
         sessions: Calls that wait for the answers to pushes.
         ahead: Calls that send chunks ahead of their push's trailer.
+        resting: Calls that wait for their worker's next push.
         idle: Calls of workers that have no data.
         images: Parts of snapshots.
         shared: Memory shared with workers on the same machine.
@@ -98,6 +100,7 @@ class ShardHost:
         self.outbox: asyncio.Queue[FenceReport | CutReport] = asyncio.Queue()
         self.sessions = PushSessions()
         self.ahead = ProvisionalCalls()
+        self.resting = RestingCalls()
         self.idle = IdleWorkers()
         self.images = CutImages()
         self.shared = SharedSegments(is_wanted=shares_memory)
@@ -117,6 +120,7 @@ class ShardHost:
     def close(self) -> None:
         """Ends every call and the threads."""
         self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
+        self.resting.end_all()
         self._arithmetic.close()
         self.history.close()
 

@@ -60,8 +60,8 @@ class ParameterService:
                     streaming(self.push_pull)
                 ),
                 "Push": grpc.stream_unary_rpc_method_handler(unary(self.push)),
-                "PushPullOnce": grpc.unary_unary_rpc_method_handler(
-                    unary(self.push_pull_once)
+                "PushPullOnce": grpc.stream_stream_rpc_method_handler(
+                    streaming(self.push_pull_once)
                 ),
                 "Pull": grpc.unary_stream_rpc_method_handler(
                     streaming(self.pull),
@@ -137,26 +137,12 @@ class ParameterService:
         finally:
             await call.close()
 
-    async def push_pull_once(self, request: bytes, context: Context) -> bytes:
-        """Takes a push that is one message, and answers with one."""
-        call = await PushCall.open_whole(self._host, request)
-        try:
-            chunks: list[bytes] = []
-            while True:
-                item = await call.next(WAITING_INTERVAL_MS / 1000)
-                if isinstance(item, Outgoing):
-                    chunks.append(await self._chunk_message(item, call.push))
-                    continue
-                if failpoints.armed and isinstance(item, Reply):
-                    failpoints.hit("shard.before_reply")
-                answer = self._response(
-                    item, call.session.opened_ms, call.push.worker
-                ).SerializeToString()
-                # The fields are those of a stream's responses, and messages of
-                # protobuf concatenate.
-                return b"".join((*chunks, answer))
-        finally:
-            await call.close()
+    async def push_pull_once(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Takes pushes that are one message each, and answers each with one."""
+        while (request := await self._host.resting.next(requests)) is not None:
+            yield await self._answer_whole(request)
 
     async def push(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         """Takes a push and answers with the reply alone."""
@@ -312,6 +298,27 @@ class ParameterService:
             )
 
     # Inside
+
+    async def _answer_whole(self, request: bytes) -> bytes:
+        """The answer to a push that is one message; without a reply when it waits."""
+        call = await PushCall.open_whole(self._host, request)
+        try:
+            chunks: list[bytes] = []
+            while True:
+                item = await call.next(WAITING_INTERVAL_MS / 1000)
+                if isinstance(item, Outgoing):
+                    chunks.append(await self._chunk_message(item, call.push))
+                    continue
+                if failpoints.armed and isinstance(item, Reply):
+                    failpoints.hit("shard.before_reply")
+                answer = self._response(
+                    item, call.session.opened_ms, call.push.worker
+                ).SerializeToString()
+                # The fields are those of a stream's responses, and messages of
+                # protobuf concatenate.
+                return b"".join((*chunks, answer))
+        finally:
+            await call.close()
 
     def _response(
         self, item: ClockChoice | Reply | None, started_ms: int, worker: WorkerKey

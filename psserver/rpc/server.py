@@ -16,7 +16,7 @@ from pswire.keepalive import (
 from pswire.limits import MESSAGE_BYTES_MAX
 
 STREAM_COUNT_MAX: Final = 256
-"""Calls of one connection at a time. A worker needs three; none are advertised by
+"""Calls of one connection at a time. A worker needs four; none are advertised by
 default, so that one client could open any number."""
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000

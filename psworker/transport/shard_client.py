@@ -33,6 +33,7 @@ from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
 from psworker.transport.segment_opening import Declined, hand_over, segments_request
 from psworker.transport.shard_segments import ShardSegments, SharedValues, from_thread
+from psworker.transport.whole_pushes import WholePushes
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -106,8 +107,9 @@ class ShardClient:
         self._push_pull: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (
             self._channel.stream_stream(_SERVICE + "PushPull", None, None)
         )
-        self._push_once: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = (
-            self._channel.unary_unary(_SERVICE + "PushPullOnce", None, None)
+        self._whole_pushes = WholePushes(
+            self._channel.stream_stream(_SERVICE + "PushPullOnce", None, None),
+            self._peer,
         )
         self._pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
             self._channel.unary_stream(_SERVICE + "Pull", None, None)
@@ -155,17 +157,16 @@ class ShardClient:
         Args:
             message: A serialized `PushPullOnceRequest`.
             receiver: Takes the values.
-            timeout_s: Deadline of the call.
+            timeout_s: Longest time until the answer.
 
         Returns:
             The answer, `None` when the push waits at the shard for others or for a
             commit: it goes on by `push_pull`.
         """
         self._traffic.sent_bytes += len(message)
-        call = self._push_once(message, timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                return self._take(await call, receiver)
+        answer = await self._whole_pushes.push(message, timeout_s=timeout_s)
+        with translated(self._peer):
+            return self._take(answer, receiver)
 
     async def open_segments(
         self, generation: int, placement: Placement, *, timeout_s: float

@@ -315,10 +315,10 @@ class OpenPushOnce(_Open):
     def __init__(self, shard: ServedShard, message: bytes) -> None:
         super().__init__(shard)
 
-        async def answers() -> AsyncIterator[bytes]:
-            yield await shard.service.push_pull_once(message, NO_CONTEXT)
+        async def requests() -> AsyncIterator[bytes]:
+            yield message
 
-        self._begin(answers())
+        self._begin(shard.service.push_pull_once(requests(), NO_CONTEXT))
 
     async def ended(self) -> None:
         """Returns when the call has ended, with a reply or without."""

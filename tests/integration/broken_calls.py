@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -25,7 +25,7 @@ class BreakableHandler(grpc.GenericRpcHandler):
 
     Attributes:
         faults: How the next calls break.
-        push_count: Calls of `PushPull` and `PushPullOnce` so far.
+        push_count: Calls of `PushPull`, and messages of `PushPullOnce`, so far.
     """
 
     def __init__(self, inner: grpc.GenericRpcHandler) -> None:
@@ -41,33 +41,29 @@ class BreakableHandler(grpc.GenericRpcHandler):
         kind = str(name).rpartition("/")[2]
         if method is None or kind not in ("PushPull", "PushPullOnce"):
             return method
-        self.push_count += 1
-        if not self.faults:
-            return method
-        fault = self.faults.popleft()
-        if kind == "PushPullOnce":
-            return grpc.unary_unary_rpc_method_handler(broken_once(method, fault))
         stream: Any = method.stream_stream
-        return grpc.stream_stream_rpc_method_handler(fault(stream))
+        if kind == "PushPullOnce":
+            return grpc.stream_stream_rpc_method_handler(self._each_broken(stream))
+        return grpc.stream_stream_rpc_method_handler(self._next_broken(stream))
+
+    def _next_broken(self, stream: Stream) -> Stream:
+        self.push_count += 1
+        return self.faults.popleft()(stream) if self.faults else stream
+
+    def _each_broken(self, stream: Stream) -> Stream:
+        """A call of many pushes, each as if it had a call of its own."""
+
+        async def broken(requests: Messages, context: Context) -> Messages:
+            async for request in requests:
+                async for answer in self._next_broken(stream)(one(request), context):
+                    yield answer
+
+        return broken
 
 
-def broken_once(
-    method: "grpc.RpcMethodHandler[Any, Any]", fault: Fault
-) -> Callable[[bytes, Context], Awaitable[bytes]]:
-    """The unary call, broken as a stream of one message each way would be."""
-    unary: Any = method.unary_unary
-
-    async def stream(requests: Messages, context: Context) -> Messages:
-        async for request in requests:
-            yield await unary(request, context)
-
-    async def broken(request: bytes, context: Context) -> bytes:
-        async def one() -> Messages:
-            yield request
-
-        return b"".join([answer async for answer in fault(stream)(one(), context)])
-
-    return broken
+async def one(message: bytes) -> Messages:
+    """A stream of one message."""
+    yield message
 
 
 @contextmanager

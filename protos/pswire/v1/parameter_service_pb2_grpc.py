@@ -46,7 +46,7 @@ class ParameterServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullResponse.FromString,
                 _registered_method=True)
-        self.PushPullOnce = channel.unary_unary(
+        self.PushPullOnce = channel.stream_stream(
                 '/pswire.v1.ParameterService/PushPullOnce',
                 request_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceResponse.FromString,
@@ -126,11 +126,13 @@ class ParameterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PushPullOnce(self, request, context):
-        """A whole push of one small chunk, and the updated parameters, in one message
-        each: a stream costs several times as much. Comes back without a reply when
-        the push has to wait, or has to be committed: send it again by PushPull.
-        Idempotent by push id.
+    def PushPullOnce(self, request_iterator, context):
+        """Whole pushes of one small chunk, one after the other: each message is one
+        push, and is answered by one before the next is sent. A call for each would
+        cost several times as much. An answer has no reply when the push has to
+        wait, or has to be committed: send it again by PushPull. A refusal ends the
+        call, and is of the push that was not answered. The server may end the call
+        between pushes. Idempotent by push id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,7 +229,7 @@ def add_ParameterServiceServicer_to_server(servicer, server):
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullResponse.SerializeToString,
             ),
-            'PushPullOnce': grpc.unary_unary_rpc_method_handler(
+            'PushPullOnce': grpc.stream_stream_rpc_method_handler(
                     servicer.PushPullOnce,
                     request_deserializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceResponse.SerializeToString,
@@ -333,7 +335,7 @@ class ParameterService(object):
             _registered_method=True)
 
     @staticmethod
-    def PushPullOnce(request,
+    def PushPullOnce(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -343,8 +345,8 @@ class ParameterService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/pswire.v1.ParameterService/PushPullOnce',
             pswire_dot_v1_dot_parameter__service__pb2.PushPullOnceRequest.SerializeToString,

@@ -36,14 +36,16 @@ class ParameterServiceStub:
     both directions at once. Idempotent by push id.
     """
 
-    PushPullOnce: grpc.UnaryUnaryMultiCallable[
+    PushPullOnce: grpc.StreamStreamMultiCallable[
         pswire.v1.parameter_service_pb2.PushPullOnceRequest,
         pswire.v1.parameter_service_pb2.PushPullOnceResponse,
     ]
-    """A whole push of one small chunk, and the updated parameters, in one message
-    each: a stream costs several times as much. Comes back without a reply when
-    the push has to wait, or has to be committed: send it again by PushPull.
-    Idempotent by push id.
+    """Whole pushes of one small chunk, one after the other: each message is one
+    push, and is answered by one before the next is sent. A call for each would
+    cost several times as much. An answer has no reply when the push has to
+    wait, or has to be committed: send it again by PushPull. A refusal ends the
+    call, and is of the push that was not answered. The server may end the call
+    between pushes. Idempotent by push id.
     """
 
     Push: grpc.StreamUnaryMultiCallable[
@@ -142,14 +144,16 @@ class ParameterServiceAsyncStub:
     both directions at once. Idempotent by push id.
     """
 
-    PushPullOnce: grpc.aio.UnaryUnaryMultiCallable[
+    PushPullOnce: grpc.aio.StreamStreamMultiCallable[
         pswire.v1.parameter_service_pb2.PushPullOnceRequest,
         pswire.v1.parameter_service_pb2.PushPullOnceResponse,
     ]
-    """A whole push of one small chunk, and the updated parameters, in one message
-    each: a stream costs several times as much. Comes back without a reply when
-    the push has to wait, or has to be committed: send it again by PushPull.
-    Idempotent by push id.
+    """Whole pushes of one small chunk, one after the other: each message is one
+    push, and is answered by one before the next is sent. A call for each would
+    cost several times as much. An answer has no reply when the push has to
+    wait, or has to be committed: send it again by PushPull. A refusal ends the
+    call, and is of the push that was not answered. The server may end the call
+    between pushes. Idempotent by push id.
     """
 
     Push: grpc.aio.StreamUnaryMultiCallable[
@@ -253,13 +257,15 @@ class ParameterServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def PushPullOnce(
         self,
-        request: pswire.v1.parameter_service_pb2.PushPullOnceRequest,
+        request_iterator: _MaybeAsyncIterator[pswire.v1.parameter_service_pb2.PushPullOnceRequest],
         context: _ServicerContext,
-    ) -> typing.Union[pswire.v1.parameter_service_pb2.PushPullOnceResponse, collections.abc.Awaitable[pswire.v1.parameter_service_pb2.PushPullOnceResponse]]:
-        """A whole push of one small chunk, and the updated parameters, in one message
-        each: a stream costs several times as much. Comes back without a reply when
-        the push has to wait, or has to be committed: send it again by PushPull.
-        Idempotent by push id.
+    ) -> typing.Union[collections.abc.Iterator[pswire.v1.parameter_service_pb2.PushPullOnceResponse], collections.abc.AsyncIterator[pswire.v1.parameter_service_pb2.PushPullOnceResponse]]:
+        """Whole pushes of one small chunk, one after the other: each message is one
+        push, and is answered by one before the next is sent. A call for each would
+        cost several times as much. An answer has no reply when the push has to
+        wait, or has to be committed: send it again by PushPull. A refusal ends the
+        call, and is of the push that was not answered. The server may end the call
+        between pushes. Idempotent by push id.
         """
 
     @abc.abstractmethod
