@@ -14,6 +14,7 @@ Source: https://protobuf.dev/programming-guides/encoding
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import xxhash
@@ -116,6 +117,10 @@ chunk. A `bytes` object's content is so aligned itself, and a tensor over a rece
 chunk then takes PyTorch's aligned vector paths."""
 
 _VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = 0, 1, 2, 3, 4, 5
+_REMEMBERED_COUNT = 1024
+"""Prefixes and presences that are remembered: the same in every step, and what is left
+of a step of a small model once its few bytes are copied."""
+_REMEMBERED_BYTES_MAX = 16
 _GROUP_DEPTH_MAX = 100  # protobuf's own limit on nesting
 _VARINT_BYTES_MAX = 10
 _VARINT32_BYTES_MAX = 5  # tags and lengths
@@ -238,8 +243,17 @@ def _aligned_prefix(outer_field: int, fields: bytes, payload_length: int) -> byt
     padding, so sizes are tried in turn. Of 32 in a row at least 16 leave that varint
     alone, and one of these fits.
     """
+    outer_prefix, inner_prefix = _prefixes(outer_field, len(fields), payload_length)
+    return b"".join((outer_prefix, fields, inner_prefix))
+
+
+@lru_cache(_REMEMBERED_COUNT)
+def _prefixes(
+    outer_field: int, fields_length: int, payload_length: int
+) -> tuple[bytes, bytes]:
+    """What comes before the fields, and between them and the payload."""
     data_prefix = _length_prefix(_DATA, payload_length)
-    unpadded = len(fields) + len(data_prefix)
+    unpadded = fields_length + len(data_prefix)
     for padding_size in (0, *range(3, 35)):
         inner_length = unpadded + padding_size + payload_length
         outer_prefix = _length_prefix(outer_field, inner_length)
@@ -249,7 +263,7 @@ def _aligned_prefix(outer_field: int, fields: bytes, payload_length: int) -> byt
             if padding_size:
                 padding = _length_prefix(_PADDING, padding_size - 2)
                 padding += bytes(padding_size - 2)
-            return b"".join((outer_prefix, fields, padding, data_prefix))
+            return outer_prefix, padding + data_prefix
     raise AssertionError("some padding always fits")
 
 
@@ -372,6 +386,13 @@ _CHUNK_WIRE_TYPES: Final = {
 
 def bits_to_bytes(bits: Sequence[bool]) -> bytes:
     """Packs bits, the lowest bit of the first byte first."""
+    if len(bits) <= 8 * _REMEMBERED_BYTES_MAX:
+        return _packed(tuple(bits))
+    return _packed.__wrapped__(bits)
+
+
+@lru_cache(_REMEMBERED_COUNT)
+def _packed(bits: Sequence[bool]) -> bytes:
     packed = bytearray((len(bits) + 7) // 8)
     for position, bit in enumerate(bits):
         if bit:
@@ -396,6 +417,13 @@ def bits_from_bytes(data: "Buffer", count: int) -> tuple[bool, ...]:
             ErrorReason.MALFORMED_MESSAGE,
             f"bits beyond the {count} that there are: last byte is {packed[-1]:#04x}",
         )
+    if len(packed) <= _REMEMBERED_BYTES_MAX:
+        return _unpacked(bytes(packed), count)
+    return _unpacked.__wrapped__(packed, count)
+
+
+@lru_cache(_REMEMBERED_COUNT)
+def _unpacked(packed: bytes, count: int) -> tuple[bool, ...]:
     return tuple(
         bool(packed[position >> 3] >> (position & 7) & 1) for position in range(count)
     )
@@ -426,6 +454,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+@lru_cache(_REMEMBERED_COUNT)
 def _length_prefix(field_number: int, length: int) -> bytes:
     return _varint(field_number << 3 | _LENGTH) + _varint(length)
 
@@ -440,7 +469,11 @@ def _fields(view: memoryview, what: str) -> Iterator[tuple[int, int, int | memor
     position, end = 0, len(view)
     while position < end:
         start = position
-        tag, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
+        tag = view[position]
+        if tag < 0x80:  # as most are, which need no loop
+            position += 1
+        else:
+            tag, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
         number, wire_type = tag >> 3, tag & 7
         if not 1 <= number <= _FIELD_NUMBER_MAX:
             _refuse(what, start, f"field number {number} is out of range")

@@ -5,7 +5,7 @@ This and `optimizer_states` are the modules of pswire that import torch.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -47,6 +47,17 @@ def element_type_of(dtype: torch.dtype) -> ElementType:
     return element_type
 
 
+_NUMPY_DTYPES: Final = {
+    dtype: np.dtype(str(dtype).removeprefix("torch."))
+    for dtype in TORCH_DTYPES.values()
+    if dtype is not torch.bfloat16
+}
+"""numpy's type of each PyTorch type, but for the one that it lacks."""
+
+
+_BYTES: Final = np.dtype(np.uint8)
+
+
 class _Borrowed:
     """Memory of a read-only view, offered to numpy as writable.
 
@@ -55,13 +66,13 @@ class _Borrowed:
     object as the owner of the memory, so the view lives as long as any tensor over it.
     """
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, dtype: "np.dtype[Any]") -> None:
         address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
         self.view = view
         self.__array_interface__ = {
             "version": 3,
-            "shape": (view.nbytes,),
-            "typestr": "|u1",
+            "shape": (view.nbytes // dtype.itemsize,),
+            "typestr": dtype.str,
             "data": (address, False),
         }
 
@@ -87,7 +98,10 @@ def tensor_from_buffer(view: memoryview, element_type: ElementType) -> torch.Ten
         )
     if not view.readonly:
         return torch.frombuffer(view, dtype=dtype)
-    return torch.from_numpy(np.asarray(_Borrowed(view))).view(dtype)
+    own = _NUMPY_DTYPES.get(dtype)
+    if own is not None:
+        return torch.from_numpy(np.asarray(_Borrowed(view, own)))
+    return torch.from_numpy(np.asarray(_Borrowed(view, _BYTES))).view(dtype)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,4 +127,6 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
         )
     if tensor.numel() == 0:
         return memoryview(b"")
+    if tensor.dtype in _NUMPY_DTYPES and tensor.ndim and not tensor.requires_grad:
+        return tensor.numpy().data.cast("B")
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

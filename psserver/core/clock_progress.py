@@ -30,6 +30,9 @@ class ClockProgress:
         self._state = state
         self._clocks = state.clocks
         self._forced_skips: set[int] = set()
+        self._newest_pushes: tuple[
+            int, tuple[Member, ...], tuple[PushId, ...]
+        ] = (0, (), ())
         self.open: OpenClock | None = None
         self.skipped_clock = 0
         self.commits = ClockCommits(state)
@@ -45,10 +48,16 @@ class ClockProgress:
 
     def pushes_of(self, clock: int) -> tuple[PushId, ...]:
         """The pushes of all contributors to a clock, in the order of worker ids."""
-        return tuple(
-            PushId(member.worker, member.sequence_of(clock))
-            for member in self._clocks.contributors(clock)
-        )
+        contributors = self._clocks.contributors(clock)
+        # Asked for many times in a clock; the table keeps the contributors meanwhile.
+        known_clock, known, pushes = self._newest_pushes
+        if known_clock != clock or known is not contributors:
+            pushes = tuple(
+                PushId(member.worker, member.sequence_of(clock))
+                for member in contributors
+            )
+            self._newest_pushes = clock, contributors, pushes
+        return pushes
 
     def entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
         """Entries of the contributors that have sent anything, in their order."""

@@ -1,7 +1,5 @@
 """What both ways of applying pushes share: members, pushes, fences, answers."""
 
-from dataclasses import replace
-
 from psserver.core.attendance import Attendance
 from psserver.core.clock_table import ClockTable
 from psserver.core.dedupe import DedupeTable, PushEntry
@@ -82,10 +80,12 @@ class ShardState:
         clock = member.clock_of(push.sequence)
         if outcome is Outcome.DROPPED:
             clock = max(clock, self.clocks.applied_clock)
-        answer = self.answer(clock, outcome, staleness=staleness, nonfinite=nonfinite)
         entry = self.entry_of(push)
-        return replace(
-            answer,
+        return self.answer(
+            clock,
+            outcome,
+            staleness=staleness,
+            nonfinite=nonfinite,
             closed_sequence=self.clocks.done_of(push.worker),
             grad_norm=None if entry is None else entry.grad_norm,
         )
@@ -97,6 +97,8 @@ class ShardState:
         *,
         staleness: int = 0,
         nonfinite: tuple[str, ...] = (),
+        closed_sequence: int = 0,
+        grad_norm: float | None = None,
     ) -> Reply:
         """An answer to a member at a clock, as this shard stands now."""
         record = self.clocks.record
@@ -111,6 +113,8 @@ class ShardState:
             mode=record.mode,
             staleness_bound=record.staleness_bound if record.mode is Mode.SSP else 0,
             nonfinite_worker_ids=nonfinite,
+            closed_sequence=closed_sequence,
+            grad_norm=grad_norm,
         )
 
     def settle(self, push: PushId, trailer: Trailer) -> None:

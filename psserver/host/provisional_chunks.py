@@ -50,10 +50,12 @@ class ProvisionalCalls:
 
     def begin(self, call: ProvisionalChunks) -> None:
         """A call begins to send ahead; one that its worker had before is ended."""
-        self._fail(
-            call.push.worker, Refusal(ErrorReason.DRAINING, "a newer call sends ahead")
-        )
-        self._calls[call.push.worker] = call
+        worker = call.push.worker
+        if worker in self._calls:
+            self._fail(
+                worker, Refusal(ErrorReason.DRAINING, "a newer call sends ahead")
+            )
+        self._calls[worker] = call
 
     def end(self, call: ProvisionalChunks) -> None:
         """The trailer has come, or the call has ended."""

@@ -65,7 +65,7 @@ class PushSession:
         self._given.add(chunk.chunk_index)
         if self.is_shared and chunk.reference is not None:
             chunk = replace(chunk, message=chunk.reference)
-        else:
+        elif chunk.reference is not None:
             chunk = replace(chunk, reference=None)
         size = len(chunk.message or b"")
         if self._queued_bytes + size > QUEUED_BYTES_MAX:

@@ -29,9 +29,11 @@ class PushSessions:
         Returns:
             The answer, if the push is done.
         """
-        self.fail(
-            push, Refusal(ErrorReason.DRAINING, "a newer call carries the same push")
-        )
+        if push in self._sessions:
+            self.fail(
+                push,
+                Refusal(ErrorReason.DRAINING, "a newer call carries the same push"),
+            )
         self._sessions[push] = session
         _put_chunks(model, session, model.core.applied_chunks(push))
         reply = model.core.reply_to(push)
