@@ -121,6 +121,9 @@ class Buffers:
 
     def note_written(self, store: ValueStore) -> None:
         """Values have come from the shards, into the buffers that the store tells."""
+        if not self._slots:
+            store.written.clear()
+            return
         written = [index for index in self._slots if index in store.written]
         store.written.clear()
         self._mark(store, written)

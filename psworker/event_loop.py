@@ -9,12 +9,60 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import Any, Generic, TypeVar
 
 from psworker.errors import ClosedError
 
 T = TypeVar("T")
+
+
+class Running(Generic[T]):
+    """Work on the loop that another thread has started, and hears the end of.
+
+    What `concurrent.futures.Future` does costs a small push more than its bytes.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._work = work
+        self._on_end = on_end
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """Begins, on the loop."""
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        """Cancels the work, from any thread; its end is told all the same."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def result(self) -> T:
+        """What came of it, once its end was told.
+
+        Raises:
+            CancelledError: That of `concurrent.futures`: it was cancelled.
+        """
+        assert self._task is not None, "it has ended"
+        try:
+            return self._task.result()
+        except asyncio.CancelledError:
+            raise CancelledError from None
+
+    def _cancel(self) -> None:
+        assert self._task is not None, "it began before"
+        self._task.cancel()
+
+    def _end(self, task: "asyncio.Task[T]") -> None:
+        if not task.cancelled():
+            task.exception()  # is looked at, even if nobody wants the result any more
+        self._on_end()
 
 
 class EventLoop:
@@ -34,13 +82,25 @@ class EventLoop:
         Raises:
             ClosedError: This is a forked child, which has no such thread.
         """
-        if os.getpid() != self._process_id:
-            work.close()
-            raise ClosedError(
-                "this process was forked after psworker was connected: connect in the "
-                "process that uses the connection"
-            )
+        self._refuse_forked(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def start(
+        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]
+    ) -> Running[T]:
+        """As `submit`, for whoever wants to be told of the end and then ask.
+
+        Args:
+            work: What to run.
+            on_end: Called on the loop's thread when it has ended, however it did.
+
+        Raises:
+            ClosedError: As `submit`.
+        """
+        self._refuse_forked(work)
+        running = Running(self._loop, work, on_end)
+        self._loop.call_soon_threadsafe(running.begin)
+        return running
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs a coroutine and waits for its result.
@@ -72,6 +132,14 @@ class EventLoop:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _refuse_forked(self, work: Coroutine[Any, Any, Any]) -> None:
+        if os.getpid() != self._process_id:
+            work.close()
+            raise ClosedError(
+                "this process was forked after psworker was connected: connect in the "
+                "process that uses the connection"
+            )
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

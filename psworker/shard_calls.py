@@ -6,7 +6,6 @@ has of it. A decided refusal is raised at once.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -286,7 +285,9 @@ class ShardCalls:
                 self._commits = True
                 commits.take_staged(shard_index, choice)
 
-            own = silence.receiver(shard_index, replace(receiver, on_staged=on_staged))
+            own = silence.receiver(
+                shard_index, Receiver(receiver.on_chunk, receiver.on_waiting, on_staged)
+            )
             held: frozenset[int] | None = None
             if asks_first:
                 push = pushes[shard_index]

@@ -6,7 +6,6 @@ the calls to it are made again without a word: that is told here. On the event l
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -90,12 +89,7 @@ class ShardSilence:
             self.heard(shard_index)
             receiver.on_staged(choice)
 
-        return replace(
-            receiver,
-            on_chunk=on_chunk,
-            on_waiting=self.waiting_of(shard_index),
-            on_staged=on_staged,
-        )
+        return Receiver(on_chunk, self.waiting_of(shard_index), on_staged)
 
     def waiting_of(self, shard_index: int) -> Callable[[Waiting], None]:
         """Takes whom one shard waits for. A silent shard is the better reason."""

@@ -179,12 +179,12 @@ class Stepper(OptimizerCalls):
             held = [None] * len(held)
         else:
             place = self._session.membership.record, self._session.worker
-            is_leader = self._buffers.are_sent and leads(
-                *place, self.sequence_acknowledged + 1
-            )
-            averaged_buffers = self._buffers.add_to(
-                held, self._store, is_leader=is_leader
-            )
+            if self._buffers.are_sent:
+                averaged_buffers = self._buffers.add_to(
+                    held,
+                    self._store,
+                    is_leader=leads(*place, self.sequence_acknowledged + 1),
+                )
         trailer = replace(
             empty_trailer(self._session, groups, extras),
             weight=weight,

@@ -387,7 +387,7 @@ class ValueStore:
             return
         # One transfer for the whole chunk, however many tensors it spans.
         device = targets[0].device
-        torch._foreach_copy_(targets, torch.split(values.to(device), sizes))
+        torch._foreach_copy_(targets, values.to(device).split_with_sizes(sizes))
 
     def _target(self, entry_index: int) -> torch.Tensor:
         """All elements of a tensor in C order, to be written to."""

@@ -30,9 +30,11 @@ class ClockProgress:
         self._state = state
         self._clocks = state.clocks
         self._forced_skips: set[int] = set()
-        self._newest_pushes: tuple[
-            int, tuple[Member, ...], tuple[PushId, ...]
-        ] = (0, (), ())
+        self._newest_pushes: tuple[int, tuple[Member, ...], tuple[PushId, ...]] = (
+            0,
+            (),
+            (),
+        )
         self.open: OpenClock | None = None
         self.skipped_clock = 0
         self.commits = ClockCommits(state)
