@@ -6,6 +6,7 @@ has of it. A decided refusal is raised at once.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -418,6 +419,7 @@ class ShardCalls:
         attempt = 0 if held is None else 1
         held = held or frozenset()
         while True:
+            goes_on = False
             try:
                 if ahead is not None and ahead.is_open(shard_index):
                     call, ahead = ahead, None
@@ -431,15 +433,16 @@ class ShardCalls:
                     )
                     if reply is not None:
                         return reply
-                    held = push.chunk_indexes
+                    held, goes_on = push.chunk_indexes, True
                 requests = (
                     requests_with_failpoints(pushes, shard_index, held)
                     if failpoints.armed
                     else push.requests(held)
                 )
-                return await client.push_pull(
+                reply = await client.push_pull(
                     requests, receiver, timeout_s=left_s(deadline)
                 )
+                return _as_of_one_call(reply) if goes_on else reply
             except CallError as error:
                 silence.failed(shard_index, error)
                 is_corrupt = (
@@ -475,3 +478,13 @@ class ShardCalls:
         return await until_decided(
             attempt, deadline, on_failure=partial(silence.failed, shard_index)
         )
+
+
+def _as_of_one_call(reply: PushReply) -> PushReply:
+    """What a push comes to that was sent once and asked for by a second call.
+
+    It may have been done in between; nothing of it was sent again.
+    """
+    if reply.outcome is Outcome.DUPLICATE:
+        return replace(reply, outcome=Outcome.APPLIED)
+    return reply

@@ -42,7 +42,8 @@ class WholePushes:
         # Taken out meanwhile: a push that is being cancelled is no hindrance.
         call, self._open = self._open, None
         if call is None or call.done():
-            call = self._calls()
+            with translated(self._peer):
+                call = self._calls()
         try:
             with translated(self._peer):
                 async with asyncio.timeout(timeout_s):

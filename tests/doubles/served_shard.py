@@ -122,9 +122,12 @@ class ServedShard:
 
     def push_once(self, name: str, sequence: int) -> "OpenPushOnce":
         """A push of ones for the first chunk alone, in one message."""
+        return OpenPushOnce(self, self.whole_push(name, sequence))
+
+    def whole_push(self, name: str, sequence: int) -> bytes:
         ones = {0: 1.0}
         parts = self.chunk(0, 1.0), self.header(name, sequence), self.trailer(ones)
-        return OpenPushOnce(self, b"".join(parts))
+        return b"".join(parts)
 
     def header(self, name: str, sequence: int, **changes: Any) -> bytes:  # noqa: ANN401
         values: dict[str, Any] = {

@@ -96,6 +96,17 @@ def lose_reply(inner: Stream) -> Stream:
     return stream
 
 
+def leave_unanswered(inner: Stream) -> Stream:
+    """The push is done, right after a call of one message was told that it waits."""
+
+    async def stream(requests: Messages, context: Context) -> Messages:
+        async for _ in inner(requests, context):
+            pass
+        yield b""
+
+    return stream
+
+
 def cut_upload(message_count: int) -> Fault:
     """The call breaks after some messages, not the last, have been taken."""
 

@@ -17,6 +17,7 @@ from tests.integration.broken_calls import (
     Fault,
     breakable_shards,
     cut_upload,
+    leave_unanswered,
     lose_reply,
 )
 from tests.integration.job import Job
@@ -195,6 +196,26 @@ def test_a_push_whose_call_breaks_is_applied_once(
         assert ps.clock == 1
         optimizer.step()
         torch.testing.assert_close(values(model), before - 0.2)
+
+
+def test_a_push_that_is_done_between_two_calls_is_no_duplicate(
+    breakable_job: tuple[Job, dict[int, BreakableHandler]],
+) -> None:
+    """It waited when the call of one message asked, and not any more since."""
+    job, shards = breakable_job
+    ps, model, optimizer = connect_and_prepare(job)
+    with ps:
+        before = values(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for shard in shards.values():
+            shard.faults.append(leave_unanswered)
+
+        optimizer.step()
+
+        torch.testing.assert_close(values(model), before - 0.1)
+        assert ps.last_push is not None
+        assert (ps.last_push.outcome, ps.last_push.duplicate) == ("applied", False)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_clock(job: Job) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -57,5 +58,38 @@ def test_a_wait_that_ends_early_cancels_the_work() -> None:
         with pytest.raises(TimeoutError):
             loop.run(forever(), timeout_s=0.01)
         assert cancelled.wait(10)
+    finally:
+        event_loop.release()
+
+
+def test_whoever_starts_work_is_told_of_its_end_and_then_asks() -> None:
+    has_ended = threading.Event()
+
+    async def fail() -> None:
+        raise ValueError("as the test wants it")
+
+    loop = event_loop.acquire()
+    try:
+        running = loop.start(asyncio.sleep(0, "done"), has_ended.set)
+        assert has_ended.wait(10)
+        assert running.result() == "done"
+        has_ended.clear()
+        failing = loop.start(fail(), has_ended.set)
+        assert has_ended.wait(10)
+        with pytest.raises(ValueError, match="as the test wants it"):
+            failing.result()
+    finally:
+        event_loop.release()
+
+
+def test_started_work_that_is_cancelled_tells_its_end_too() -> None:
+    has_ended = threading.Event()
+    loop = event_loop.acquire()
+    try:
+        running = loop.start(asyncio.Event().wait(), has_ended.set)
+        running.cancel()
+        assert has_ended.wait(10)
+        with pytest.raises(CancelledError):
+            running.result()
     finally:
         event_loop.release()

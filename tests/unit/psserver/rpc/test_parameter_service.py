@@ -1,6 +1,7 @@
 """What workers are told by a shard in every mode, message by message."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -455,3 +456,28 @@ async def test_a_push_in_one_message_that_needs_a_commit_says_so(make: Make) -> 
     assert (call.reply, call.staged) == (None, [(1, ["a"])])
     assert await shard.commit("a", 1, ["a"])
     assert (await shard.push_once("a", 1).finished()).clock == 1
+
+
+async def test_pushes_go_on_one_call_that_rests_between_them(make: Make) -> None:
+    shard = make()
+    shard.start("a")
+    queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def requests() -> AsyncIterator[bytes]:
+        while True:
+            yield await queue.get()
+
+    answers = shard.service.push_pull_once(requests(), NO_CONTEXT)
+    for sequence in (1, 2):
+        queue.put_nowait(shard.whole_push("a", sequence))
+        await anext(answers)
+        assert await shard.done_sequence("a") == sequence
+    resting = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0)
+
+    shard.host.close()
+
+    with pytest.raises(asyncio.CancelledError):
+        await resting
+    late = shard.service.push_pull_once(requests(), NO_CONTEXT)
+    assert [answer async for answer in late] == []
