@@ -11,14 +11,25 @@ and never allocates by a length that it was told.
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
+from pswire.message_fields import (
+    FIXED32,
+    FIXED32_FORMAT,
+    FIXED64,
+    FIXED64_FORMAT,
+    LENGTH,
+    REMEMBERED_COUNT,
+    VARINT,
+    length_prefix,
+    read_fields,
+    varint,
+)
 from pswire.reasons import ErrorReason, Refusal
 from pswire.shared_layout import SharedRun
 
@@ -116,22 +127,11 @@ DATA_ALIGNMENT_BYTES: Final = 16
 chunk. A `bytes` object's content is so aligned itself, and a tensor over a received
 chunk then takes PyTorch's aligned vector paths."""
 
-_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = 0, 1, 2, 3, 4, 5
-_REMEMBERED_COUNT = 1024
-"""Prefixes and presences that are remembered: the same in every step, and what is left
-of a step of a small model once its few bytes are copied."""
 _REMEMBERED_BYTES_MAX = 16
-_GROUP_DEPTH_MAX = 100  # protobuf's own limit on nesting
-_VARINT_BYTES_MAX = 10
-_VARINT32_BYTES_MAX = 5  # tags and lengths
-_FIELD_NUMBER_MAX = (1 << 29) - 1
 
 _INDEX, _PART, _LAST, _ENCODING, _DIGEST = 1, 2, 3, 4, 5
 _PRESENCE, _ROW_INDICES, _PADDING, _DATA = 6, 7, 8, 9
 _SHARED_SEGMENT, _SHARED_LENGTH, _SHARED_VERSION = 40, 41, 42
-
-_FIXED32_FORMAT = struct.Struct("<I")
-_FIXED64_FORMAT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +220,18 @@ def encode_chunk(
         digest = _digest(row_indices, payload)
     fields = b"".join(
         (
-            b"\x0d" + _FIXED32_FORMAT.pack(index) if index else b"",
-            b"\x15" + _FIXED32_FORMAT.pack(part) if part else b"",
+            b"\x0d" + FIXED32_FORMAT.pack(index) if index else b"",
+            b"\x15" + FIXED32_FORMAT.pack(part) if part else b"",
             b"\x18\x01" if last else b"",
-            b"\x20" + _varint(encoding) if encoding else b"",
-            b"\x29" + _FIXED64_FORMAT.pack(digest) if digest else b"",
-            _length_prefix(_PRESENCE, len(presence)) + presence if presence else b"",
-            _length_prefix(_ROW_INDICES, len(row_indices)) if row_indices else b"",
+            b"\x20" + varint(encoding) if encoding else b"",
+            b"\x29" + FIXED64_FORMAT.pack(digest) if digest else b"",
+            length_prefix(_PRESENCE, len(presence)) + presence if presence else b"",
+            length_prefix(_ROW_INDICES, len(row_indices)) if row_indices else b"",
             row_indices,
         )
     )
     if not payload:
-        return _length_prefix(outer_field, len(fields)) + fields
+        return length_prefix(outer_field, len(fields)) + fields
     prefix = _aligned_prefix(outer_field, fields, len(payload))
     return b"".join((prefix, payload))
 
@@ -247,21 +247,21 @@ def _aligned_prefix(outer_field: int, fields: bytes, payload_length: int) -> byt
     return b"".join((outer_prefix, fields, inner_prefix))
 
 
-@lru_cache(_REMEMBERED_COUNT)
+@lru_cache(REMEMBERED_COUNT)
 def _prefixes(
     outer_field: int, fields_length: int, payload_length: int
 ) -> tuple[bytes, bytes]:
     """What comes before the fields, and between them and the payload."""
-    data_prefix = _length_prefix(_DATA, payload_length)
+    data_prefix = length_prefix(_DATA, payload_length)
     unpadded = fields_length + len(data_prefix)
     for padding_size in (0, *range(3, 35)):
         inner_length = unpadded + padding_size + payload_length
-        outer_prefix = _length_prefix(outer_field, inner_length)
+        outer_prefix = length_prefix(outer_field, inner_length)
         start = len(outer_prefix) + unpadded + padding_size
         if start % DATA_ALIGNMENT_BYTES == 0:
             padding = b""
             if padding_size:
-                padding = _length_prefix(_PADDING, padding_size - 2)
+                padding = length_prefix(_PADDING, padding_size - 2)
                 padding += bytes(padding_size - 2)
             return outer_prefix, padding + data_prefix
     raise AssertionError("some padding always fits")
@@ -281,7 +281,7 @@ def join_fields(*fields: tuple[int, bytes]) -> bytes:
     assert numbers == sorted(set(numbers)), "fields go in ascending order"
     parts: list[bytes] = []
     for number, value in fields:
-        parts += (_length_prefix(number, len(value)), value)
+        parts += (length_prefix(number, len(value)), value)
     return b"".join(parts)
 
 
@@ -296,8 +296,8 @@ def split_fields(message: bytes) -> list[tuple[int, memoryview]]:
     """
     return [
         (number, value)
-        for number, wire_type, value in _fields(memoryview(message), "message")
-        if wire_type == _LENGTH and isinstance(value, memoryview)
+        for number, wire_type, value in read_fields(memoryview(message), "message")
+        if wire_type == LENGTH and isinstance(value, memoryview)
     ]
 
 
@@ -314,7 +314,7 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
     numbers = dict.fromkeys(_NUMBERS, 0)
     nothing = view[:0]
     runs = {_PRESENCE: nothing, _ROW_INDICES: nothing, _DATA: nothing}
-    for number, wire_type, value in _fields(view, "chunk"):
+    for number, wire_type, value in read_fields(view, "chunk"):
         # As in the generated code: the last one counts, and a known number with
         # another wire type is an unknown field.
         if wire_type != _CHUNK_WIRE_TYPES.get(number):
@@ -370,17 +370,17 @@ _NUMBERS: Final = (
 )
 
 _CHUNK_WIRE_TYPES: Final = {
-    _INDEX: _FIXED32,
-    _PART: _FIXED32,
-    _LAST: _VARINT,
-    _ENCODING: _VARINT,
-    _DIGEST: _FIXED64,
-    _SHARED_SEGMENT: _FIXED64,
-    _SHARED_LENGTH: _FIXED64,
-    _SHARED_VERSION: _FIXED64,
-    _PRESENCE: _LENGTH,
-    _ROW_INDICES: _LENGTH,
-    _DATA: _LENGTH,
+    _INDEX: FIXED32,
+    _PART: FIXED32,
+    _LAST: VARINT,
+    _ENCODING: VARINT,
+    _DIGEST: FIXED64,
+    _SHARED_SEGMENT: FIXED64,
+    _SHARED_LENGTH: FIXED64,
+    _SHARED_VERSION: FIXED64,
+    _PRESENCE: LENGTH,
+    _ROW_INDICES: LENGTH,
+    _DATA: LENGTH,
 }
 
 
@@ -391,7 +391,7 @@ def bits_to_bytes(bits: Sequence[bool]) -> bytes:
     return _packed.__wrapped__(bits)
 
 
-@lru_cache(_REMEMBERED_COUNT)
+@lru_cache(REMEMBERED_COUNT)
 def _packed(bits: Sequence[bool]) -> bytes:
     packed = bytearray((len(bits) + 7) // 8)
     for position, bit in enumerate(bits):
@@ -422,7 +422,7 @@ def bits_from_bytes(data: "Buffer", count: int) -> tuple[bool, ...]:
     return _unpacked.__wrapped__(packed, count)
 
 
-@lru_cache(_REMEMBERED_COUNT)
+@lru_cache(REMEMBERED_COUNT)
 def _unpacked(packed: bytes, count: int) -> tuple[bool, ...]:
     return tuple(
         bool(packed[position >> 3] >> (position & 7) & 1) for position in range(count)
@@ -443,90 +443,3 @@ def _byte_view(data: "Buffer") -> memoryview:
         return view
     # `cast` refuses shapes with a zero in them.
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-@lru_cache(_REMEMBERED_COUNT)
-def _length_prefix(field_number: int, length: int) -> bytes:
-    return _varint(field_number << 3 | _LENGTH) + _varint(length)
-
-
-def _fields(view: memoryview, what: str) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Yields number, wire type and value of each field outside of groups.
-
-    Proto3 has no groups, but an unknown one must be skipped: a stack of their numbers
-    tells where it ends.
-    """
-    groups: list[int] = []
-    position, end = 0, len(view)
-    while position < end:
-        start = position
-        tag = view[position]
-        if tag < 0x80:  # as most are, which need no loop
-            position += 1
-        else:
-            tag, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
-        number, wire_type = tag >> 3, tag & 7
-        if not 1 <= number <= _FIELD_NUMBER_MAX:
-            _refuse(what, start, f"field number {number} is out of range")
-        value: int | memoryview = 0
-        if wire_type == _LENGTH:
-            length, position = _read_varint(view, position, what, _VARINT32_BYTES_MAX)
-            if length > end - position:
-                _refuse(what, start, f"field {number} is longer than the rest")
-            value = view[position : position + length]
-            position += length
-        elif wire_type == _VARINT:
-            value, position = _read_varint(view, position, what, _VARINT_BYTES_MAX)
-        elif wire_type in _FIXED_FORMATS:
-            fixed = _FIXED_FORMATS[wire_type]
-            if fixed.size > end - position:
-                _refuse(what, start, f"field {number} is cut off")
-            (value,) = fixed.unpack_from(view, position)
-            position += fixed.size
-        elif wire_type == _GROUP:
-            groups.append(number)
-            if len(groups) > _GROUP_DEPTH_MAX:
-                _refuse(what, start, f"more than {_GROUP_DEPTH_MAX} groups are nested")
-        elif wire_type == _GROUP_END:
-            if not groups or groups.pop() != number:
-                _refuse(what, start, f"group {number} ends without a beginning")
-        else:
-            _refuse(what, start, f"field {number} has the wire type {wire_type}")
-        if not groups and wire_type != _GROUP_END:
-            yield number, wire_type, value
-    if groups:
-        _refuse(what, end, f"group {groups[-1]} has no end")
-
-
-_FIXED_FORMATS: Final = {_FIXED32: _FIXED32_FORMAT, _FIXED64: _FIXED64_FORMAT}
-
-
-def _read_varint(
-    view: memoryview, position: int, what: str, byte_count_max: int
-) -> tuple[int, int]:
-    """Returns the value, cut to 64 bits, and the position after it."""
-    start, end = position, min(len(view), position + byte_count_max)
-    value = shift = 0
-    while position < end:
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, position
-        shift += 7
-    _refuse(what, start, "a varint does not end")
-
-
-def _refuse(what: str, position: int, why: str) -> NoReturn:
-    raise Refusal(
-        ErrorReason.MALFORMED_MESSAGE, f"malformed {what}: {why}, at byte {position}"
-    )

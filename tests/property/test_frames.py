@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pswire import frames
 from pswire.frames import ChunkFrame
+from pswire.message_fields import varint
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as service_pb2
 from pswire.v1 import push_pb2
@@ -123,14 +124,14 @@ def unknown_fields(draw: st.DrawFn) -> bytes:
     """Fields of a later release: numbers that `GradientChunk` does not have."""
     number = draw(st.integers(10, 2**29 - 1))
     wire_type = draw(st.sampled_from([0, 1, 2, 3, 5]))
-    tag = frames._varint(number << 3 | wire_type)
+    tag = varint(number << 3 | wire_type)
     if wire_type == 0:
-        return tag + frames._varint(draw(fixed64))
+        return tag + varint(draw(fixed64))
     if wire_type == 2:
         value = draw(st.binary(max_size=30))
-        return tag + frames._varint(len(value)) + value
+        return tag + varint(len(value)) + value
     if wire_type == 3:
-        return tag + draw(unknown_fields()) + frames._varint(number << 3 | 4)
+        return tag + draw(unknown_fields()) + varint(number << 3 | 4)
     return tag + bytes(8 if wire_type == 1 else 4)
 
 
