@@ -116,11 +116,12 @@ class Membership:
         Raises:
             PsError: `failure`, even when `work` failed for a reason of its own then.
         """
-        if self.failure is not None:
-            work.close()
-            raise _again(self.failure)
         wait = Interruption()
         self._waits.add(wait)
+        if self.failure is not None:
+            # Not before it has begun: what it is made of may be work itself.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(wait.interrupt, _again(self.failure))
         try:
             return await wait.of(work)
         finally:
