@@ -13,9 +13,10 @@ from psworker import event_loop, fork_guard
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.compression import CompressionChoice
 from psworker.config import WorkerConfig
-from psworker.data.counted import CountedLoader, is_split_by_user
+from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
+from psworker.host_group.data_link import HostDataLink
 from psworker.host_group.place import HostPlace
 from psworker.host_group.refused import refuse_unsupported
 from psworker.host_group.steps import HostSteps
@@ -50,6 +51,7 @@ class HostConnection:
         self._loop = event_loop.acquire()
         fork_guard.guard(config.coordinator)
         self._steps: HostSteps | None = None
+        self._loaders: tuple[LeasedLoader, ...] = ()
         self._is_closed = False
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
@@ -180,14 +182,18 @@ class HostConnection:
         refuse_unsupported(given, overlap=overlap)
         if buffers is None:
             tell_defaults(given.buffers)
-        results = {id(each): _checked(each) for each in given.loaders.values()}
+        link = HostDataLink()
+        replaced: dict[int, Any] = {
+            id(loader): _leased(loader, link, name)
+            for name, loader in given.loaders.items()
+        }
+        self._loaders = tuple(
+            each for each in replaced.values() if isinstance(each, LeasedLoader)
+        )
         steps = HostSteps(
             self._loop, self._config, self._place, given, digest=_digest(given)
         )
         self._steps = steps
-        replaced: dict[int, Any] = {
-            key: CountedLoader(loader, steps) for key, loader in results.items()
-        }
         optimizers = {
             id(optimizer): PreparedOptimizer(
                 optimizer, given.specs[name], steps, given.bound
@@ -198,8 +204,9 @@ class HostConnection:
         point_schedulers(given.schedulers, optimizers)
         for each in optimizers.values():
             each.scale_with(given.loss_scales)
-            each.follow(given.schedulers, is_late=False)
+            each.follow(given.schedulers, is_late=steps.standing.clock > 0)
         replaced.update(optimizers)
+        link.start(steps, next(iter(optimizers.values())))
         prepared = tuple(replaced.get(id(each), each) for each in objects)
         return prepared[0] if len(prepared) == 1 else prepared
 
@@ -230,6 +237,9 @@ class HostConnection:
             return
         self._is_closed = True
         atexit.unregister(self._at_exit)
+        if leaves:
+            for loader in self._loaders:
+                loader.tell_missed()
         try:
             if self._steps is not None:
                 self._steps.close(leaves=leaves)
@@ -246,14 +256,11 @@ class HostConnection:
         self._end(leaves=ended_well or hasattr(sys, "ps1"))
 
 
-def _checked(loader: DataLoader[Any]) -> DataLoader[Any]:
-    if not is_split_by_user(loader) or loader.batch_size is None:
-        raise ConfigurationError(
-            "with one push per host each process needs its own part of the data: build "
-            "the loader with sampler=DistributedSampler(dataset, num_replicas, rank) "
-            "and a batch_size, or leave it out of prepare() and give step(weight=n)"
-        )
-    return loader
+def _leased(loader: DataLoader[Any], link: HostDataLink, name: str) -> Any:  # noqa: ANN401
+    try:
+        return prepare_loader(loader, link, name=name)
+    except LoaderRefused as refused:
+        raise ConfigurationError(f"{name}: {refused}") from None
 
 
 def _digest(given: Prepared) -> str:

@@ -162,6 +162,14 @@ class PendingData:
             self._skipped = []
 
     @property
+    def unreported(self) -> DataReport:
+        """What no report has carried yet; it stays so."""
+        with self._lock:
+            return DataReport(
+                tuple(self._consumed), tuple(self._dropped), self._incarnation
+            )
+
+    @property
     def has_drawn(self) -> bool:
         """Whether anything was drawn since the last push."""
         with self._lock:

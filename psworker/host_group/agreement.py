@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pswire.reasons import ErrorReason
 from psworker.errors import PsError
-from psworker.pending import DataRange
+from psworker.pending import DataRange, DataReport
 from psworker.push_result import PushResult
 from psworker.steps import Groups
 from psworker.transport.values import Identity
@@ -199,6 +199,7 @@ class Standing:
         mode: How workers keep together.
         rejoin_count: How often it was evicted and has joined again.
         last_push: What became of the newest push.
+        unreported: Data of its pushes that the coordinator may not have heard of.
     """
 
     token: str
@@ -211,6 +212,7 @@ class Standing:
     mode: str
     rejoin_count: int = 0
     last_push: PushResult | None = None
+    unreported: DataReport = field(default_factory=DataReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,12 +280,14 @@ class State:
         seal: Of the newest step that it has the seal of.
         done: The last step that is over for it.
         part: What it brings to the next step, if it has got so far.
+        hand: Data that was dealt to it, and is behind no step that is over.
     """
 
     view: int
     seal: Seal | None
     done: Done
     part: Contribution | None
+    hand: frozenset[DataRange] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

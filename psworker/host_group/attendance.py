@@ -29,6 +29,7 @@ from psworker.host_group.agreement import (
     Standing,
 )
 from psworker.host_group.core import HostCore
+from psworker.host_group.desk import Desk
 from psworker.host_group.leader import HostLeader, entries_of
 from psworker.host_group.memory import HostMemory
 from psworker.host_group.orders import Found, Lead
@@ -98,6 +99,7 @@ class Attendance:
         )
         self._edited = EditedValues(schema, self._tensors)
         self._rejoin_count = 0
+        self._life_count = 0
         self.standing: Standing
         self._life = self._begin_life()
         try:
@@ -110,6 +112,21 @@ class Attendance:
     def is_leader(self) -> bool:
         """Whether this process speaks to the job."""
         return self._life.core.is_leader
+
+    @property
+    def room(self) -> Room:
+        """This process in its group."""
+        return self._life.room
+
+    @property
+    def member_count(self) -> int:
+        """Processes of the group now."""
+        return max(1, len(self._life.core.members))
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often this process, or its group, was left out and has come again."""
+        return self._life_count + self._rejoin_count
 
     @property
     def leader(self) -> HostLeader | None:
@@ -127,7 +144,7 @@ class Attendance:
         )
         return Life(core, memory, room)
 
-    def _take_lead(self, lead: Lead) -> None:
+    def _take_lead(self, lead: Lead) -> Desk:
         """On the event loop: the group's sign of life comes from here now."""
         standing = lead.done.standing
         life = self._life
@@ -140,6 +157,7 @@ class Attendance:
             life.core.seat.number,
             standing.worker.worker_id,
         )
+        return Desk(life.core, life.leader, self._config.step_timeout_s)
 
     def _come_in(self) -> None:
         """Enters; once more for each time that the group went on without it."""
@@ -188,6 +206,7 @@ class Attendance:
         everything = frozenset(range(len(self._tensors)))
         life.memory.copy(life.core.seat, self._tensors, everything - self._local)
         self._note_values(standing)
+        life.room.serve(Desk(life.core, life.leader, self._config.step_timeout_s))
         life.room.post(lambda core: core.founded(standing))
 
     def _end_life(self) -> None:

@@ -48,6 +48,7 @@ from psworker.host_group.orders import (
     Send,
 )
 from psworker.host_group.succession import Succession
+from psworker.pending import DataRange
 
 
 class Phase(Enum):
@@ -89,8 +90,35 @@ class HostCore(Succession):
         self._holders: set[Seat] = set()
         self._is_repeat = False
         self._is_parked = False
+        # Data: what this process has, and, of a leader, what others have told.
+        self.hand: set[DataRange] = set()
+        self.hands: dict[Seat, frozenset[DataRange]] = {}
 
     # What the owner asks
+
+    @property
+    def sealed(self) -> Seal | None:
+        """The step that is under way, if it is sealed."""
+        return self._seal if self.is_settling else None
+
+    @property
+    def used(self) -> tuple[DataRange, ...]:
+        """Data of the last step, and of those that nobody may have been told of."""
+        if self.done is None:
+            return ()
+        unreported = self.done.standing.unreported
+        return (
+            *(each for part in self.done.parts.values() for each in part.ranges),
+            *unreported.consumed,
+            *unreported.dropped,
+        )
+
+    def is_awaited_from(self, seat: Seat) -> bool:
+        """Of a leader, whether others have begun a step that waits for a process."""
+        if not self.is_leader or self._phase is not Phase.COLLECTING:
+            return False
+        parts = self._parts()
+        return bool(parts) and seat not in parts
 
     @property
     def missing(self) -> tuple[Seat, ...]:
@@ -102,6 +130,11 @@ class HostCore(Succession):
         if self._phase is Phase.REDUCING:
             return tuple(e for e in self.members if e not in self._square_sums)
         return ()
+
+    @property
+    def is_gathering(self) -> bool:
+        """Of a new leader, whether it does not know yet what all members know."""
+        return self.is_leader and self._phase is Phase.GATHERING
 
     @property
     def is_settling(self) -> bool:
@@ -120,10 +153,7 @@ class HostCore(Succession):
     @property
     def is_awaited(self) -> bool:
         """Of a leader, whether others have begun a step and it has not."""
-        if not self.is_leader or self._phase is not Phase.COLLECTING:
-            return False
-        parts = self._parts()
-        return bool(parts) and self.seat not in parts
+        return self.is_awaited_from(self.seat)
 
     # What happens around this process
 
@@ -232,6 +262,7 @@ class HostCore(Succession):
         self._offers.clear()
         self._states.clear()
         self._attempt_count = 0
+        self.hands.clear()
         self._is_repeat = True  # of a seal that it finds
         self._is_parked = False
 
@@ -244,7 +275,11 @@ class HostCore(Succession):
         assert self.view is not None, "only a view is answered"
         assert self.done is not None, "only members answer"
         return State(
-            view=self.view.number, seal=self._seal, done=self.done, part=self._part
+            view=self.view.number,
+            seal=self._seal,
+            done=self.done,
+            part=self._part,
+            hand=frozenset(self.hand),
         )
 
     def _take_state(self, seat: Seat, state: State) -> None:
@@ -253,6 +288,7 @@ class HostCore(Succession):
         if self._phase is not Phase.GATHERING or state.view < self._gathers_from:
             return
         self._states[seat] = state
+        self.hands[seat] = state.hand
         if state.part is not None:
             self._offers[seat] = (state.done.step + 1, state.part)
         if not set(self.members) <= self._states.keys():
@@ -395,6 +431,9 @@ class HostCore(Succession):
             self._seal = seal
 
     def _finish(self, done: Done) -> None:
-        self.done = done
+        before, self.done = self.done, done
+        self.hand.difference_update(self.used)
+        if before and before.standing.rejoin_count < done.standing.rejoin_count:
+            self.hand.clear()  # what the start before held is not its own any more
         self._part = None
         self._effects.append(Order(done))

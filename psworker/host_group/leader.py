@@ -6,6 +6,7 @@ life, is opened on the event loop at once, the rest in the user's thread when a 
 needs it.
 """
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -143,6 +144,11 @@ class HostLeader:
         with told_to_users():
             return self._opening.result()
 
+    async def ready(self) -> Session:
+        """As `session`, on the event loop."""
+        assert self._opening is not None, "opened by whoever has made it leader"
+        return await asyncio.wrap_future(self._opening)
+
     @property
     def stepper(self) -> SharedStepper | None:
         """The group's pushes, if this process has made any."""
@@ -173,6 +179,19 @@ class HostLeader:
         stepper = self.going_on(standing)
         found = stepper.arrive()
         return found, stepper.standing(self.token)
+
+    def rejoin(self, standing: Standing, rejoin_count: int) -> Standing:
+        """Joins the job again after an eviction, unless that was done since.
+
+        Args:
+            standing: Of the group when it was evicted.
+            rejoin_count: How often it had joined again, as who asks knows.
+        """
+        stepper = self.going_on(standing)
+        if stepper.rejoin_count <= rejoin_count:
+            stepper.rejoin()
+            stepper.is_behind = True
+        return stepper.standing(self.token)
 
     def push(
         self, seal: Seal, standing: Standing, extras: PushExtras, *, is_repeat: bool

@@ -4,18 +4,24 @@ On the event loop, but for what the user's thread asks: to offer, to hear what t
 the group goes on, and its leader's loss is noticed, while the script computes.
 """
 
+import asyncio
 import logging
 import os
 import queue
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from pswire.memory_segments import SegmentError
+from psworker.data.source import Lease
+from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop
-from psworker.host_group.agreement import Excluded, Message, Seat
+from psworker.host_group.agreement import Excluded, Seat
+from psworker.host_group.asking import Answer, Ask, GiveBack, Question
 from psworker.host_group.core import HostCore
+from psworker.host_group.desk import Desk
 from psworker.host_group.meeting import Door, Hello, Link
 from psworker.host_group.memory import HostMemory
 from psworker.host_group.orders import Drop, Lead, Order, Send, Task
@@ -36,6 +42,11 @@ stopped leader after about two seconds."""
 FORM_LIMIT_MS: Final = 30_000
 """How long a group waits for processes that never came, before it begins without."""
 
+_OUT_TEXT: Final = (
+    "this process of a host's group is not part of it any more: it stood still for too "
+    "long, and the group went on without it"
+)
+
 _rooms: "weakref.WeakSet[Room]" = weakref.WeakSet()
 
 
@@ -53,7 +64,7 @@ class Room:
         memory: HostMemory,
         *,
         digest: str,
-        on_lead: Callable[[Lead], None],
+        on_lead: Callable[[Lead], Desk],
     ) -> None:
         """Is alone yet.
 
@@ -62,7 +73,8 @@ class Room:
             core: The state machine.
             memory: Takes the memory of others.
             digest: Of what was prepared.
-            on_lead: Called on the loop when this process is to lead.
+            on_lead: Called on the loop when this process is to lead; who answers what
+                others ask from now on.
         """
         self.core = core
         self._loop = loop
@@ -78,6 +90,11 @@ class Room:
         self._asyncio: Any = None
         self._timer: Any = None
         self._is_closed = False
+        self._desk: Desk | None = None
+        self._asks: dict[int, tuple[Question, Future[Any]]] = {}
+        self._asked: Seat | None = None
+        self._ask_count = 0
+        self._answering: dict[tuple[Seat, int], asyncio.Task[None]] = {}
         _rooms.add(self)
 
     # The user's thread
@@ -101,6 +118,23 @@ class Room:
     def post(self, event: Callable[[HostCore], None]) -> None:
         """Tells the state machine something."""
         self._loop.post(lambda: self._act(event))
+
+    def ask(self, question: Question) -> "Future[Any]":
+        """Asks the leader, the next one too if it is lost. Cancelling takes it back.
+
+        The future raises `EvictedError` when the group goes on without this process.
+        """
+        future: Future[Any] = Future()
+        self._loop.post(lambda: self._begin_asking(question, future))
+        return future
+
+    def serve(self, desk: Desk) -> None:
+        """From now on this process leads, and answers."""
+
+        def begin() -> None:
+            self._desk = desk
+
+        self._loop.post(begin)
 
     def settle(self) -> bool:
         """Takes in all that was said so far; whether this process is still in."""
@@ -155,8 +189,6 @@ class Room:
     # The event loop
 
     async def _begin(self, met: list[tuple[Link, Hello]]) -> None:
-        import asyncio
-
         self._asyncio = asyncio.get_running_loop()
         assert self._listener is not None, "it listens"
         self._asyncio.add_reader(self._listener, self._accept)
@@ -217,14 +249,20 @@ class Room:
         """Takes in what others have said, what ends this process's part first."""
         if self._is_closed:
             return
-        said: list[tuple[Seat, Message]] = []
+        said: list[tuple[Seat, Any]] = []
         over: list[Seat] = []
         for seat, link in list(self._links.items()):
             said += [(seat, message) for message in link.receive()]
             if link.is_over:
                 over.append(seat)
         for seat, message in sorted(said, key=lambda e: not isinstance(e[1], Excluded)):
-            self.core.take(seat, message)
+            match message:
+                case Ask():
+                    self._take_ask(seat, message)
+                case Answer():
+                    self._take_answer(message)
+                case _:
+                    self.core.take(seat, message)
         for seat in over:
             self.core.lost(seat)
         event(self.core)
@@ -232,6 +270,87 @@ class Room:
         for seat in over:
             if seat in self._links:  # nothing to do with it, and nothing to hear
                 self._drop(seat)
+        self._follow()
+
+    # Questions to the leader
+
+    def _begin_asking(self, question: Question, future: "Future[Any]") -> None:
+        self._ask_count += 1
+        number = self._ask_count
+        self._asks[number] = question, future
+        future.add_done_callback(lambda done: self._loop.post(self._forget(number)))
+        self._act(_nothing)  # asks whoever leads
+        self._send_ask(number)
+
+    def _forget(self, number: int) -> Callable[[], None]:
+        def forget() -> None:
+            asked = self._asks.pop(number, None)
+            if asked is not None:  # it was taken back
+                self._send(self._asked, Ask(number, None))
+
+        return forget
+
+    def _follow(self) -> None:
+        """Asks a new leader what the one before has not answered."""
+        core = self.core
+        if self._desk is not None and core.is_leader:
+            self._desk.note_change()
+        leader = core.view.leader if core.view is not None and core.is_member else None
+        if core.is_out:
+            for question, future in list(self._asks.values()):
+                if not future.done():
+                    future.set_exception(EvictedError(_OUT_TEXT))
+                del question
+            self._asks.clear()
+        elif leader != self._asked:
+            self._asked = leader
+            for number in list(self._asks):
+                self._send_ask(number)
+
+    def _send_ask(self, number: int) -> None:
+        if number in self._asks:
+            self._send(self._asked, Ask(number, self._asks[number][0]))
+
+    def _send(self, seat: Seat | None, message: Ask | Answer) -> None:
+        if seat == self.core.seat:
+            if isinstance(message, Ask):
+                self._take_ask(self.core.seat, message)
+            else:
+                self._take_answer(message)
+        elif seat in self._links:
+            self._links[seat].send(message)
+            self._watch_room(self._links[seat])
+
+    def _take_ask(self, seat: Seat, ask: Ask) -> None:
+        key = seat, ask.number
+        under_way = self._answering.get(key)
+        if ask.question is None:
+            if under_way is not None:
+                under_way.cancel()
+        elif under_way is None and self._desk is not None:
+            task = self._asyncio.create_task(self._reply(self._desk, seat, ask))
+            self._answering[key] = task
+            task.add_done_callback(lambda _: self._answering.pop(key, None))
+
+    async def _reply(self, desk: Desk, seat: Seat, ask: Ask) -> None:
+        assert ask.question is not None, "there is something to answer"
+        result = await desk.answer(seat, ask.question)
+        self._send(seat, Answer(ask.number, result))
+
+    def _take_answer(self, answer: Answer) -> None:
+        asked = self._asks.pop(answer.number, None)
+        leased = answer.result.ranges if isinstance(answer.result, Lease) else ()
+        if asked is None or asked[1].done():
+            if leased:  # nobody wants them here any more
+                self._begin_asking(GiveBack(leased), Future())
+            return
+        self.core.hand.update(leased)
+        try:
+            asked[1].set_result(answer.value())
+        except PsError as error:
+            asked[1].set_exception(error)
+
+    # Effects
 
     def _carry(self) -> None:
         for effect in self.core.take_effects():
@@ -247,7 +366,7 @@ class Room:
                     if seat in self._links:
                         self._drop(seat)
                 case Lead():
-                    self._on_lead(effect)
+                    self._desk = self._on_lead(effect)
 
     def _watch_room(self, link: Link) -> None:
         if link.has_unsent:
@@ -298,6 +417,9 @@ class Room:
 
     def _end(self) -> None:
         self._is_closed = True
+        self._follow()
+        for task in list(self._answering.values()):
+            task.cancel()
         if self._listener is not None:
             if self._asyncio is not None:
                 self._asyncio.remove_reader(self._listener)

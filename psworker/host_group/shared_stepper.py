@@ -26,13 +26,22 @@ from psworker.transport.values import Identity, PushHeader, PushTrailer
 
 
 class SharedStepper(Stepper):
-    """Pushes of a group."""
+    """Pushes of a group.
+
+    Attributes:
+        is_behind: Whether it has joined again since the last step, so that what the
+            processes compute is of values that are not the job's any more.
+    """
+
+    is_behind = False
 
     def resume(self, standing: Standing) -> None:
         """Goes on where the leader before was, as the same start or another one."""
         self.sequence_acknowledged = standing.sequence
         self.rejoin_count = standing.rejoin_count
         self.last_push = standing.last_push
+        self.pending.acknowledge(standing.unreported.consumed)
+        self.pending.drop(standing.unreported.dropped)
         if self._session.worker != standing.worker:
             self._lost = LostStart(standing.worker)
 
@@ -44,9 +53,12 @@ class SharedStepper(Stepper):
         sequence = self.sequence_acknowledged + 1
         worker = self._session.worker
         record = self._session.membership.record
-        is_stale = self.rejoin_count > rejoin_count or (
-            self.sequence_acknowledged > before
+        is_stale = (
+            self.is_behind
+            or self.rejoin_count > rejoin_count
+            or self.sequence_acknowledged > before
         )
+        self.is_behind = False
         return Place(
             worker=worker,
             sequence=sequence,
@@ -72,6 +84,7 @@ class SharedStepper(Stepper):
             mode=mode.value,
             rejoin_count=self.rejoin_count,
             last_push=self.last_push,
+            unreported=self.pending.unreported,
         )
 
     def push(

@@ -16,6 +16,7 @@ from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.config import WorkerConfig
 from psworker.errors import (
+    EvictedError,
     StepTimeoutError,
     UnsupportedError,
     refuse_closed,
@@ -27,12 +28,13 @@ from psworker.host_group.agreement import (
     Excluded,
     Failed,
     Reduce,
+    Standing,
 )
+from psworker.host_group.asking import OptimizerStateOf, RejoinJob, SettingsOf
 from psworker.host_group.attendance import Attendance
 from psworker.host_group.orders import Arrive, Push, Task
 from psworker.host_group.place import HostPlace
 from psworker.host_group.refused import FLOAT16_TEXT, SPARSE_TEXT
-from psworker.host_group.shared_stepper import SharedStepper
 from psworker.optimizer_state import States
 from psworker.prepare import Prepared
 from psworker.push_account import PushAccount
@@ -82,7 +84,7 @@ class HostSteps(Attendance):
     @property
     def worker_count(self) -> int:
         """Processes of the group, whose samplers split its data."""
-        return max(1, len(self._life.core.members))
+        return self.member_count
 
     @property
     def has_gradient(self) -> bool:
@@ -175,19 +177,59 @@ class HostSteps(Attendance):
         )
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
-        """The state of an optimizer, in the leader alone: no call to the others.
+        """The state of an optimizer after the group's last push, by its leader.
 
         Raises:
-            UnsupportedError: This process is not the leader.
+            WaitTimeoutError: It did not come in time.
         """
-        stepper = self._leading("the optimizer's state")
-        return stepper.optimizer_state(optimizer, spec_digest)
+        refuse_closed(is_closed=self._is_closed)
+        question = OptimizerStateOf(optimizer, spec_digest)
+        states: States = self.room.ask(question).result()
+        return states
 
     def settings_used(self, optimizer: str) -> OptimizerSettings:
-        """What the newest update was made with, in the leader alone."""
-        return self._leading("what the last update was made with").settings_used(
-            optimizer
-        )
+        """What the newest update was made with, by the group's leader."""
+        refuse_closed(is_closed=self._is_closed)
+        settings: OptimizerSettings = self.room.ask(SettingsOf(optimizer)).result()
+        return settings
+
+    def refuse_out(self) -> None:
+        """Checks that the group has not gone on without this process.
+
+        Raises:
+            EvictedError: It has.
+            ClosedError: The connection is closed.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        if self._life.core.is_out:
+            raise EvictedError(
+                "the host's group went on without this process, which has not entered "
+                "again yet"
+            )
+
+    def rejoin(self) -> None:
+        """Between two steps: enters again, or has the group join the job again.
+
+        A gradient that was begun with data of before is thrown away by the next step.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        is_begun = self.pending.has_drawn and self.has_gradient
+        if not self._life.core.is_out:
+            try:
+                asked = RejoinJob(self._rejoin_count)
+                standing: Standing = self.room.ask(asked).result()
+            except EvictedError:
+                pass  # left out meanwhile
+            else:
+                self._note_rejoined(standing)
+        if self._life.core.is_out:
+            self._come_back()
+        self._is_stale = self._is_stale or is_begun
+
+    def _note_rejoined(self, standing: Standing) -> None:
+        self._rejoin_count = standing.rejoin_count
+        self.pending.start_over()
+        self.standing = standing
 
     def close(self, *, leaves: bool) -> None:
         """Leaves the group; the last process of it leaves the job.
@@ -315,8 +357,7 @@ class HostSteps(Attendance):
             - {life.core.seat, done.source, *life.core.members, *life.core.others}
         )
         if done.standing.rejoin_count > self._rejoin_count:
-            self._rejoin_count = done.standing.rejoin_count
-            self.pending.start_over()
+            self._note_rejoined(done.standing)
         result = done.standing.last_push
         assert result is not None, "a step was pushed"
         if extras.on_loaded is not None and life.leader is None and not result.dropped:
@@ -334,6 +375,7 @@ class HostSteps(Attendance):
             "counts" if counts else "is thrown away",
         )
         self._end_life()
+        self._life_count += 1
         self._life = self._begin_life()
         self._come_in()
         self.pending.start_over()  # what it had goes to the others
@@ -349,15 +391,3 @@ class HostSteps(Attendance):
             duplicate=False,
             rejoined=True,
         )
-
-    def _leading(self, what: str) -> SharedStepper:
-        refuse_closed(is_closed=self._is_closed)
-        leader = self._life.leader
-        if leader is None:
-            assert self._life.core.view is not None, "prepared"
-            raise UnsupportedError(
-                f"only the process that leads this host's group, number "
-                f"{self._life.core.view.leader.number} now, can ask the shards for "
-                f"{what}: call it where ps.is_leader"
-            )
-        return leader.going_on(self.standing)

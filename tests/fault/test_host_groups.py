@@ -12,8 +12,10 @@ from tests.fault import host_ledger
 from tests.fault.children import Child, wait_until
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import FaultJob
+from tests.fault.host_data_training import BATCH_SIZE, EPOCH_COUNT, SAMPLE_COUNT
 
 SCRIPT: Final = str(Path(__file__).with_name("host_training.py"))
+DATA_SCRIPT: Final = str(Path(__file__).with_name("host_data_training.py"))
 WORKER: Final = "host"
 
 
@@ -120,3 +122,38 @@ def test_a_group_of_one_process_after_all_others_have_died(make_job: MakeJob) ->
         job.wait_steps("p2", 5)
         assert is_same_worker(job)
     check(job)
+
+
+@pytest.mark.parametrize(
+    "failpoints",
+    [
+        ("worker.step=kill@4", ""),
+        ("worker.in_barrier=kill@4", ""),
+        ("", "worker.step=kill@5"),
+        ("worker.push_answered=kill@5", "worker.step=kill@9"),
+    ],
+)
+def test_each_sample_counts_once_whoever_is_killed(
+    failpoints: tuple[str, str], make_job: MakeJob
+) -> None:
+    with make_job("--mode=bsp", script=DATA_SCRIPT) as job:
+        for index in range(3):
+            start(job, index, 3, failpoint=(*failpoints, "")[index])
+        for index, failpoint in enumerate(failpoints):
+            if failpoint:
+                job.expect_killed(f"p{index}")
+        for child in job.workers.values():
+            if child.code is None:
+                child.wait_end()
+    seen: list[tuple[int, int]] = []
+    for child in job.workers.values():
+        if not child.code:
+            ends = child.events("epoch")
+            assert [end["once"] for end in ends] == [SAMPLE_COUNT] * EPOCH_COUNT, ends
+        for step in child.events("step"):
+            assert step["outcome"] in host_ledger.COUNTED
+            seen += [(step["epoch"], row) for row in step["rows"]]
+    assert len(seen) == len(set(seen)), "a sample was trained on twice"
+    # Of those that died at most their last batch counts without their word for it.
+    lost = len(list(filter(None, failpoints)))
+    assert len(seen) >= SAMPLE_COUNT * EPOCH_COUNT - lost * BATCH_SIZE

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.core.record import Mode
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
 from psworker.host_connection import HostConnection
 from tests.integration.host_processes import connect, run_group
@@ -210,3 +211,38 @@ def test_processes_that_prepare_something_else_are_refused(tmp_path: Path) -> No
             pytest.raises(ConfigurationError, match="a living process is number 0"),
         ):
             again.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_every_process_has_the_state_of_the_optimizer(tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> float:
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer = ps.prepare(model, optimizer)
+        model.weight.grad = torch.full((1, 2), float(index))
+        optimizer.step()
+        buffer = optimizer.state_dict()["state"][0]["momentum_buffer"]
+        model.weight.grad = torch.zeros(1, 2)
+        optimizer.step()
+        return float(buffer.sum())
+
+    with Job(tmp_path, shard_count=2) as job:
+        assert run_group(job, 3, script) == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("mode", ["ssp", "asp"])
+def test_a_group_takes_part_in_other_modes(mode: str, tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> tuple[float, str]:
+        model = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer = ps.prepare(model, optimizer)
+        for _ in range(4):
+            model.weight.grad = torch.full((1, 2), -float(index))
+            optimizer.step()
+        return float(model.weight.detach().sum()), ps.mode
+
+    options: dict[str, Any] = {"mode": Mode[mode.upper()]}
+    if mode == "ssp":
+        options["staleness_bound"] = 1
+    with Job(tmp_path, shard_count=2, **options) as job:
+        assert run_group(job, 3, script) == [(8.0, mode)] * 3

@@ -1,0 +1,95 @@
+"""What leased loaders need, in a process of a host group: a `psworker.data.DataSource`.
+
+Everything is asked of the group's leader, who leases for all of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from psworker.data.order import EpochShape
+from psworker.data.source import Lease, LeaseRequest
+from psworker.host_group.asking import AwaitTurn, LeaseBatches, OpenEpoch
+from psworker.pending import DataReport, PendingData
+from psworker.transport.values import Mode
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from psworker.host_group.steps import HostSteps
+    from psworker.optimizer import PreparedOptimizer
+
+
+class HostDataLink:
+    """A process of a group, as its loaders see it."""
+
+    def __init__(self) -> None:
+        """Knows nobody: loaders are named before the group meets."""
+        self._steps: HostSteps | None = None
+        self._optimizer: PreparedOptimizer | None = None
+
+    def start(self, steps: "HostSteps", optimizer: "PreparedOptimizer") -> None:
+        """The process is in its group now."""
+        self._steps = steps
+        self._optimizer = optimizer
+
+    @property
+    def _here(self) -> "HostSteps":
+        assert self._steps is not None, "loaders are handed out after joining"
+        return self._steps
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        return self._here.pending
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often this process, or its group, was left out and has come again."""
+        return self._here.rejoin_count
+
+    @property
+    def sharer_count(self) -> int:
+        """Processes that take ranges on demand; 0 where they are dealt in rounds."""
+        standing = self._here.standing
+        if standing.mode == Mode.BSP.value:
+            return 0
+        return standing.worker_count * self._here.member_count
+
+    @property
+    def worker_count(self) -> int:
+        """Processes that share the data, if all workers are groups like this one."""
+        return max(1, self._here.standing.worker_count) * self._here.member_count
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._here.has_gradient
+
+    def settle(self) -> None:
+        """Checks that the group has not gone on without this process."""
+        self._here.refuse_out()
+
+    def rejoin(self) -> None:
+        """Comes again after the group, or the job, has gone on without it."""
+        self._here.rejoin()
+
+    def open_epoch(
+        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
+    ) -> "Future[int]":
+        """Opens an epoch; its seed."""
+        self._here.refuse_out()
+        return self._here.room.ask(OpenEpoch(loader, epoch, shape, report))
+
+    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+        """Leases ranges."""
+        self._here.refuse_out()
+        return self._here.room.ask(LeaseBatches(request))
+
+    def await_contribution(self) -> "Future[None]":
+        """Done once a step of the group, or of the job, waits for nobody with data."""
+        self._here.refuse_out()
+        return self._here.room.ask(AwaitTurn())
+
+    def push_nothing(self) -> None:
+        """Takes part in the group's next push with nothing."""
+        assert self._optimizer is not None, "loaders are handed out after joining"
+        self._optimizer.push_nothing()
