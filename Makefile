@@ -88,7 +88,7 @@ faults: .venv/installed ## kill, stop and cut real processes; print what came of
 	$(BIN)/pytest tests/fault -q $(ARGS)
 
 .PHONY: soak
-soak: .venv/installed ## train with fewer bytes to the accuracy of all of them
+soak: .venv/installed ## train for minutes: large models, many steps, fewer bytes
 	$(BIN)/pytest tests/soak -q $(ARGS)
 
 .PHONY: conformance

@@ -71,8 +71,9 @@ class PreparedOptimizer(Optimizer):
         compression: PushCompression | None = None,
     ) -> None:
         self._is_prepared = False
-        super().__init__(inner.param_groups, inner.defaults)
-        # The user's own list, and the user's own groups in it.
+        # One group does: torch compares each with all before it, which it did when the
+        # user's own were made. That list, and the groups in it, stay the user's own.
+        super().__init__(inner.param_groups[:1], inner.defaults)
         self.param_groups = inner.param_groups
         for hooks in _HOOKS:
             setattr(self, hooks, getattr(inner, hooks))
