@@ -82,6 +82,8 @@ class Place:
         is_first_worker: Whether the buffers of the job's first worker are this one's.
         is_of_longest: Whether no worker has been in the job for longer.
         is_stale: Whether the values that gradients are of were not the job's.
+        is_void: Whether the data behind them is not the group's any more either, since
+            it was evicted.
     """
 
     worker: Identity
@@ -90,6 +92,7 @@ class Place:
     is_first_worker: bool = False
     is_of_longest: bool = False
     is_stale: bool = False
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -167,7 +170,12 @@ class Seal:
     @property
     def ranges(self) -> tuple[DataRange, ...]:
         """Data behind the push, in the order of seats."""
-        if self.place.is_stale:
+        return () if self.place.is_stale else self.drawn
+
+    @property
+    def drawn(self) -> tuple[DataRange, ...]:
+        """Data that the processes have drawn for it, in the order of seats."""
+        if self.place.is_void:
             return ()
         return tuple(each for part in self.parts.values() for each in part.ranges)
 
@@ -225,6 +233,7 @@ class Done:
         standing: Of the group.
         parts: Whose gradients were in it.
         is_discarded: Whether they were thrown away.
+        is_void: Whether the data behind them went back, as the group was evicted.
         written: Buffers that have new values.
         is_whole: Whether everything is to be copied, not only what steps change.
     """
@@ -234,6 +243,7 @@ class Done:
     standing: Standing
     parts: Mapping[Seat, Contribution] = field(default_factory=dict)
     is_discarded: bool = False
+    is_void: bool = False
     written: frozenset[int] = frozenset()
     is_whole: bool = False
 

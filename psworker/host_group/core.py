@@ -107,8 +107,9 @@ class HostCore(Succession):
         if self.done is None:
             return ()
         unreported = self.done.standing.unreported
+        parts = () if self.done.is_void else self.done.parts.values()
         return (
-            *(each for part in self.done.parts.values() for each in part.ranges),
+            *(each for part in parts for each in part.ranges),
             *unreported.consumed,
             *unreported.dropped,
         )

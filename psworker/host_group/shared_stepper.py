@@ -53,11 +53,8 @@ class SharedStepper(Stepper):
         sequence = self.sequence_acknowledged + 1
         worker = self._session.worker
         record = self._session.membership.record
-        is_stale = (
-            self.is_behind
-            or self.rejoin_count > rejoin_count
-            or self.sequence_acknowledged > before
-        )
+        is_void = self.is_behind or self.rejoin_count > rejoin_count
+        is_stale = is_void or self.sequence_acknowledged > before
         self.is_behind = False
         return Place(
             worker=worker,
@@ -66,6 +63,7 @@ class SharedStepper(Stepper):
             is_first_worker=leads(record, worker, sequence),
             is_of_longest=record is not None and record.has_longest(worker),
             is_stale=is_stale,
+            is_void=is_void,
         )
 
     def standing(self, token: str) -> Standing:
@@ -128,7 +126,7 @@ class SharedStepper(Stepper):
             if not is_repeat:
                 return self._lose(None)
             return self._settle_lost(spec, seal, trailer, source)
-        exchange.ranges = seal.ranges
+        exchange.ranges = seal.drawn
         exchange.is_discarded = seal.place.is_stale
         exchange.on_loaded = extras.on_loaded
         exchange.asks_first = is_repeat

@@ -293,7 +293,10 @@ class HostSteps(Attendance):
             if result is not None:
                 self.last_push = result
                 ranges = part.ranges if part is not None else ()
-                self._account.note(result, ranges, is_discarded=is_discarded)
+                done = self._life.core.done
+                is_told = is_discarded or bool(done and done.is_discarded)
+                if not result.rejoined:
+                    self._account.note(result, ranges, is_discarded=is_told)
                 return result
 
     def _carry_out(self, task: Task, extras: PushExtras) -> PushResult | None:
@@ -341,6 +344,7 @@ class HostSteps(Attendance):
             standing=standing,
             parts=task.seal.parts,
             is_discarded=task.seal.place.is_stale,
+            is_void=task.seal.place.is_void or result.rejoined,
             written=written,
             is_whole=is_whole or task.seal.place.is_stale,
         )

@@ -21,9 +21,10 @@ def connect(
     *,
     worker_id: str = "host",
     shares_memory: bool = True,
+    address: str = "",
 ) -> HostConnection:
     config = WorkerConfig(
-        coordinator=parse_address(job.address),
+        coordinator=parse_address(address or job.address),
         worker_id=worker_id,
         step_timeout_s=WAIT_TIMEOUT_S,
         start_timeout_s=WAIT_TIMEOUT_S,
@@ -40,12 +41,18 @@ def run_group(
     *,
     worker_id: str = "host",
     shares_memory: bool = True,
+    address: str = "",
 ) -> list[T]:
     """What each process's script returns, in the order of their numbers."""
 
     def run(index: int) -> T:
         connection = connect(
-            job, index, count, worker_id=worker_id, shares_memory=shares_memory
+            job,
+            index,
+            count,
+            worker_id=worker_id,
+            shares_memory=shares_memory,
+            address=address,
         )
         with connection as ps:
             return script(ps, index)
