@@ -34,8 +34,11 @@ BYTES_A_STEP_MAX: Final = 10.0
 VISIT_COUNT: Final = 2_500
 """Of each of four kinds."""
 
-BYTES_A_RECONNECT_MAX: Final = 200.0
-"""Two megabytes in all: less than one object of Python for each."""
+BYTES_A_RECONNECT_MAX: Final = 1_000.0
+"""Not flat: see `docs/memory.md`. No object of Python is behind it."""
+
+NOISE_BYTES: Final = 512 << 10
+"""What an allocator's pages move by, however few steps a slow machine has made."""
 
 RUN_S: Final = 220
 """Time after which a slow machine makes fewer of them."""
@@ -72,7 +75,8 @@ class Samples:
                 f"{taken[0] >> 20} to {taken[-1] >> 20} MiB",
                 end="",
             )
-        assert max(slopes.values()) < bytes_max, slopes
+        measured = events_a_sample * self.count / 2
+        assert max(slopes.values()) < max(bytes_max, NOISE_BYTES / measured), slopes
 
 
 @contextmanager
