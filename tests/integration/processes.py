@@ -60,12 +60,16 @@ class Processes:
         assert line is not None, f"{name} has ended:\n{self.logs()}"
         return line
 
+    def rest(self, name: str) -> list[str]:
+        """The lines that a process, which has ended, has printed and nobody has had."""
+        found = []
+        while (line := self._lines[name].get(timeout=LINE_TIMEOUT_S)) is not None:
+            found.append(line)
+        return found
+
     def last_line(self, name: str) -> str:
         """The last line that a process, which has ended, has printed."""
-        found = ""
-        while (line := self._lines[name].get(timeout=LINE_TIMEOUT_S)) is not None:
-            found = line
-        return found
+        return (self.rest(name) or [""])[-1]
 
     def address(self, name: str) -> str:
         """Where a daemon listens, from the one line that it prints."""

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.host_connection import HostConnection
+from tests.integration.group_pair import ROOT
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, deviation
+from tests.integration.processes import Processes
 
 SAMPLE_COUNT = 53
 BATCH_SIZE = 4
@@ -97,3 +100,24 @@ def test_a_group_has_the_numbers_of_one_process_with_a_larger_batch(
             optimizer.step()
     found = [each.detach() for each in alone.parameters()]
     assert deviation(run[0][1], found) < 1e-5
+
+
+@pytest.mark.timeout(120)
+def test_the_command_line_starts_a_group_and_a_lost_process_again(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path / "job", shard_count=2) as job, Processes(tmp_path) as processes:
+        processes.start(
+            "run",
+            *("-m", "psworker", "run", f"--coordinator={job.address}", "--nproc=2"),
+            *("--one-push-per-host", "--max-restarts=1", "--worker-id=box", "--"),
+            *("-m", "tests.integration.host_script", str(tmp_path / "died")),
+            PYTHONPATH=f"{ROOT}:{ROOT / 'protos'}",
+        )
+        assert processes.code("run", 100.0) == 0
+        lines = processes.rest("run")
+    assert (tmp_path / "died").exists()
+    ends = [line for line in lines if "end as box of 1" in line]
+    assert sorted(end[:4] for end in ends) == ["[p0]", "[p1]"]
+    epochs = [line.partition("] ")[2] for line in lines if "epoch" in line]
+    assert {"epoch 0: 64 seen once", "epoch 1: 64 seen once"} == set(epochs)
