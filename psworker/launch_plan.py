@@ -10,7 +10,8 @@ from psworker.cores import usable_core_count
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
 COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
 GROUP_VARIABLE: Final = "PS_HOST_GROUP"
-"""Read by `psworker.host_group.place`."""
+RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
+"""These are read by `psworker.host_group.place`."""
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 RESTART_DELAY_S: Final = 1.0

@@ -20,7 +20,12 @@ from types import FrameType
 from typing import Final
 
 from pswire.exit_codes import ExitCode, exit_code_of_return_code
-from psworker.launch_plan import STEADY_S, LaunchPlan, restart_delay_s
+from psworker.launch_plan import (
+    RESTARTS_VARIABLE,
+    STEADY_S,
+    LaunchPlan,
+    restart_delay_s,
+)
 from psworker.launched import MARK_VARIABLE, REFUSED_CODES, refusal_file
 from psworker.process_output import carry_output
 
@@ -112,7 +117,7 @@ class Launcher:
         quick_failure_count = 0
         for restart_count in range(self._plan.restart_limit + 1):
             began = time.monotonic()
-            code = self._run_once(index, mark)
+            code = self._run_once(index, mark, restart_count)
             if code in REFUSED_CODES:
                 self._end_others(index, code, refusal_file(mark))
             if code == 0 and not mark.exists():
@@ -191,10 +196,11 @@ class Launcher:
         worker_id = self._plan.worker_id_of(index)
         return f"process {index}" + (f" (worker {worker_id})" if worker_id else "")
 
-    def _run_once(self, index: int, mark: Path) -> int:
+    def _run_once(self, index: int, mark: Path, restart_count: int) -> int:
         """Runs process `index` to its end and returns its exit code."""
         piped = subprocess.PIPE if self._plan.process_count > 1 else None
         environment = self._plan.environment(index, os.environ)
+        environment[RESTARTS_VARIABLE] = str(restart_count)
         with self._lock:
             if self.stopped.is_set():
                 return 128 + (self.stopped_by or signal.SIGTERM)

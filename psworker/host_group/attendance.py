@@ -34,7 +34,7 @@ from psworker.host_group.leader import HostLeader, entries_of
 from psworker.host_group.memory import HostMemory
 from psworker.host_group.orders import Found, Lead
 from psworker.host_group.place import HostPlace
-from psworker.host_group.room import FORM_LIMIT_MS, Room
+from psworker.host_group.room import BACK_LIMIT_MS, FORM_LIMIT_MS, Room
 from psworker.pending import PendingData
 from psworker.prepare import Prepared
 from psworker.tensor_chunks import ValueStore
@@ -137,7 +137,9 @@ class Attendance:
 
     def _begin_life(self) -> Life:
         seat = Seat(self._host.index, secrets.randbits(62))
-        core = HostCore(seat, count=self._host.count, patience_ms=FORM_LIMIT_MS)
+        is_back = self._host.is_restart or self._life_count > 0
+        patience_ms = BACK_LIMIT_MS if is_back else FORM_LIMIT_MS
+        core = HostCore(seat, count=self._host.count, patience_ms=patience_ms)
         memory = HostMemory(self._given.bound.schema, seat, self._given.buffers)
         room = Room(
             self._loop, core, memory, digest=self._digest, on_lead=self._take_lead

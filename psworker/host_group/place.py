@@ -1,8 +1,9 @@
 """Which process of which host group this is: what `psworker run` tells it.
 
-PS_HOST_GROUP   names the group on this machine; absent where there is none
-PS_LOCAL_SIZE   processes of the group
-PS_LOCAL_RANK   number of this one, from 0
+PS_HOST_GROUP     names the group on this machine; absent where there is none
+PS_LOCAL_SIZE     processes of the group
+PS_LOCAL_RANK     number of this one, from 0
+PS_RESTART_COUNT  how often it was started again, 0 where nothing is said
 """
 
 import os
@@ -15,6 +16,7 @@ from psworker.errors import ConfigurationError
 GROUP_VARIABLE: Final = "PS_HOST_GROUP"
 COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
 INDEX_VARIABLE: Final = "PS_LOCAL_RANK"
+RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
 PROCESS_COUNT_MAX: Final = 256
 
 
@@ -26,11 +28,14 @@ class HostPlace:
         group: Names the group of this job on this machine.
         index: Number of the process, from 0.
         count: Processes of the group.
+        is_restart: Whether this one was in it before, so that the others are there by
+            now, or done.
     """
 
     group: str
     index: int
     count: int
+    is_restart: bool = False
 
 
 def find_host_place(environ: Mapping[str, str] | None = None) -> HostPlace | None:
@@ -57,4 +62,5 @@ def find_host_place(environ: Mapping[str, str] | None = None) -> HostPlace | Non
             f"together: numbers are 0 to {COUNT_VARIABLE} - 1, of at most "
             f"{PROCESS_COUNT_MAX} processes"
         )
-    return HostPlace(group, index, count)
+    restarts = variables.get(RESTARTS_VARIABLE, "")
+    return HostPlace(group, index, count, restarts not in ("", "0"))

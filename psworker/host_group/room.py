@@ -42,6 +42,9 @@ stopped leader after about two seconds."""
 FORM_LIMIT_MS: Final = 30_000
 """How long a group waits for processes that never came, before it begins without."""
 
+BACK_LIMIT_MS: Final = 2_000
+"""The same for a process that was in it before: the others are there, or done."""
+
 _OUT_TEXT: Final = (
     "this process of a host's group is not part of it any more: it stood still for too "
     "long, and the group went on without it"

@@ -157,3 +157,34 @@ def test_each_sample_counts_once_whoever_is_killed(
     # Of those that died at most their last batch counts without their word for it.
     lost = len(list(filter(None, failpoints)))
     assert len(seen) >= SAMPLE_COUNT * EPOCH_COUNT - lost * BATCH_SIZE
+
+
+def test_a_leader_that_comes_too_late_joins_again_and_says_what_became_of_its_push(
+    make_job: MakeJob,
+) -> None:
+    with make_job("--mode=bsp", script=SCRIPT) as job:
+        job.start_worker("w0")
+        job.wait_members("w0")
+        start(job, 0, 2)
+        follower = start(job, 1, 2)
+        for name in ("p0", "p1"):
+            job.wait_steps(name, 3)
+        follower.send(signal.SIGSTOP)  # and before the leader can know of it
+        job.kill_worker("p0")
+        job.expect_stopped("p1")
+        job.wait_gone(WORKER)
+        follower.send(signal.SIGCONT)
+        job.wait_members(WORKER)
+        job.wait_steps("p1", 3)
+        (member,) = [
+            each
+            for each in job.status().workers
+            if each.is_member and each.worker_id == WORKER
+        ]
+        assert member.incarnation == 2
+        outcomes = [step["outcome"] for step in follower.events("step")]
+        rejoined = [step for step in follower.events("step") if step["rejoined"]]
+        assert len(rejoined) <= 1
+        assert set(outcomes) <= {"applied", "duplicate", "dropped"}
+        assert outcomes.count("dropped") <= 1
+        assert outcomes[-1] == "applied"

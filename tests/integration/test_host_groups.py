@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import psworker
+import psworker.data
 from psserver.core.record import Mode
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
 from psworker.host_connection import HostConnection
@@ -159,14 +160,14 @@ def test_options_that_a_group_can_not_have_are_refused(
 
 def test_what_a_group_can_not_do_is_refused(tmp_path: Path) -> None:
     def script(ps: HostConnection, index: int) -> list[str]:
-        model = nn.Embedding(4, 2, sparse=True)
-        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
+        optimizer: Any = torch.optim.SGD(model[0].parameters(), lr=0.1)
         model, optimizer = ps.prepare(model, optimizer)
         model(torch.tensor([index])).sum().backward()
         texts = []
         for call in (
             optimizer.step,
-            lambda: optimizer.add_param_group({"params": [nn.Parameter(model.weight)]}),
+            lambda: optimizer.add_param_group({"params": [model[1].weight]}),
             lambda: ps.prepare(model),
         ):
             with pytest.raises(PsError) as refusal:
@@ -179,7 +180,7 @@ def test_what_a_group_can_not_do_is_refused(tmp_path: Path) -> None:
             assert (
                 "a sparse gradient is not possible with one push per host" in texts[0]
             )
-            assert "belongs to no model given to prepare()" in texts[1]
+            assert "add_param_group() is not possible with one push per" in texts[1]
             assert "prepare() can be called once with one push per host" in texts[2]
 
 
@@ -246,3 +247,29 @@ def test_a_group_takes_part_in_other_modes(mode: str, tmp_path: Path) -> None:
         options["staleness_bound"] = 1
     with Job(tmp_path, shard_count=2, **options) as job:
         assert run_group(job, 3, script) == [(8.0, mode)] * 3
+
+
+def test_a_float16_gradient_with_a_loss_scale_is_refused(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, 0, 1) as ps:
+        model = nn.Linear(2, 1).half()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        model.weight.grad = torch.ones(1, 2, dtype=torch.float16)
+        optimizer.grad_scale = torch.tensor(8.0)
+        with pytest.raises(UnsupportedError, match="float16 gradient that carries a"):
+            optimizer.step()
+
+
+def test_splits_are_recorded_by_who_leads(tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> bool:
+        split = psworker.data.split(40)
+        with pytest.raises(ConfigurationError, match="by the process that leads"):
+            ps.record_split("rows", split)
+        model = nn.Linear(2, 1)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if ps.is_leader:
+            assert ps.record_split("rows", split) is split
+        return ps.is_leader
+
+    with Job(tmp_path) as job:
+        assert run_group(job, 2, script) == [True, False]

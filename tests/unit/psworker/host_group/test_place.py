@@ -17,6 +17,13 @@ def test_a_place_is_read_from_the_environment() -> None:
     assert found == HostPlace("g", 1, 2)
 
 
+def test_a_process_that_was_started_again_is_told_so() -> None:
+    environ = {"PS_HOST_GROUP": "g", "PS_LOCAL_RANK": "1", "PS_LOCAL_SIZE": "2"}
+    for count, is_restart in (("0", False), ("2", True)):
+        found = find_host_place(environ | {"PS_RESTART_COUNT": count})
+        assert found == HostPlace("g", 1, 2, is_restart)
+
+
 @pytest.mark.parametrize(
     ("index", "count", "text"),
     [
