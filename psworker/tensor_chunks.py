@@ -8,6 +8,7 @@ slice of a contiguous CPU tensor but the one into the message.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 import numpy as np
@@ -183,17 +184,34 @@ class CheckedChunk:
 
     Attributes:
         chunk: What it is of.
-        digest: As its sender computed it.
+        mark: The same for the same values: their digest, or in shared memory their
+            version.
         pieces: Slices that are present.
         sizes: Elements of each.
         values: Elements of all, 1-D, over the bytes that were received.
     """
 
     chunk: Chunk
-    digest: int
+    mark: int
     pieces: list[Slice]
     sizes: list[int]
     values: torch.Tensor
+
+
+def checked_chunk(
+    chunk: Chunk, presence: Sequence[bool], values: torch.Tensor, mark: int
+) -> CheckedChunk:
+    """A chunk whose elements are known to be as many as they should.
+
+    Args:
+        chunk: What it is of.
+        presence: Which of its slices there are.
+        values: Elements of all of these, 1-D.
+        mark: As that of `CheckedChunk`.
+    """
+    pieces = list(compress(chunk.slices, presence))
+    sizes = [piece.element_count for piece in pieces]
+    return CheckedChunk(chunk, mark, pieces, sizes, values)
 
 
 class ValueStore:
@@ -259,12 +277,6 @@ class ValueStore:
         """
         chunk = self._chunk_of(frame)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
-        pieces = [
-            piece
-            for piece, is_present in zip(chunk.slices, presence, strict=True)
-            if is_present
-        ]
-        sizes = [piece.element_count for piece in pieces]
         if frame.encoding == ENCODING_UNCHANGED:
             source = ChunkSource(self.tensors)
             everything = (True,) * len(chunk.slices)
@@ -279,11 +291,14 @@ class ValueStore:
             values = decoded
         else:
             frame.check_whole()
-            check_byte_count(chunk, sum(sizes), len(frame.data))
+            count = sum(
+                piece.element_count for piece in compress(chunk.slices, presence)
+            )
+            check_byte_count(chunk, count, len(frame.data))
             frame.verify()
             values = tensor_from_buffer(frame.data, chunk.element_type)
             self.held.take(chunk, presence, values)
-        return CheckedChunk(chunk, frame.digest, pieces, sizes, values)
+        return checked_chunk(chunk, presence, values, frame.digest)
 
     @torch.no_grad()
     def write_checked(self, checked: "CheckedChunk") -> None:

@@ -1,7 +1,7 @@
 """Where things lie in a segment of shared memory; both sides work it out by themselves.
 
 A segment begins with a header that says what it is. Then come, in a shard's segment of
-values, a table with the version and the digest of each chunk, and then the elements.
+values, a table with the version of each chunk, and then the elements.
 No message carries an offset: a place follows from the placement, so none can be wrong.
 
 Pure.
@@ -29,11 +29,10 @@ CHUNK_ALIGNMENT_BYTES: Final = 64
 SHARED_BYTES_MIN: Final = 64 << 10
 """Smaller chunks go in messages: a copy of theirs costs less than a look elsewhere."""
 
-_TABLE_WORDS: Final = 2
 _WORD_BYTES: Final = 8
 
 _HEADER: Final = struct.Struct("<8sIIQQ")
-_MAGIC: Final = b"psshmem\x01"
+_MAGIC: Final = b"psshmem\x02"
 
 
 class SegmentKind(IntEnum):
@@ -139,10 +138,9 @@ class ValuesLayout:
     Attributes:
         byte_count: Size of the segment.
         vector_starts: First byte of the vector of each element type.
-        table: Bytes of the table. Two words of 64 bits for each chunk of the shard, in
-            the order of the placement: its version, odd while it is being changed, and
-            the digest of its elements, 0 while nobody has asked for it.
-        entries: First word of each chunk's entry in the table, by its index.
+        table: Bytes of the table: for each chunk of the shard, in the order of the
+            placement, 64 bits with its version, odd while it is being changed.
+        entries: Word of each chunk in the table, by its index.
         runs: Bytes of each chunk, by its index.
     """
 
@@ -157,7 +155,7 @@ class ValuesLayout:
         """The layout of a shard."""
         chunks = placement.chunks_by_shard[shard_index]
         table_start = _aligned(HEADER_BYTES)
-        table_stop = table_start + _TABLE_WORDS * _WORD_BYTES * len(chunks)
+        table_stop = table_start + _WORD_BYTES * len(chunks)
         end = _aligned(table_stop)
         starts: dict[ElementType, int] = {}
         sizes: dict[ElementType, int] = {}
@@ -172,10 +170,7 @@ class ValuesLayout:
             end,
             starts,
             slice(table_start, table_stop),
-            {
-                chunk.index: _TABLE_WORDS * position
-                for position, chunk in enumerate(chunks)
-            },
+            {chunk.index: position for position, chunk in enumerate(chunks)},
             {chunk.index: _run(chunk, starts[chunk.element_type]) for chunk in chunks},
         )
 

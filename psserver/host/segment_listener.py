@@ -102,7 +102,6 @@ class SegmentListener:
                 f"{offer.header.byte_count} were offered"
             )
         self._segments.put(worker, MemorySegment.adopt(offer.header, offer.descriptor))
-        values.has_readers = True
         return worker, Answer(values.segment.header, values.segment.descriptor)
 
 

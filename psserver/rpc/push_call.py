@@ -178,8 +178,8 @@ class PushCall:
         self._host.pump()
 
     def _take_chunk(self, frame: ChunkFrame) -> None:
-        frame = self._host.shared.resolve(self.push.worker, frame)
         check_frame(frame)
+        frame = self._host.shared.resolve(self.push.worker, frame)
         presence = self._presence_of(frame.index, frame.presence)
         model = self._host.model
         is_sparse = frame.encoding == ENCODING_SPARSE_ROWS

@@ -120,10 +120,12 @@ class ShardVectors:
         chunk = self.chunk(chunk_index)
         if self.shared is None or not is_worth_sharing(chunk.byte_count):
             return None
-        digest, run = self.shared.reference(chunk_index)
         bits = (True,) * len(chunk.slices) if presence is None else presence
         return encode_shared_chunk(
-            index=chunk_index, presence=bits_to_bytes(bits), digest=digest, shared=run
+            index=chunk_index,
+            presence=bits_to_bytes(bits),
+            digest=0,
+            shared=self.shared.reference(chunk_index),
         )
 
     def read(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import xxhash
 
 from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.placement import Placement
@@ -26,7 +25,6 @@ class ValuesSegment:
 
     Attributes:
         segment: The memory.
-        has_readers: Whether any worker has mapped it.
     """
 
     def __init__(self, placement: Placement, shard_index: int) -> None:
@@ -37,7 +35,6 @@ class ValuesSegment:
         """
         self._layout = ValuesLayout.of(placement, shard_index)
         self.segment = MemorySegment.create(SegmentKind.VALUES, self._layout.byte_count)
-        self.has_readers = False
         # Words of 64 bits are written in one piece.
         self._table = self.segment.data[self._layout.table].cast("Q")
         for entry in self._layout.entries.values():
@@ -51,31 +48,23 @@ class ValuesSegment:
 
     @contextmanager
     def updating(self, chunk_index: int) -> Iterator[None]:
-        """A chunk changes meanwhile: who reads it reads it again."""
+        """A chunk changes meanwhile: who reads it reads it again.
+
+        Words and elements reach a reader in this order on every processor: torch lets
+        go of the GIL and takes it again around the work, and its lock is a barrier.
+        """
         entry = self._layout.entries[chunk_index]
         self._table[entry] += 1
-        self._table[entry + 1] = 0
         try:
             yield
         finally:
-            if self.has_readers:
-                self._table[entry + 1] = self._digest(chunk_index)
             self._table[entry] += 1
 
-    def reference(self, chunk_index: int) -> tuple[int, SharedRun]:
-        """Digest and place of a chunk as it is now."""
-        entry = self._layout.entries[chunk_index]
-        if not self._table[entry + 1]:
-            self._table[entry + 1] = self._digest(chunk_index)
+    def reference(self, chunk_index: int) -> SharedRun:
+        """Place of a chunk, and its version now."""
         run = self._layout.runs[chunk_index]
-        return self._table[entry + 1], SharedRun(
-            self.segment.header.number, run.stop - run.start, self._table[entry]
-        )
-
-    def _digest(self, chunk_index: int) -> int:
-        return xxhash.xxh3_64_intdigest(
-            self.segment.data[self._layout.runs[chunk_index]]
-        )
+        version = self._table[self._layout.entries[chunk_index]]
+        return SharedRun(self.segment.header.number, run.stop - run.start, version)
 
 
 def shared_memory(placement: Placement, shard_index: int) -> ValuesSegment | None:

@@ -52,7 +52,7 @@ class ArrivingValues(ValueStore):
         self.expect(updated_entries)
         self._lacking: set[int] = set()
         self._read_entries: set[int] = set()
-        self._digests: dict[int, int] = {}
+        self._marks: dict[int, int] = {}
         self.is_open = False
         self.is_mixed = False
 
@@ -95,7 +95,7 @@ class ArrivingValues(ValueStore):
         """A step is under way: its values will come."""
         self._lacking = set(self._expected)
         self._read_entries.clear()
-        self._digests.clear()
+        self._marks.clear()
         self.is_open = True
         self.is_mixed = False
 
@@ -128,17 +128,17 @@ class ArrivingValues(ValueStore):
             self.turn.notify_all()
 
     def _write_open(self, checked: CheckedChunk) -> None:
-        index, digest = checked.chunk.index, checked.digest
+        index, mark = checked.chunk.index, checked.mark
         read = self._read_in(checked.chunk)
         if not (read and checked.pieces):
             super().write_checked(checked)
-        elif self._digests.get(index) != digest:
+        elif self._marks.get(index) != mark:
             # Not as a change that autograd should know of: what it computes from
             # these tensors is thrown away, and must not end in an error.
             with _unsafe_preserve_version_counter(tuple(read)):
                 super().write_checked(checked)
             self.is_mixed = True
-        self._digests[index] = digest
+        self._marks[index] = mark
         if self.held.is_lost:
             return  # what has come is not there yet
         self._lacking.discard(index)

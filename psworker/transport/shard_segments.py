@@ -10,14 +10,14 @@ those announced are as good.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
 import torch
 import xxhash
 
-from pswire.frames import ENCODING_RAW, ChunkFrame, bits_from_bytes, bits_to_bytes
+from pswire.frames import ChunkFrame, bits_from_bytes, bits_to_bytes
 from pswire.memory_segments import MemorySegment
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
@@ -28,8 +28,8 @@ from pswire.shared_layout import (
     ValuesLayout,
     is_worth_sharing,
 )
-from pswire.torch_types import buffer_of
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from pswire.torch_types import buffer_of, tensor_from_buffer
+from psworker.tensor_chunks import ChunkSource, ValueStore, checked_chunk
 
 _ATTEMPT_COUNT_MAX: Final = 8
 """Of reading a chunk that changes meanwhile, before it is asked for as a message. An
@@ -169,25 +169,14 @@ class ShardSegments:
         assert frame.shared is not None, "checked before"
         if version % 2 or version < frame.shared.version:
             return False
-        digest = self._table[entry + 1]
-        whole = self._values.data[self._values_layout.runs[chunk.index]]
+        run = self._values_layout.runs[chunk.index]
+        values = tensor_from_buffer(self._values.data[run], chunk.element_type)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
         if not all(presence):
-            # Checked as a whole first: the digest of some slices is nobody's.
-            whole = memoryview(bytes(whole))
-            if xxhash.xxh3_64_intdigest(whole) != digest:
-                return False
-            whole = _present(chunk, presence, whole)
-            digest = xxhash.xxh3_64_intdigest(whole)
-        found = replace(
-            frame, encoding=ENCODING_RAW, digest=digest, data=whole, shared=None
-        )
-        try:
-            store.write(found)
-        except Refusal as refusal:
-            if refusal.reason is ErrorReason.CHUNK_DIGEST_MISMATCH:
-                return False
-            raise
+            parts = values.split([piece.element_count for piece in chunk.slices])
+            values = torch.cat(list(compress(parts, presence)))
+        store.write_checked(checked_chunk(chunk, presence, values, version))
+        # Elements are read before this word is: see `ValuesSegment.updating`.
         return self._table[entry] == version
 
 
@@ -221,14 +210,3 @@ def _copy(target: Bytes, data: Bytes) -> int:
         np.copyto(target[block], data[block])
         state.update(target[block].data)
     return state.intdigest()
-
-
-def _present(chunk: Chunk, presence: tuple[bool, ...], whole: memoryview) -> memoryview:
-    """The present slices of a chunk."""
-    size, start, parts = chunk.element_type.byte_count, 0, []
-    for piece, is_present in zip(chunk.slices, presence, strict=True):
-        stop = start + piece.element_count * size
-        if is_present:
-            parts.append(whole[start:stop])
-        start = stop
-    return memoryview(b"".join(parts))
