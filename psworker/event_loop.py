@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
+from pswire.freed_memory import keep_freed_memory
 from psworker.errors import ClosedError
 
 T = TypeVar("T")
@@ -178,6 +179,7 @@ def acquire() -> EventLoop:
     global _shared, _user_count
     with _lock:
         if _shared is None:
+            keep_freed_memory()
             _shared = EventLoop()
         _user_count += 1
         return _shared

@@ -23,6 +23,9 @@ _JOINED_BYTES_MAX = 64 << 10
 """A first chunk of at most this size shares the first message with the header. Above
 it, copying costs more than a message."""
 
+_SHARED_COUNT = 2
+"""Chunks in shared memory that the shard is told of at a time."""
+
 
 def header_message(header: PushHeader, shard_incarnation: int) -> bytes:
     """A message that holds only a push's header."""
@@ -79,8 +82,16 @@ class OutgoingPush:
     def append(self, index: int, message: bytes) -> None:
         """Adds a chunk, from the user's thread."""
         self._chunks.append((index, message))
+        count = len(self._chunks)
+        # Each time the loop's thread is woken it takes the interpreter's lock from
+        # the one that copies, which costs more than a small message waits.
+        is_awaited = (
+            count == len(self.chunk_indexes)
+            or count % _SHARED_COUNT == 0
+            or not is_shared_chunk(message)
+        )
         # Set before the reader looks: it sees the chunk, or is told of it.
-        if self._has_reader:
+        if self._has_reader and is_awaited:
             self._notify(self._grown)
 
     @property

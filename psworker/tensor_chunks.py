@@ -31,6 +31,8 @@ from pswire.slice_rows import Int64s, SliceRows, pack_rows
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 from psworker.held_values import FEWER_BYTES, HeldValues
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
 
 class ChunkEncoder(Protocol):
     """Turns the elements of a dense chunk into fewer bytes; see `PushEncoder`."""
@@ -86,6 +88,7 @@ class ChunkSource:
         self.tensors = tensors
         self.encoder: ChunkEncoder | None = None
         self._flat: dict[int, torch.Tensor] = {}
+        self._bytes: dict[int, Bytes] = {}
         self._rows: dict[int, Int64s] = {}
 
     def presence(self, chunk: Chunk) -> tuple[bool, ...]:
@@ -124,6 +127,29 @@ class ChunkSource:
         """
         data, _ = self._gathered(chunk, self.presence(chunk))
         return data
+
+    @torch.no_grad()
+    def host_parts(self, chunk: Chunk) -> list[Bytes] | None:
+        """Bytes of each present slice of a dense chunk, where they are.
+
+        None if some are not in host memory, or are of another type than is sent.
+        """
+        size = chunk.element_type.byte_count
+        parts = []
+        for piece in chunk.slices:
+            if self.tensors[piece.entry_index] is None:
+                continue
+            whole = self._bytes.get(piece.entry_index)
+            if whole is None:
+                flat = self._flat_tensor(piece.entry_index)
+                if (
+                    flat.device.type != "cpu"
+                    or flat.dtype != TORCH_DTYPES[chunk.element_type]
+                ):
+                    return None
+                whole = self._bytes[piece.entry_index] = bytes_in_host(flat)
+            parts.append(whole[piece.start * size : piece.stop * size])
+        return parts
 
     @torch.no_grad()
     def digest(self, chunk: Chunk) -> int | None:
@@ -256,6 +282,7 @@ class ValueStore:
             if any(piece.entry_index in self._buffers for piece in chunk.slices)
         )
         self._flat: dict[int, torch.Tensor] = {}
+        self._bytes: dict[int, tuple[torch.Tensor, Bytes]] = {}
         self._staged: dict[int, torch.Tensor] = {}
 
     def write(self, frame: ChunkFrame) -> None:
@@ -396,13 +423,42 @@ class ValueStore:
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
-        targets = [run_of(self._target(piece.entry_index), piece) for piece in pieces]
-        if len(targets) == 1 and targets[0].device.type == "cpu":
-            _copy_alone(targets[0], values)
+        flat = [self._target(piece.entry_index) for piece in pieces]
+        if all(each.device.type == "cpu" for each in flat):
+            self._copy_in_host(pieces, flat, values)
             return
+        targets = list(map(run_of, flat, pieces))
         # One transfer for the whole chunk, however many tensors it spans.
         device = targets[0].device
         torch._foreach_copy_(targets, values.to(device).split_with_sizes(sizes))
+
+    def _copy_in_host(
+        self, pieces: list[Slice], targets: list[torch.Tensor], values: torch.Tensor
+    ) -> None:
+        """Copies in this thread alone, without the GIL.
+
+        torch would hand half of it to another thread, which then spins while it waits
+        for more and takes a core from the thread that moves bytes: a step of 64 MiB
+        took twice as long, on two cores. And each of its calls lets go of the GIL, and
+        waits for it again.
+        """
+        data = bytes_in_host(values.cpu())
+        size = values.element_size()
+        start = 0
+        for piece, target in zip(pieces, targets, strict=True):
+            stop = start + piece.element_count * size
+            whole = self._bytes_of(piece.entry_index, target)
+            np.copyto(whole[piece.start * size : piece.stop * size], data[start:stop])
+            # As an operation of torch does: a backward pass over the old values must
+            # fail.
+            torch.autograd.graph.increment_version(target)
+            start = stop
+
+    def _bytes_of(self, entry_index: int, target: torch.Tensor) -> Bytes:
+        known = self._bytes.get(entry_index)
+        if known is None or known[0] is not target:
+            known = self._bytes[entry_index] = target, bytes_in_host(target)
+        return known[1]
 
     def _target(self, entry_index: int) -> torch.Tensor:
         """All elements of a tensor in C order, to be written to."""
@@ -435,16 +491,9 @@ def check_byte_count(chunk: Chunk, element_count: int, byte_count: int) -> None:
         )
 
 
-def _copy_alone(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Copies a run of a CPU tensor in this thread alone, without the GIL.
-
-    torch would hand half of it to another thread, which then spins while it waits for
-    more and takes a core from the thread that moves bytes: a step of 64 MiB took
-    twice as long, on two cores.
-    """
-    np.copyto(target.view(torch.uint8).numpy(), values.view(torch.uint8).numpy())
-    # As an operation of torch does: a backward pass over the old values must fail.
-    torch.autograd.graph.increment_version(target)
+def bytes_in_host(flat: torch.Tensor) -> Bytes:
+    """The bytes of a contiguous 1-D tensor on the CPU, sharing memory."""
+    return flat.view(torch.uint8).numpy()
 
 
 def run_of(flat: torch.Tensor, piece: Slice) -> torch.Tensor:

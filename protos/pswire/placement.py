@@ -15,7 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pswire.limits import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
+from pswire.limits import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    CHUNK_BYTES_SMALL,
+    CHUNK_COUNT_WANTED,
+)
 from pswire.schema import ElementType, ModelSchema
 
 
@@ -160,8 +165,14 @@ def _deal(
 
 
 def _chunk_bytes(schema: ModelSchema, shard_count: int) -> int:
-    """Size of a full chunk: small enough that each shard of a small model gets one."""
+    """Size of a full chunk: small enough that each shard of a small model gets one.
+
+    With large ones they are of a size that gives every shard as many.
+    """
     total = sum(entry.byte_count for entry in schema.entries)
     fair = -(-total // shard_count)
-    aligned = -(-fair // 64) * 64
-    return max(CHUNK_BYTES_MIN, min(CHUNK_BYTES_MAX, aligned))
+    size = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_SMALL, fair // CHUNK_COUNT_WANTED))
+    if size > CHUNK_BYTES_SMALL:
+        size = fair // -(-fair // size) + 1
+    aligned = -(-min(size, fair) // 64) * 64
+    return min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, aligned))

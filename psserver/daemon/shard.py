@@ -23,6 +23,7 @@ from psserver.rpc.server import ServerKind, make_server
 from psserver.storage.state_folder import held_folder
 from psserver.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
+from pswire.freed_memory import keep_freed_memory
 from pswire.memory_segments import boot_id
 
 SWITCH_INTERVAL_S = 5e-4
@@ -45,6 +46,7 @@ async def run_shard(config: ShardConfig) -> None:
     # The event loop and the apply threads trade the interpreter's lock; at the
     # default of 5 ms one apply beside a busy thread took 31 ms instead of 2.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     late = LateHandler()
     server = make_server(ServerKind.SHARD, [late])
     health = grpc_health.v1.health.aio.HealthServicer()

@@ -12,8 +12,8 @@ import xxhash
 from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes
 from pswire.placement import Chunk
 from pswire.torch_types import TORCH_DTYPES
-from psworker.tensor_chunks import ChunkEncoder, dense_message, run_of
-from psworker.transport.shard_segments import Bytes, ShardSegments
+from psworker.tensor_chunks import Bytes, ChunkEncoder, dense_message, run_of
+from psworker.transport.shard_segments import ShardSegments
 
 
 class ChunkCopies:

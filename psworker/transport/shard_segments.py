@@ -29,16 +29,11 @@ from pswire.shared_layout import (
     is_worth_sharing,
 )
 from pswire.torch_types import buffer_of, tensor_from_buffer
-from psworker.tensor_chunks import ChunkSource, ValueStore, checked_chunk
+from psworker.tensor_chunks import Bytes, ChunkSource, ValueStore, checked_chunk
 
 _ATTEMPT_COUNT_MAX: Final = 8
 """Of reading a chunk that changes meanwhile, before it is asked for as a message. An
 update takes a millisecond, and others push it once in their step."""
-
-_BLOCK_BYTES: Final = 256 << 10
-"""Copied, then hashed while it is in the cache."""
-
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 Fetch = Callable[[int], ChunkFrame]
 """Asks a shard for values of a chunk as a message, from any thread but the loop's."""
@@ -91,11 +86,18 @@ class ShardSegments:
         """
         if not is_worth_sharing(chunk.byte_count) or not source.is_dense(chunk):
             return None
-        data = np.frombuffer(buffer_of(source.gather(chunk).cpu()), np.uint8)
-        run = self._gradient_layout.run(chunk.index, len(data))
-        digest = _copy(self._target[run], data)
+        parts = source.host_parts(chunk)
+        if parts is None:
+            parts = [np.frombuffer(buffer_of(source.gather(chunk).cpu()), np.uint8)]
+        length = sum(map(len, parts))
+        target = self._target[self._gradient_layout.run(chunk.index, length)]
+        start = 0
+        for part in parts:
+            stop = start + len(part)
+            np.copyto(target[start:stop], part)
+            start = stop
         presence = bits_to_bytes(source.presence(chunk))
-        return self._message(chunk, presence, len(data), digest)
+        return self.message(chunk, presence, length)
 
     def room(self, chunk: Chunk) -> Bytes | None:
         """Where a chunk goes in the gradient segment, None if it goes in a message."""
@@ -112,16 +114,10 @@ class ShardSegments:
             length: Their bytes.
         """
         written = self._target[self._gradient_layout.run(chunk.index, length)]
-        digest = xxhash.xxh3_64_intdigest(written.data)
-        return self._message(chunk, presence, length, digest)
-
-    def _message(
-        self, chunk: Chunk, presence: bytes, length: int, digest: int
-    ) -> bytes:
         return encode_shared_chunk(
             index=chunk.index,
             presence=presence,
-            digest=digest,
+            digest=xxhash.xxh3_64_intdigest(written.data),
             shared=SharedRun(self._gradient.header.number, length),
         )
 
@@ -200,13 +196,3 @@ class SharedValues:
     def write(self, store: ValueStore) -> None:
         """Writes the values, as they are now; see `ShardSegments.write`."""
         self._segments.write(self._frame, store, self._fetch)
-
-
-def _copy(target: Bytes, data: Bytes) -> int:
-    """Copies bytes in this thread alone, without the GIL; their digest."""
-    state = xxhash.xxh3_64()
-    for start in range(0, len(data), _BLOCK_BYTES):
-        block = slice(start, start + _BLOCK_BYTES)
-        np.copyto(target[block], data[block])
-        state.update(target[block].data)
-    return state.intdigest()

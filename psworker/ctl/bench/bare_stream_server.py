@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import torch
 
-from pswire.limits import CHUNK_BYTES_MAX
+from pswire.limits import CHUNK_BYTES_SMALL
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -24,7 +24,7 @@ METHOD: Final = "Exchange"
 HEADER: Final = struct.Struct("<qq")
 """First element of the chunk, and whether it holds values rather than a gradient."""
 
-CHUNK_ELEMENTS: Final = CHUNK_BYTES_MAX // 4
+CHUNK_ELEMENTS: Final = CHUNK_BYTES_SMALL // 4
 
 OPTIONS: Final = (("grpc.enable_http_proxy", 0), ("grpc.so_reuseport", 0))
 

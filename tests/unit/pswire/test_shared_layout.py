@@ -60,8 +60,8 @@ def test_values_lie_behind_their_table(shard_index: int) -> None:
 
     assert layout.table.start >= HEADER_BYTES
     assert layout.table.stop <= runs[0].start
-    assert sorted(layout.entries.values()) == list(range(0, 2 * len(chunks), 2))
-    assert layout.table.stop - layout.table.start == 16 * len(chunks)
+    assert sorted(layout.entries.values()) == list(range(len(chunks)))
+    assert layout.table.stop - layout.table.start == 8 * len(chunks)
     assert all(first.stop <= second.start for first, second in pairwise(runs))
     assert runs[-1].stop <= layout.byte_count
     for chunk in chunks:

@@ -1,0 +1,98 @@
+"""Work in threads, and its results in the loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from psserver.host.arithmetic import INLINE_BYTES_MAX, LONG_BYTES_MIN, Arithmetic
+
+LARGE = INLINE_BYTES_MAX + 1
+
+
+@pytest.fixture
+async def arithmetic() -> Iterator[Arithmetic]:  # type: ignore[misc]
+    made = Arithmetic(1)
+    yield made
+    made.close()
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError(error)
+
+
+async def test_small_work_is_done_before_it_returns(arithmetic: Arithmetic) -> None:
+    results: list[int] = []
+
+    arithmetic.run(lambda: 7, INLINE_BYTES_MAX, then=results.append, failed=unexpected)
+
+    assert results == [7]
+
+
+async def test_every_result_is_reported_in_the_loop(arithmetic: Arithmetic) -> None:
+    all_there = asyncio.Event()
+    results: list[int] = []
+    threads: set[str] = set()
+
+    def take(result: int) -> None:
+        threads.add(threading.current_thread().name)
+        results.append(result)
+        if len(results) == 101:
+            all_there.set()
+
+    for number in range(101):
+        arithmetic.run(lambda n=number: n, LARGE, then=take, failed=unexpected)  # type: ignore[misc]
+    await all_there.wait()
+
+    assert results == list(range(101))
+    assert threads == {threading.current_thread().name}
+
+
+async def test_no_result_waits_behind_long_work(arithmetic: Arithmetic) -> None:
+    first_is_told, go_on, begun = asyncio.Event(), threading.Event(), threading.Event()
+
+    def long() -> None:
+        begun.set()
+        go_on.wait()
+
+    arithmetic.run(
+        begun.clear, LARGE, then=lambda _: first_is_told.set(), failed=unexpected
+    )
+    ended = asyncio.ensure_future(arithmetic.result(long, LONG_BYTES_MIN + 1))
+
+    await first_is_told.wait()
+    assert not ended.done()
+    go_on.set()
+    await ended
+
+
+async def test_an_error_of_work_goes_to_whoever_is_told(
+    arithmetic: Arithmetic,
+) -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    arithmetic.run(lambda: 1 // 0, LARGE, then=print, failed=failed.set_result)
+
+    assert isinstance(await failed, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        await arithmetic.result(lambda: 1 // 0, LARGE)
+    assert await arithmetic.result(lambda: 5, LARGE) == 5
+
+
+async def test_nobody_is_told_of_work_whose_caller_has_gone(
+    arithmetic: Arithmetic,
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait()
+
+    caller = asyncio.ensure_future(arithmetic.result(work, LARGE))
+    await asyncio.to_thread(begun.wait)
+    caller.cancel()
+    go_on.set()
+
+    assert await arithmetic.result(lambda: 5, LARGE) == 5
+    assert caller.cancelled()
