@@ -10,8 +10,9 @@ import os
 import sys
 from typing import Final
 
-KEPT_BYTES: Final = 64 << 20
-"""What is kept at most at the end of each of malloc's arenas."""
+KEPT_BYTES: Final = 1 << 30
+"""What is kept at most. The messages of a push live until it is answered, and the next
+one takes as much again: the most that a process holds does not grow by it."""
 
 _MAPPED_BYTES_MIN: Final = 32 << 20
 """Larger blocks are still mapped by themselves; the most that glibc takes."""

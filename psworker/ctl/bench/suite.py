@@ -6,7 +6,7 @@ from typing import Final
 from psworker.ctl.bench.workload import Workload
 from psworker.ctl.bench.workloads.allreduce import ALLREDUCE_2, ALLREDUCE_4
 from psworker.ctl.bench.workloads.apply import APPLY
-from psworker.ctl.bench.workloads.checks import CHECKS
+from psworker.ctl.bench.workloads.checks import CHECKS, CHECKS_ON_ONE_HOST
 from psworker.ctl.bench.workloads.ddp import DDP
 from psworker.ctl.bench.workloads.exchange import EXCHANGE
 from psworker.ctl.bench.workloads.link import LINK
@@ -26,6 +26,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     SMALL,
     RATE,
     CHECKS,
+    CHECKS_ON_ONE_HOST,
     LINK,
 )
 """In the order in which they are measured."""

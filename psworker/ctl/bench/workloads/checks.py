@@ -3,6 +3,8 @@
 import json
 import statistics
 import time
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,8 +26,11 @@ from psworker.ctl.bench.workloads.big_parameter import big_tensors, stepping
 from psworker.gradients import is_finite, norm_of
 
 _CHUNK_ELEMENTS: Final = CHUNK_BYTES_MAX // 4
-_DIGESTS_PER_CHUNK: Final = 4
-"""Made and verified, of the gradient and of the values."""
+_DIGESTS_OVER_TCP: Final = 4
+"""Of each chunk: made and verified, of the gradient and of the values."""
+
+_DIGESTS_ON_ONE_HOST: Final = 1
+"""Of each chunk: made of the gradient, to know a push again."""
 
 _PUSH_COUNT: Final = 200
 _START_TIMEOUT_S: Final = 60.0
@@ -60,7 +65,7 @@ def _step(member: Member) -> Contender:
     return stepping(member, member.places["coordinator"])
 
 
-def _checks(member: Member) -> Contender:
+def _checks(digest_count: int, member: Member) -> Contender:
     """The passes over a step's buffers, where a step makes them.
 
     Each digest is of bytes that were just copied, as in a step, so that they are in
@@ -74,7 +79,7 @@ def _checks(member: Member) -> Contender:
         began = time.perf_counter()
         assert is_finite(norm_of([gradient]))
         counted_s = time.perf_counter() - began + dedupe_s
-        for _ in range(_DIGESTS_PER_CHUNK):
+        for _ in range(digest_count):
             for start in range(0, len(gradient), _CHUNK_ELEMENTS):
                 part = gradient[start : start + _CHUNK_ELEMENTS]
                 chunk = copied[: len(part)].copy_(part)
@@ -86,18 +91,34 @@ def _checks(member: Member) -> Contender:
     return Contender(run)
 
 
-CHECKS: Final = Workload(
-    name="checks",
-    title="finite verdict, digests and dedupe of a step of one big parameter, TCP",
-    entries=(
-        Entry("step", "optimizer.step(), 1 worker, 1 shard", _step),
-        Entry(
-            "checks",
-            "one norm, four digests of each chunk, the shard's table of pushes",
-            _checks,
+def _workload(
+    name: str,
+    transport: str,
+    digest_count: int,
+    share_max: float,
+    environment: Mapping[str, str],
+) -> Workload:
+    digests = f"{digest_count} digest{'s' * (digest_count > 1)} of each chunk"
+    return Workload(
+        name=name,
+        title="finite verdict, digests and dedupe of a step of one big parameter, "
+        + transport,
+        entries=(
+            Entry("step", "optimizer.step(), 1 worker, 1 shard", _step),
+            Entry(
+                "checks",
+                f"one norm, {digests}, the shard's table of pushes",
+                partial(_checks, digest_count),
+            ),
         ),
-    ),
-    targets=(time_at_most("checks", 0.03, "step"),),
-    start=_start,
-    environment=OVER_TCP,
+        targets=(time_at_most("checks", share_max, "step"),),
+        start=_start,
+        environment=environment,
+    )
+
+
+CHECKS: Final = _workload("checks", "TCP", _DIGESTS_OVER_TCP, 0.03, OVER_TCP)
+
+CHECKS_ON_ONE_HOST: Final = _workload(
+    "checks_one_host", "shared memory", _DIGESTS_ON_ONE_HOST, 0.1, {}
 )
