@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from pswire.memory_fence import fence
 from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.placement import Placement
 from pswire.schema import ElementType
@@ -48,16 +49,14 @@ class ValuesSegment:
 
     @contextmanager
     def updating(self, chunk_index: int) -> Iterator[None]:
-        """A chunk changes meanwhile: who reads it reads it again.
-
-        Words and elements reach a reader in this order on every processor: torch lets
-        go of the GIL and takes it again around the work, and its lock is a barrier.
-        """
+        """A chunk changes meanwhile: who reads it reads it again."""
         entry = self._layout.entries[chunk_index]
         self._table[entry] += 1
+        fence()
         try:
             yield
         finally:
+            fence()
             self._table[entry] += 1
 
     def reference(self, chunk_index: int) -> SharedRun:

@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 from pswire.frames import ChunkFrame, bits_from_bytes, bits_to_bytes
+from pswire.memory_fence import fence
 from pswire.memory_segments import MemorySegment
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
@@ -165,6 +166,7 @@ class ShardSegments:
         assert frame.shared is not None, "checked before"
         if version % 2 or version < frame.shared.version:
             return False
+        fence()
         run = self._values_layout.runs[chunk.index]
         values = tensor_from_buffer(self._values.data[run], chunk.element_type)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
@@ -172,7 +174,7 @@ class ShardSegments:
             parts = values.split([piece.element_count for piece in chunk.slices])
             values = torch.cat(list(compress(parts, presence)))
         store.write_checked(checked_chunk(chunk, presence, values, version))
-        # Elements are read before this word is: see `ValuesSegment.updating`.
+        fence()
         return self._table[entry] == version
 
 
