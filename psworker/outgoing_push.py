@@ -23,7 +23,7 @@ _JOINED_BYTES_MAX = 64 << 10
 """A first chunk of at most this size shares the first message with the header. Above
 it, copying costs more than a message."""
 
-_SHARED_COUNT = 2
+_SHARED_COUNT = 4
 """Chunks in shared memory that the shard is told of at a time."""
 
 

@@ -106,7 +106,7 @@ def requests_of(coordinator: str, values: tuple[float, ...]) -> dict[str, bytes]
         weight=1.0,
         groups=[schema_pb2.GroupHyperparameters(values=values)],
         finite=True,
-        chunk_bitmap=bytes(MODEL_MIB // 8),
+        chunk_bitmap=bytes(MODEL_MIB // 2 // 8),  # of chunks of 2 MiB
     )
     return {
         "PullSnapshot": messages.PullSnapshotRequest(
