@@ -313,7 +313,7 @@ class ParameterChunk(google.protobuf.message.Message):
     encoding: global___Encoding.ValueType
     """How `data` was made."""
     digest: builtins.int
-    """XXH3-64 of `data`."""
+    """XXH3-64 of `data`; none of `SHARED_MEMORY`."""
     presence: builtins.bytes
     """One bit for each slice of the chunk: whether `data` holds it."""
     padding: builtins.bytes
@@ -321,9 +321,7 @@ class ParameterChunk(google.protobuf.message.Message):
     data: builtins.bytes
     """Encoded elements of the present slices, in schema order."""
     shared_segment: builtins.int
-    """`SHARED_MEMORY` only: number of the shard's segment of values. The digest is
-    then of all elements of the chunk, and so is `shared_length`.
-    """
+    """`SHARED_MEMORY` only: number of the shard's segment of values."""
     shared_length: builtins.int
     """`SHARED_MEMORY` only: bytes of the whole chunk."""
     shared_version: builtins.int
