@@ -13,7 +13,7 @@ from psworker.event_loop import EventLoop
 from psworker.jump import Jump, pull_jump
 from psworker.session import Session
 from psworker.stand_in import JOIN_LIMIT_S, StandIn
-from psworker.tensor_chunks import ValueStore
+from psworker.value_store import ValueStore
 
 logger: Final = logging.getLogger("psworker")
 

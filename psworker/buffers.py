@@ -18,8 +18,8 @@ from pswire.torch_types import TORCH_DTYPES, buffer_of, bytes_of
 from psworker.buffer_policies import BufferPolicy
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.values import Identity, Mode, Record
+from psworker.value_store import ValueStore
 
 _COMPARED_BYTES_MAX: Final = 64 << 10
 """Buffers up to this size are compared by their bytes. Of larger ones, those that only

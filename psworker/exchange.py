@@ -25,11 +25,12 @@ from psworker.pending import DataRange
 from psworker.push_compression import PushEncoder
 from psworker.push_result import PushResult
 from psworker.segments import NO_SEGMENTS, Segments
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
+from psworker.value_store import ValueStore
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")

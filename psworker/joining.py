@@ -19,10 +19,11 @@ from psworker.optimizer_state import parts_of
 from psworker.prepare import Prepared
 from psworker.session import Session
 from psworker.stand_in import StandIn
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
 from psworker.transport.values import Member, PushReply, SeedOrder
+from psworker.value_store import ValueStore
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")

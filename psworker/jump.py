@@ -15,8 +15,8 @@ from psworker.event_loop import EventLoop
 from psworker.exchange import receive
 from psworker.push_result import PushResult
 from psworker.session import Session
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.values import Identity, Member, PushReply, Record
+from psworker.value_store import ValueStore
 
 logger: Final = logging.getLogger("psworker")
 

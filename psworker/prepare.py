@@ -27,7 +27,7 @@ from psworker.overlapped_stepper import OverlappedStepper
 from psworker.schedules import parts
 from psworker.sparse_gradients import refuse_modules
 from psworker.stepper import Stepper
-from psworker.tensor_chunks import ValueStore
+from psworker.value_store import ValueStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from psworker.prepare import Prepared
 from psworker.push_result import combine, worst_outcome
 from psworker.retries import told_to_users
 from psworker.session import Session
-from psworker.tensor_chunks import ValueStore
+from psworker.value_store import ValueStore
 
 logger: Final = logging.getLogger("psworker")
 

@@ -11,8 +11,8 @@ from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.optimizer_state import States, gather, parts_of
 from psworker.session import Session
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.values import OptimizerSettings
+from psworker.value_store import ValueStore
 from psworker.waiting_log import WaitingLog
 
 

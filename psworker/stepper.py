@@ -45,8 +45,9 @@ from psworker.spent_gradients import SpentGradients
 from psworker.stand_in import StandIn
 from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Member, PushTrailer
+from psworker.value_store import ValueStore
 
 
 class Stepper(OptimizerCalls):

@@ -1,4 +1,4 @@
-"""Chunks out of tensors and into them.
+"""Chunks out of tensors.
 
 A chunk's slices are runs of elements of tensors in C order, whatever the layout and
 device of the tensors. Copies are made where they can't be avoided: none to send one
@@ -6,30 +6,22 @@ slice of a contiguous CPU tensor but the one into the message.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import compress
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 import xxhash
 
-from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import (
     ENCODING_RAW,
     ENCODING_SPARSE_ROWS,
-    ENCODING_UNCHANGED,
-    ChunkFrame,
-    bits_from_bytes,
     bits_to_bytes,
     encode_chunk,
 )
-from pswire.placement import Chunk, Placement, Slice
-from pswire.reasons import ErrorReason, Refusal
+from pswire.placement import Chunk, Slice
 from pswire.slice_rows import Int64s, SliceRows, pack_rows
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
-from psworker.held_values import FEWER_BYTES, HeldValues
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -202,293 +194,6 @@ class ChunkSource:
                 tensor = tensor._values()
             flat = self._flat[entry_index] = tensor.reshape(-1).contiguous()
         return flat
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedChunk:
-    """A received chunk that can be written.
-
-    Attributes:
-        chunk: What it is of.
-        mark: The same for the same values: their digest, or in shared memory their
-            version.
-        pieces: Slices that are present.
-        sizes: Elements of each.
-        values: Elements of all, 1-D, over the bytes that were received.
-    """
-
-    chunk: Chunk
-    mark: int
-    pieces: list[Slice]
-    sizes: list[int]
-    values: torch.Tensor
-
-
-def checked_chunk(
-    chunk: Chunk, presence: Sequence[bool], values: torch.Tensor, mark: int
-) -> CheckedChunk:
-    """A chunk whose elements are known to be as many as they should.
-
-    Args:
-        chunk: What it is of.
-        presence: Which of its slices there are.
-        values: Elements of all of these, 1-D.
-        mark: As that of `CheckedChunk`.
-    """
-    pieces = list(compress(chunk.slices, presence))
-    sizes = [piece.element_count for piece in pieces]
-    return CheckedChunk(chunk, mark, pieces, sizes, values)
-
-
-class ValueStore:
-    """The user's tensors, into which values are written.
-
-    Attributes:
-        tensors: One for each entry of the schema.
-        placement: How they are cut.
-        written: Entries of buffers into which values were written; the owner clears it.
-        held: Values as they came; says whether some are lost, to be pulled.
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        placement: Placement,
-        *,
-        buffers: Collection[int] = (),
-        local: Collection[int] = (),
-        compression: Compression = NO_COMPRESSION,
-        held: HeldValues | None = None,
-    ) -> None:
-        """Takes the user's tensors as they are.
-
-        Args:
-            tensors: One for each entry of the schema.
-            placement: How they are cut.
-            buffers: Entries that are buffers.
-            local: Of these, entries that are never written to.
-            compression: How values come.
-            held: Values that came before, for a copy of another store.
-        """
-        self.tensors = list(tensors)
-        self.placement = placement
-        self.written: set[int] = set()
-        self._buffers = frozenset(buffers)
-        self._local = frozenset(local)
-        self.held = held or HeldValues(compression, buffers)
-        self._chunks_with_buffers = frozenset(
-            chunk.index
-            for chunk in placement.chunks
-            if any(piece.entry_index in self._buffers for piece in chunk.slices)
-        )
-        self._flat: dict[int, torch.Tensor] = {}
-        self._bytes: dict[int, tuple[torch.Tensor, Bytes]] = {}
-        self._staged: dict[int, torch.Tensor] = {}
-
-    def write(self, frame: ChunkFrame) -> None:
-        """Writes the present slices of a received chunk.
-
-        Tensors with gaps get theirs with `flush`.
-
-        Raises:
-            Refusal: The chunk is none of this placement, has another size than it
-                should, or arrived other than it was sent.
-        """
-        self.write_checked(self.check(frame))
-
-    def check(self, frame: ChunkFrame) -> "CheckedChunk":
-        """Checks a received chunk, and touches no tensor.
-
-        Raises:
-            Refusal: As `write`.
-        """
-        chunk = self._chunk_of(frame)
-        presence = bits_from_bytes(frame.presence, len(chunk.slices))
-        if frame.encoding == ENCODING_UNCHANGED:
-            source = ChunkSource(self.tensors)
-            everything = (True,) * len(chunk.slices)
-            self.held.take(chunk, everything, source.gather(chunk))
-            return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
-        if frame.encoding in FEWER_BYTES:
-            frame.verify()
-            self._know(chunk)
-            decoded = self.held.decoded(chunk, presence, frame)
-            if decoded is None:  # to be pulled
-                return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
-            values = decoded
-        else:
-            frame.check_whole()
-            count = sum(
-                piece.element_count for piece in compress(chunk.slices, presence)
-            )
-            check_byte_count(chunk, count, len(frame.data))
-            frame.verify()
-            values = tensor_from_buffer(frame.data, chunk.element_type)
-            self.held.take(chunk, presence, values)
-        return checked_chunk(chunk, presence, values, frame.digest)
-
-    @torch.no_grad()
-    def write_checked(self, checked: "CheckedChunk") -> None:
-        """Writes a chunk that `check` has returned."""
-        pieces, sizes, values = checked.pieces, checked.sizes, checked.values
-        if not pieces:
-            return
-        if checked.chunk.index in self._chunks_with_buffers:
-            self._copy_with_buffers(pieces, values, sizes)
-        else:
-            self._copy(pieces, values, sizes)
-
-    @torch.no_grad()
-    def flush(self) -> None:
-        """Writes what had to be put together first."""
-        for entry_index, staged in self._staged.items():
-            tensor = self.tensors[entry_index].detach()
-            tensor.copy_(staged.view(tensor.shape))
-        self._staged.clear()
-
-    def digests(self) -> list[list[int]]:
-        """Of the elements of each chunk of each shard, as they are here now."""
-        source = ChunkSource([each.detach() for each in self.tensors])
-        return [
-            [source.digest(chunk) or 0 for chunk in chunks]
-            for chunks in self.placement.chunks_by_shard
-        ]
-
-    def copy(self) -> "ValueStore":
-        """A store of its own memory, with the same values."""
-        return ValueStore(
-            [tensor.detach().clone() for tensor in self.tensors],
-            self.placement,
-            buffers=self._buffers,
-            local=self._local,
-            held=self.held,
-        )
-
-    @torch.no_grad()
-    def take_from(self, other: "ValueStore") -> None:
-        """Writes the values of a copy of this store back.
-
-        Of buffers those that were written into the copy: the others may have gone on
-        here.
-        """
-        pairs = zip(self.tensors, other.tensors, strict=True)
-        for index, (mine, theirs) in enumerate(pairs):
-            if index not in self._buffers or index in other.written:
-                mine.detach().copy_(theirs)
-        self.written |= other.written
-
-    def put(self, entry_index: int, tensor: torch.Tensor) -> None:
-        """From now on another tensor of the same shape and type is an entry's."""
-        self.tensors[entry_index] = tensor
-        self._flat.pop(entry_index, None)
-
-    def _know(self, chunk: Chunk) -> None:
-        """Before the first change: this worker gave the job its first values."""
-        if self.held.is_wanted(chunk):
-            source = ChunkSource(self.tensors)
-            self.held.take(chunk, (True,) * len(chunk.slices), source.gather(chunk))
-
-    def _chunk_of(self, frame: ChunkFrame) -> Chunk:
-        if frame.index >= len(self.placement.chunks):
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {frame.index} is none of the {len(self.placement.chunks)}",
-            )
-        if frame.part or not frame.last:
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {frame.index} comes in parts, which this release does not read",
-            )
-        return self.placement.chunks[frame.index]
-
-    def _copy_with_buffers(
-        self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
-    ) -> None:
-        """As `_copy`, without the buffers that are nobody else's; notes the others."""
-        parts = torch.split(values, sizes)
-        kept = [
-            (piece, part)
-            for piece, part in zip(pieces, parts, strict=True)
-            if piece.entry_index not in self._local
-        ]
-        self.written.update(
-            piece.entry_index for piece, _ in kept if piece.entry_index in self._buffers
-        )
-        if len(kept) == len(pieces):
-            self._copy(pieces, values, sizes)
-        elif kept:
-            data = torch.cat([part for _, part in kept])
-            self._copy([p for p, _ in kept], data, [len(part) for _, part in kept])
-
-    def _copy(
-        self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
-    ) -> None:
-        flat = [self._target(piece.entry_index) for piece in pieces]
-        if all(each.device.type == "cpu" for each in flat):
-            self._copy_in_host(pieces, flat, values)
-            return
-        targets = list(map(run_of, flat, pieces))
-        # One transfer for the whole chunk, however many tensors it spans.
-        device = targets[0].device
-        torch._foreach_copy_(targets, values.to(device).split_with_sizes(sizes))
-
-    def _copy_in_host(
-        self, pieces: list[Slice], targets: list[torch.Tensor], values: torch.Tensor
-    ) -> None:
-        """Copies in this thread alone, without the GIL.
-
-        torch would hand half of it to another thread, which then spins while it waits
-        for more and takes a core from the thread that moves bytes: a step of 64 MiB
-        took twice as long, on two cores. And each of its calls lets go of the GIL, and
-        waits for it again.
-        """
-        data = bytes_in_host(values.cpu())
-        size = values.element_size()
-        start = 0
-        for piece, target in zip(pieces, targets, strict=True):
-            stop = start + piece.element_count * size
-            whole = self._bytes_of(piece.entry_index, target)
-            np.copyto(whole[piece.start * size : piece.stop * size], data[start:stop])
-            # As an operation of torch does: a backward pass over the old values must
-            # fail.
-            torch.autograd.graph.increment_version(target)
-            start = stop
-
-    def _bytes_of(self, entry_index: int, target: torch.Tensor) -> Bytes:
-        known = self._bytes.get(entry_index)
-        if known is None or known[0] is not target:
-            known = self._bytes[entry_index] = target, bytes_in_host(target)
-        return known[1]
-
-    def _target(self, entry_index: int) -> torch.Tensor:
-        """All elements of a tensor in C order, to be written to."""
-        tensor = self.tensors[entry_index]
-        flat = self._flat.get(entry_index)
-        # `tensor.data = ...`, as `model.half()` does it, gives it other memory.
-        if flat is not None and flat.data_ptr() == tensor.data_ptr():
-            return flat
-        if tensor.is_contiguous():
-            flat = self._flat[entry_index] = tensor.detach().view(-1)
-            return flat
-        staged = self._staged.get(entry_index)
-        if staged is None:
-            staged = tensor.detach().contiguous().view(-1)
-            self._staged[entry_index] = staged
-        return staged
-
-
-def check_byte_count(chunk: Chunk, element_count: int, byte_count: int) -> None:
-    """Checks that elements of a chunk take as many bytes as they should.
-
-    Raises:
-        Refusal: `CHUNK_INVALID`.
-    """
-    if element_count * chunk.element_type.byte_count != byte_count:
-        raise Refusal(
-            ErrorReason.CHUNK_INVALID,
-            f"chunk {chunk.index} has {byte_count} bytes for {element_count} "
-            f"elements of {chunk.element_type.name.lower()}",
-        )
 
 
 def bytes_in_host(flat: torch.Tensor) -> Bytes:

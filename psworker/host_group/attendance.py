@@ -37,7 +37,7 @@ from psworker.host_group.place import HostPlace
 from psworker.host_group.room import BACK_LIMIT_MS, FORM_LIMIT_MS, Room
 from psworker.pending import PendingData
 from psworker.prepare import Prepared
-from psworker.tensor_chunks import ValueStore
+from psworker.value_store import ValueStore
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")

@@ -32,8 +32,8 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.retries import told_to_users
 from psworker.session import Session
 from psworker.steps import PushExtras
-from psworker.tensor_chunks import CheckedChunk, ValueStore
 from psworker.transport.values import Member
+from psworker.value_store import CheckedChunk, ValueStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

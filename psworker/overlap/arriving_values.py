@@ -19,7 +19,7 @@ from pswire.placement import Chunk, Placement
 from pswire.schema import OptimizerSpec
 from psworker.model_schema import BoundSchema
 from psworker.overlap.expectation import held_entries
-from psworker.tensor_chunks import CheckedChunk, ValueStore
+from psworker.value_store import CheckedChunk, ValueStore
 
 
 class ArrivingValues(ValueStore):

@@ -11,7 +11,7 @@ from psworker.gradients import norm_of
 from psworker.membership import Membership
 from psworker.prepare import sort_objects
 from psworker.shard_calls import ShardCalls
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import (
     Identity,
@@ -21,6 +21,7 @@ from psworker.transport.values import (
     ShardAddress,
     WorkerView,
 )
+from psworker.value_store import ValueStore
 from tests.fault.training import make_model, mark
 
 TIMEOUT_S = 10.0

@@ -9,8 +9,8 @@ from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.buffers import Buffers, leads
 from psworker.errors import ConfigurationError
 from psworker.model_schema import bind_models
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.values import Identity, Member, Mode, Record
+from psworker.value_store import ValueStore
 
 
 class Model(nn.Module):

@@ -12,9 +12,9 @@ from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
 from psworker.exchange import Incoming
-from psworker.tensor_chunks import ValueStore
 from psworker.transport.shard_client import Receiver
 from psworker.transport.values import PushReply
+from psworker.value_store import ValueStore
 
 CHUNK_COUNT = 100
 CHUNK_ELEMENTS = 16

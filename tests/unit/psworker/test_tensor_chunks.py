@@ -15,7 +15,8 @@ from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.slice_rows import unpack_rows
 from pswire.torch_types import element_type_of, tensor_from_buffer
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
+from psworker.value_store import ValueStore
 from tests.doubles.placed_tensors import placement_of
 
 

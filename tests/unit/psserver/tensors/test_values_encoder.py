@@ -18,7 +18,7 @@ from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of
 from psworker.held_values import HeldValues
-from psworker.tensor_chunks import ValueStore
+from psworker.value_store import ValueStore
 
 A, B = WorkerKey("a", 1), WorkerKey("b", 1)
 

@@ -11,7 +11,8 @@ from psworker.errors import CorruptionError
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlap.copier import Copier
 from psworker.overlap.value_writer import ValueWriter
-from psworker.tensor_chunks import ChunkSource, ValueStore
+from psworker.tensor_chunks import ChunkSource
+from psworker.value_store import ValueStore
 from tests.doubles.placed_tensors import placement_of
 
 
