@@ -7,7 +7,11 @@ import pytest
 
 from tests.doubles.simulated_hosts import Process, World
 
-SCHEDULE_COUNT = 3000
+SCHEDULE_COUNT = 2000
+FOUND_SEEDS = (7081, 12021, 14576, 18656)
+"""Rare ones that once went wrong: a dead member that a newcomer has never met, and two
+groups that are begun at once."""
+
 STEP_COUNT = 5
 TURNS_MAX = 4000
 
@@ -72,7 +76,7 @@ def completed(process: Process) -> bool:
 def test_no_schedule_loses_or_doubles_a_step() -> None:
     faults: Counter[str] = Counter()
     survived = 0
-    for seed in range(SCHEDULE_COUNT):
+    for seed in (*range(SCHEDULE_COUNT), *FOUND_SEEDS):
         world, injected = run(seed)
         check(world, seed)
         faults += injected
