@@ -10,6 +10,8 @@ from psserver.core.record import LossPolicy, Mode, StepAtomicity
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
+    CHUNK_BYTES_ASKED_MIN,
+    CHUNK_BYTES_MAX,
     SHARD_COUNT_MAX,
     STALENESS_BOUND_DEFAULT,
     STALENESS_BOUND_MAX,
@@ -73,6 +75,7 @@ class CoordinatorConfig:
         is_staleness_scaled: Whether the learning rate of a push is divided by its
             staleness, in SSP and ASP.
         delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
+        chunk_kib: KiB of a full chunk; None for what suits the model.
         lease_ttl_ms: Bound on the detection of a lost process. Shorter finds it
             sooner, and takes slow machines for dead ones.
         job_seed: From which the seeds of all epochs follow; 0 for a random one.
@@ -90,6 +93,7 @@ class CoordinatorConfig:
     backup_worker_count: int = 0
     is_staleness_scaled: bool = False
     delay_compensation: float = 0.0
+    chunk_kib: int | None = None
     lease_ttl_ms: int = 10_000
     job_seed: int = 0
     history: str = ""
@@ -116,6 +120,7 @@ class CoordinatorConfig:
                 "time-out and the time to reconnect leave no room for a busy machine; "
                 "1 finds a lost process soonest, 10 forgives more"
             )
+        self._validate_chunks()
         self._validate_staleness()
         self._validate_two_phases()
 
@@ -135,6 +140,7 @@ class CoordinatorConfig:
             backup_worker_count=self.backup_worker_count,
             is_staleness_scaled=self.is_staleness_scaled,
             delay_compensation=self.delay_compensation,
+            chunk_bytes=(self.chunk_kib or 0) << 10,
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -190,6 +196,16 @@ class CoordinatorConfig:
         if self.delay_compensation:
             found.append(f"--delay-compensation {self.delay_compensation:g}")
         return tuple(found)
+
+    def _validate_chunks(self) -> None:
+        least, most = CHUNK_BYTES_ASKED_MIN >> 10, CHUNK_BYTES_MAX >> 10
+        if self.chunk_kib is not None and not least <= self.chunk_kib <= most:
+            raise ConfigurationError(
+                f"--chunk-kib {self.chunk_kib} is not in {least} to {most}: smaller "
+                "chunks cost more than their bytes, and larger ones more memory for "
+                "each reader than is promised; leave it out for the size that suits "
+                "the model"
+            )
 
     def _validate_staleness(self) -> None:
         bound = self.staleness_bound

@@ -17,7 +17,11 @@ import typer
 
 from psserver.config import CoordinatorConfig, ListenConfig
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
-from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.limits import (
+    CHUNK_BYTES_ASKED_MIN,
+    CHUNK_BYTES_MAX,
+    STALENESS_BOUND_DEFAULT,
+)
 
 
 class ModeName(StrEnum):
@@ -112,6 +116,16 @@ class JobOptions:
             "for each worker. 0 is none.",
         ),
     ] = 0.0
+    chunk_kib: Annotated[
+        int | None,
+        typer.Option(
+            metavar="KIB",
+            help="Size of the chunks that the model is cut into and that travel as one "
+            f"message each: {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}; "
+            "by default 1 MiB, and more for large models.",
+            show_default=False,
+        ),
+    ] = None
     lease_ttl: Annotated[
         float,
         typer.Option(
@@ -142,6 +156,7 @@ class JobOptions:
             backup_worker_count=self.backup_workers,
             is_staleness_scaled=self.staleness_scaling,
             delay_compensation=self.delay_compensation,
+            chunk_kib=self.chunk_kib,
             lease_ttl_ms=round(self.lease_ttl * 1000),
             job_seed=self.seed,
         )

@@ -349,7 +349,7 @@ class SnapshotReader:
         return self._control
 
     async def _pull(self, found: "values.Snapshot") -> Snapshot:
-        image = SnapshotImage(found.schema, len(found.shards))
+        image = SnapshotImage(found.schema, len(found.shards), found.chunk_bytes)
         timeout_s = found.pin_ttl_ms / 1000 + _ANSWER_MARGIN_S
         pulls = [
             asyncio.ensure_future(self._pull_shard(found, shard, image, timeout_s))

@@ -18,9 +18,11 @@ from pswire.torch_types import tensor_from_buffer
 class SnapshotImage:
     """Values of all tensors of a job, filled chunk by chunk."""
 
-    def __init__(self, schema: ModelSchema, shard_count: int) -> None:
+    def __init__(
+        self, schema: ModelSchema, shard_count: int, chunk_bytes: int = 0
+    ) -> None:
         self._schema = schema
-        self._placement = place(schema, shard_count)
+        self._placement = place(schema, shard_count, chunk_bytes)
         self._bytes = [np.empty(entry.byte_count, np.uint8) for entry in schema.entries]
         self._received = [0] * len(self._placement.chunks)
         self._complete = [False] * len(self._placement.chunks)

@@ -22,6 +22,10 @@ updating and answering overlap chunk by chunk."""
 CHUNK_COUNT_WANTED: Final = 16
 """Chunks of a shard before they grow beyond `CHUNK_BYTES_SMALL`."""
 
+CHUNK_BYTES_ASKED_MIN: Final = 64 << 10
+"""Smallest chunk that `--chunk-kib` may ask for; the largest is `CHUNK_BYTES_MAX`.
+Smaller ones cost more than their bytes, and do not go through shared memory."""
+
 CHUNK_BYTES_MIN: Final = 4096
 """Smallest chunk that a small model is cut into to keep every shard busy. Below
 this a message costs more than its bytes."""

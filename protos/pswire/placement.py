@@ -101,14 +101,18 @@ class Placement:
         return sum(chunk.byte_count for chunk in self.chunks_by_shard[shard_index])
 
 
-def place(schema: ModelSchema, shard_count: int) -> Placement:
+def place(schema: ModelSchema, shard_count: int, chunk_bytes: int = 0) -> Placement:
     """Cuts a model into chunks and deals them to shards.
 
     Args:
         schema: The model. Tensors without elements take part in no chunk.
         shard_count: At least 1.
+        chunk_bytes: Bytes of a full chunk, as the job's settings have them; 0 for what
+            suits the model. A model that is too small to give every shard one is cut
+            finer.
     """
-    return _deal(_runs(schema, _chunk_bytes(schema, shard_count)), shard_count)
+    size = _chunk_bytes(schema, shard_count, chunk_bytes)
+    return _deal(_runs(schema, size), shard_count)
 
 
 def _runs(
@@ -164,15 +168,20 @@ def _deal(
     return Placement(shard_count=shard_count, chunks=tuple(chunks))
 
 
-def _chunk_bytes(schema: ModelSchema, shard_count: int) -> int:
-    """Size of a full chunk: small enough that each shard of a small model gets one.
-
-    With large ones they are of a size that gives every shard as many.
-    """
+def _chunk_bytes(schema: ModelSchema, shard_count: int, asked: int) -> int:
+    """Size of a full chunk: small enough that each shard of a small model gets one."""
     total = sum(entry.byte_count for entry in schema.entries)
     fair = -(-total // shard_count)
-    size = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_SMALL, fair // CHUNK_COUNT_WANTED))
-    if size > CHUNK_BYTES_SMALL:
-        size = fair // -(-fair // size) + 1
+    size = asked or _suitable_bytes(fair)
     aligned = -(-min(size, fair) // 64) * 64
     return min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, aligned))
+
+
+def _suitable_bytes(fair: int) -> int:
+    """Size of a full chunk when nobody says: large ones give every shard as many.
+
+    Args:
+        fair: Bytes that each shard would hold if they were dealt evenly.
+    """
+    size = min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_SMALL, fair // CHUNK_COUNT_WANTED))
+    return fair // -(-fair // size) + 1 if size > CHUNK_BYTES_SMALL else size

@@ -32,6 +32,7 @@ class JobSettings:
         is_staleness_scaled: Whether the learning rate of a push is divided by its
             staleness, in SSP and ASP.
         delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
+        chunk_bytes: Bytes of a full chunk; 0 for what suits the model.
     """
 
     job_id: str
@@ -50,6 +51,7 @@ class JobSettings:
     backup_worker_count: int = 0
     is_staleness_scaled: bool = False
     delay_compensation: float = 0.0
+    chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Holds whoever makes them to what can't work otherwise."""

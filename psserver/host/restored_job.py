@@ -74,6 +74,7 @@ def _step_rules(settings: JobSettings) -> dict[str, str]:
         "--backup-workers": str(settings.backup_worker_count),
         "--staleness-scaling": "on" if settings.is_staleness_scaled else "off",
         "--delay-compensation": f"{settings.delay_compensation:g}",
+        "--chunk-kib": str(settings.chunk_bytes >> 10 or "not given"),
     }
 
 

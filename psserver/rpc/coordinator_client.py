@@ -240,9 +240,10 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     if not view.HasField("schema"):
         return
     schema = schema_from_message(view.schema)
+    settings = host.settings
     host.adopt(
         schema,
-        place(schema, host.settings.shard_count),
+        place(schema, settings.shard_count, settings.chunk_bytes),
         tuple(optimizer_from_message(o, schema) for o in view.optimizers),
         clip_grad_norm=view.clip_grad_norm,
         compression=Compression.parse(view.compression),

@@ -48,6 +48,7 @@ def settings_message(settings: JobSettings) -> messages.JobSettings:
         backup_worker_count=settings.backup_worker_count,
         staleness_scaling=settings.is_staleness_scaled,
         delay_compensation=settings.delay_compensation,
+        chunk_bytes=settings.chunk_bytes,
     )
 
 
@@ -65,6 +66,7 @@ def read_settings(message: messages.JobSettings) -> JobSettings:
         backup_worker_count=message.backup_worker_count,
         is_staleness_scaled=message.staleness_scaling,
         delay_compensation=message.delay_compensation,
+        chunk_bytes=message.chunk_bytes,
     )
 
 

@@ -144,6 +144,7 @@ def _rules_json(rules: JobRules) -> dict[str, object]:
         "backup_worker_count": rules.backup_worker_count,
         "staleness_scaling": rules.is_staleness_scaled,
         "delay_compensation": rules.delay_compensation,
+        "chunk_bytes": rules.chunk_bytes or None,
     }
 
 

@@ -32,7 +32,7 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.retries import told_to_users
 from psworker.session import Session
 from psworker.steps import PushExtras
-from psworker.transport.values import Member
+from psworker.transport.values import JobSettings, Member
 from psworker.value_store import CheckedChunk, ValueStore
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class HostModel:
     buffers: Buffers
 
     @classmethod
-    def of(cls, given: Prepared, memory: HostMemory, shard_count: int) -> "HostModel":
+    def of(
+        cls, given: Prepared, memory: HostMemory, settings: JobSettings
+    ) -> "HostModel":
         """The same model as the user's, in another place."""
         schema = given.bound.schema
         tensors = tuple(memory.values())
@@ -83,7 +85,7 @@ class HostModel:
         bound = BoundSchema(schema, tensors, {"host": holder})
         own = replace(given, bound=bound)
         buffers = Buffers(bound, given.buffers)
-        placement = place(schema, shard_count)
+        placement = place(schema, settings.shard_count, settings.chunk_bytes)
         local: Collection[int] = buffers.local
         return cls(
             own,
@@ -260,8 +262,7 @@ class HostLeader:
 
     def _model_of(self, session: Session) -> HostModel:
         if self._model is None:
-            count = session.settings.shard_count
-            self._model = HostModel.of(self._given, self._memory, count)
+            self._model = HostModel.of(self._given, self._memory, session.settings)
             session.shards.clip_grad_norm = self._given.clip_grad_norm
         return self._model
 

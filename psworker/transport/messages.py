@@ -56,6 +56,7 @@ def settings_of(message: membership_pb2.JobSettings) -> values.JobSettings:
         workers_min=message.workers_min,
         lease_ttl_ms=message.lease_ttl_ms,
         backup_worker_count=message.backup_worker_count,
+        chunk_bytes=message.chunk_bytes,
     )
 
 
@@ -341,4 +342,5 @@ def snapshot_of(
         schema=schema_from_message(message.schema),
         pin_ttl_ms=message.pin_ttl_ms,
         pin_id=message.pin_id,
+        chunk_bytes=message.chunk_bytes,
     )

@@ -37,6 +37,7 @@ class JobRules:
     backup_worker_count: int
     is_staleness_scaled: bool
     delay_compensation: float
+    chunk_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +229,7 @@ def _rules_of(message: membership_pb2.JobSettings) -> JobRules:
         backup_worker_count=message.backup_worker_count,
         is_staleness_scaled=message.staleness_scaling,
         delay_compensation=message.delay_compensation,
+        chunk_bytes=message.chunk_bytes,
     )
 
 

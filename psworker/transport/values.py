@@ -35,7 +35,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What is fixed when the coordinator starts."""
+    """What is fixed when the coordinator starts; `chunk_bytes` as `place` takes it."""
 
     job_id: str
     shard_count: int
@@ -44,6 +44,7 @@ class JobSettings:
     workers_min: int
     lease_ttl_ms: int
     backup_worker_count: int = 0
+    chunk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +350,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A snapshot that is ready on all shards."""
+    """A snapshot that is ready on all shards; `chunk_bytes` as `place` takes it."""
 
     job_id: str
     snapshot_id: int
@@ -360,3 +361,4 @@ class Snapshot:
     schema: ModelSchema
     pin_ttl_ms: int
     pin_id: int
+    chunk_bytes: int = 0

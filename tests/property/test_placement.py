@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import math
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pswire.limits import (
+    CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
     CHUNK_BYTES_SMALL,
@@ -185,6 +187,42 @@ def test_large_chunks_leave_every_shard_enough_of_them(
     if max(sizes) > CHUNK_BYTES_SMALL:
         assert min(counts) == max(counts) >= CHUNK_COUNT_WANTED
         assert max(sizes) - min(sizes) < 65 * len(sizes)  # whole cache lines
+
+
+@checked
+@given(
+    st.integers(0, 3_000_000),
+    st.integers(1, 64),
+    st.integers(CHUNK_BYTES_ASKED_MIN >> 10, CHUNK_BYTES_MAX >> 10),
+)
+@example(3_000_000, 1, 64)
+@example(3_000_000, 3, CHUNK_BYTES_MAX >> 10)
+@example(16_385, 2, 64)
+def test_chunks_have_the_size_that_was_asked_for(
+    element_count: int, shard_count: int, chunk_kib: int
+) -> None:
+    schema = model(((element_count,), F32), ((3,), F32))
+    placement = place(schema, shard_count, chunk_kib << 10)
+
+    *full, last = [chunk.byte_count for chunk in placement.chunks]
+    fair = sum(entry.byte_count for entry in schema.entries) / shard_count
+    if fair >= chunk_kib << 10:
+        assert set(full) <= {chunk_kib << 10}
+    else:
+        assert set(full) <= {max(CHUNK_BYTES_MIN, math.ceil(fair / 64) * 64)}
+    assert last <= max(CHUNK_BYTES_MIN, chunk_kib << 10)
+    # No shard is idle for it.
+    shards = [chunk.shard_index for chunk in placement.chunks]
+    assert shards == [position % shard_count for position in range(len(shards))]
+    if fair >= CHUNK_BYTES_MIN * 2:
+        assert set(shards) == set(range(shard_count))
+
+
+@pytest.mark.parametrize("asked", [-1, 1, CHUNK_BYTES_MAX + 1, 1 << 62])
+def test_a_size_that_no_option_lets_through_is_brought_into_bounds(asked: int) -> None:
+    placement = place(model(((2_000_000,), F32)), 1, asked)
+    sizes = {chunk.byte_count for chunk in placement.chunks[:-1]}
+    assert sizes <= {CHUNK_BYTES_MIN, CHUNK_BYTES_MAX}
 
 
 def test_many_tiny_tensors_share_chunks() -> None:

@@ -1500,6 +1500,7 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
     SCHEMA_FIELD_NUMBER: builtins.int
     PIN_TTL_MS_FIELD_NUMBER: builtins.int
     PIN_ID_FIELD_NUMBER: builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job it is of."""
     snapshot_id: builtins.int
@@ -1514,6 +1515,8 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
     """How long the images are kept for this reader."""
     pin_id: builtins.int
     """Name of the reader's pin."""
+    chunk_bytes: builtins.int
+    """As in `JobSettings`: how the model is cut."""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.ShardAddress]:
         """All shards."""
@@ -1534,9 +1537,10 @@ class RequestSnapshotResponse(google.protobuf.message.Message):
         schema: pswire.v1.schema_pb2.ModelSchema | None = ...,
         pin_ttl_ms: builtins.int = ...,
         pin_id: builtins.int = ...,
+        chunk_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "pin_id", b"pin_id", "pin_ttl_ms", b"pin_ttl_ms", "schema", b"schema", "shards", b"shards", "snapshot_id", b"snapshot_id", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_bytes", b"chunk_bytes", "clock", b"clock", "generation", b"generation", "job_id", b"job_id", "pin_id", b"pin_id", "pin_ttl_ms", b"pin_ttl_ms", "schema", b"schema", "shards", b"shards", "snapshot_id", b"snapshot_id", "version", b"version"]) -> None: ...
 
 global___RequestSnapshotResponse = RequestSnapshotResponse
 

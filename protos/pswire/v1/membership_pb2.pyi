@@ -166,6 +166,7 @@ class JobSettings(google.protobuf.message.Message):
     BACKUP_WORKER_COUNT_FIELD_NUMBER: builtins.int
     STALENESS_SCALING_FIELD_NUMBER: builtins.int
     DELAY_COMPENSATION_FIELD_NUMBER: builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Unique name of the job."""
     shard_count: builtins.int
@@ -188,6 +189,10 @@ class JobSettings(google.protobuf.message.Message):
     """Whether the learning rate of a push is divided by its staleness."""
     delay_compensation: builtins.float
     """Strength of delay compensation in SSP and ASP, 0 for none."""
+    chunk_bytes: builtins.int
+    """Bytes of a full chunk, which decides how both sides cut the model. 0 for
+    the size that the placement's rule gives it.
+    """
     def __init__(
         self,
         *,
@@ -202,8 +207,9 @@ class JobSettings(google.protobuf.message.Message):
         backup_worker_count: builtins.int = ...,
         staleness_scaling: builtins.bool = ...,
         delay_compensation: builtins.float = ...,
+        chunk_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backup_worker_count", b"backup_worker_count", "delay_compensation", b"delay_compensation", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backup_worker_count", b"backup_worker_count", "chunk_bytes", b"chunk_bytes", "delay_compensation", b"delay_compensation", "job_id", b"job_id", "lease_ttl_ms", b"lease_ttl_ms", "mode", b"mode", "shard_count", b"shard_count", "staleness_bound", b"staleness_bound", "staleness_scaling", b"staleness_scaling", "step_atomicity", b"step_atomicity", "worker_loss_policy", b"worker_loss_policy", "workers_min", b"workers_min"]) -> None: ...
 
 global___JobSettings = JobSettings
 

@@ -62,6 +62,12 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
         ({"delay_compensation": float("nan")}, ["--delay-compensation nan", "0.04"]),
         ({"delay_compensation": -1.0}, ["--delay-compensation -1"]),
         (
+            {"chunk_kib": 63},
+            ["--chunk-kib 63 is not in 64 to 2048", "leave it out"],
+        ),
+        ({"chunk_kib": 2049}, ["--chunk-kib 2049", "than is promised"]),
+        ({"chunk_kib": 0}, ["--chunk-kib 0 is not in 64 to 2048"]),
+        (
             {"listen": ListenConfig(address=Address("0.0.0.0", 0))},
             ["--listen 0.0.0.0:0", "neither TLS nor tokens", "--insecure"],
         ),
@@ -98,6 +104,12 @@ def test_what_needs_two_phases_switches_them_on_and_says_so(
     said = {**changes, "step_atomicity": StepAtomicity.CLOCK}
     assert settings_of(**said).step_atomicity is StepAtomicity.CLOCK
     assert notes_of(**said) == ""
+
+
+def test_chunks_have_the_size_that_suits_the_model_unless_told_otherwise() -> None:
+    assert settings_of().chunk_bytes == 0
+    assert settings_of(chunk_kib=64).chunk_bytes == 65_536
+    assert settings_of(chunk_kib=2048).chunk_bytes == 2 << 20
 
 
 def test_steps_have_one_phase_unless_told_otherwise() -> None:

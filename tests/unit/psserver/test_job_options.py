@@ -29,6 +29,7 @@ FULL = JobOptions(
     backup_workers=1,
     staleness_scaling=True,
     delay_compensation=0.04,
+    chunk_kib=256,
     lease_ttl=2.5,
     seed=7,
 )
@@ -75,6 +76,7 @@ def test_the_lease_becomes_milliseconds() -> None:
         ["--shards", "1", "--on-worker-loss", "panic"],
         ["--shards", "1", "--lease-ttl", "nan"],
         ["--shards", "1", "--lease-ttl", "inf"],
+        ["--shards", "1", "--chunk-kib", "1.5"],
     ],
 )
 def test_wrong_use_is_exit_code_2(arguments: list[str], tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def restart(folder: Path, **changes: Any) -> JobSettings:  # noqa: ANN401
         ({"backup_worker_count": 1}, "--backup-workers 0, now it is 1"),
         ({"is_staleness_scaled": True}, "--staleness-scaling off, now it is on"),
         ({"delay_compensation": 0.5}, "--delay-compensation 0, now it is 0.5"),
+        ({"chunk_bytes": 64 << 10}, "--chunk-kib not given, now it is 64"),
     ],
 )
 def test_other_rules_are_refused(

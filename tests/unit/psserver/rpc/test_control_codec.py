@@ -116,6 +116,7 @@ def test_settings_are_read_as_they_were_written() -> None:
         backup_worker_count=1,
         is_staleness_scaled=True,
         delay_compensation=0.04,
+        chunk_bytes=1 << 18,
     )
 
     assert read_settings(settings_message(settings)) == settings

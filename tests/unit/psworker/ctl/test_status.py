@@ -47,6 +47,7 @@ STATUS = JobStatus(
         backup_worker_count=0,
         is_staleness_scaled=False,
         delay_compensation=0.0,
+        chunk_bytes=0,
     ),
     mode=Mode.BSP,
     staleness_bound=0,
