@@ -6,7 +6,7 @@ from psserver.core.effects import ApplyChunk, StagedContribution
 from psserver.core.push import PushId
 from psserver.host.arithmetic import Arithmetic
 from psserver.host.history import ShardHistory
-from psserver.host.push_session import Outgoing
+from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.push_sessions import PushSessions
 from psserver.host.shard_model import ShardModel
 from psserver.tensors.applied_chunk import AppliedChunk
@@ -92,15 +92,10 @@ class ChunkUpdates:
             return None
         return PushId(effect.pusher, member.sequence_of(effect.clock))
 
-    def _forms(self, pushes: Iterable[PushId | None]) -> tuple[bool, bool]:
-        """Whether any call wants the values in messages, and any where they are.
-
-        One that is not there yet has them made when it comes.
-        """
+    def _wanting(self, pushes: Iterable[PushId | None]) -> list[PushSession]:
+        """Calls that want the values; one that is not there yet has them made then."""
         sessions = [self._sessions.of(push) for push in pushes if push is not None]
-        wanting = [each for each in sessions if each is not None and each.wants_values]
-        shared = [each.is_shared for each in wanting]
-        return not all(shared) or not shared, any(shared)
+        return [each for each in sessions if each is not None and each.wants_values]
 
     def _gives_values(self, model: ShardModel, push: PushId) -> bool:
         session = self._sessions.of(push)
@@ -114,11 +109,12 @@ class ChunkUpdates:
         is_clock = effect.pusher is None
         is_given = push is not None and self._gives_values(model, push)
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
-        is_inline, is_shared = self._forms(pushes)
-        if not is_clock and model.core.rules.has_two_phase_clocks:
-            # What a push is answered with is of one version on all shards. What is in
-            # shared memory may be of a later one by then, chunk by chunk.
-            is_inline, is_shared = True, False
+        wanting = self._wanting(pushes)
+        # In two phases, what a push is answered with is of one version on all shards.
+        # What is in shared memory may be of a later one by then, chunk by chunk.
+        is_shared = (is_clock or not model.core.rules.has_two_phase_clocks) and any(
+            each.is_shared for each in wanting
+        )
 
         def work() -> tuple[AppliedChunk, Outgoing | None]:
             applied = model.engine.apply(
@@ -144,7 +140,11 @@ class ChunkUpdates:
                 # It depends on whose call it is for, and is made when that wants it.
                 return applied, Outgoing(chunk_index, presence)
             reference = engine.reference(chunk_index, presence) if is_shared else None
-            if is_inline or reference is None:
+            if any(
+                each.has_room
+                for each in wanting
+                if reference is None or not each.is_shared
+            ):
                 message = engine.encode(
                     chunk_index,
                     RESPONSE_CHUNK_FIELD,

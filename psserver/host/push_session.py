@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from psserver.core.push import Reply
 from psserver.core.record import ClockChoice
+from pswire.limits import CHUNK_BYTES_MAX
 from pswire.reasons import Refusal
 
-QUEUED_BYTES_MAX = 5 << 20
+QUEUED_BYTES_MAX = 3 << 20
 """Encoded chunks kept for a call that does not read, which costs 8 MiB in all: gRPC
-holds up to 3 MiB more, of what it has sent and of the message behind it. Beyond it only
+holds up to 5 MiB more, of what it has sent and of the message behind it. Beyond it only
 the chunk's index is kept and the values are encoded again when they are wanted. In SSP
 and ASP newer values are as good. In BSP they can't change before this worker has
 answered with its next push, but with backup workers: then it was too late for the next
@@ -74,6 +75,11 @@ class PushSession:
         self._queued_bytes += size
         self._chunks.append(chunk)
         self._wake.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an encoded chunk would be kept. May be asked by another thread."""
+        return self._queued_bytes + CHUNK_BYTES_MAX <= QUEUED_BYTES_MAX
 
     def give_anew(self) -> None:
         """Lets chunks that the call has had go again: they may be too old by now."""

@@ -17,8 +17,11 @@ import torch
 from torch import nn
 
 import psworker
+from pswire.frames import bits_to_bytes
 from pswire.limits import PROTOCOL_VERSION
 from pswire.optimizers import flatten_group
+from pswire.placement import place
+from pswire.schema_codec import schema_from_message
 from pswire.v1 import (
     coordinator_service_pb2,
     membership_pb2,
@@ -89,6 +92,7 @@ def requests_of(coordinator: str, values: tuple[float, ...]) -> dict[str, bytes]
             )
         )
     (shard,) = found.shards
+    chunk_count = len(place(schema_from_message(found.schema), 1).chunks)
     worker = membership_pb2.WorkerIdentity(worker_id="w0", incarnation=1)
     header = push_pb2.PushHeader(
         protocol_version=PROTOCOL_VERSION,
@@ -106,7 +110,7 @@ def requests_of(coordinator: str, values: tuple[float, ...]) -> dict[str, bytes]
         weight=1.0,
         groups=[schema_pb2.GroupHyperparameters(values=values)],
         finite=True,
-        chunk_bitmap=bytes(MODEL_MIB // 2 // 8),  # of chunks of 2 MiB
+        chunk_bitmap=bits_to_bytes((False,) * chunk_count),
     )
     return {
         "PullSnapshot": messages.PullSnapshotRequest(
