@@ -53,9 +53,13 @@ class HeldValues:
         """Bytes of all values that are kept."""
         return sum(held.nbytes for held in self._held.values())
 
+    def keeps(self, chunk: Chunk) -> bool:
+        """Whether values of a chunk are kept."""
+        return self._method is not None and self._method.takes(chunk.element_type)
+
     def is_wanted(self, chunk: Chunk) -> bool:
         """Whether the values of a chunk are to be known, and are not."""
-        return self._keeps(chunk) and chunk.index not in self._held
+        return self.keeps(chunk) and chunk.index not in self._held
 
     @torch.no_grad()
     def take(self, chunk: Chunk, presence: Bits, values: torch.Tensor) -> None:
@@ -66,7 +70,7 @@ class HeldValues:
             presence: Which slices.
             values: Their elements, 1-D.
         """
-        if not self._keeps(chunk):
+        if not self.keeps(chunk):
             return
         self._digests.pop(chunk.index, None)
         kinds = self._kinds(chunk)
@@ -164,9 +168,6 @@ class HeldValues:
             return None
         self._digests[chunk.index] = now
         return sent
-
-    def _keeps(self, chunk: Chunk) -> bool:
-        return self._method is not None and self._method.takes(chunk.element_type)
 
     def _kinds(self, chunk: Chunk) -> list[bool]:
         """Which slices are of buffers."""

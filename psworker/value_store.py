@@ -125,9 +125,10 @@ class ValueStore:
         chunk = self._chunk_of(frame)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
         if frame.encoding == ENCODING_UNCHANGED:
-            source = ChunkSource(self.tensors)
-            everything = (True,) * len(chunk.slices)
-            self.held.take(chunk, everything, source.gather(chunk))
+            if self.held.keeps(chunk):
+                source = ChunkSource(self.tensors)
+                everything = (True,) * len(chunk.slices)
+                self.held.take(chunk, everything, source.gather(chunk))
             return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
         if frame.encoding in FEWER_BYTES:
             frame.verify()

@@ -150,6 +150,7 @@ class ChunkUpdates:
                     RESPONSE_CHUNK_FIELD,
                     presence=presence,
                     reader=effect.pusher,
+                    sequence=0 if push is None else push.sequence,
                 )
             return applied, Outgoing(chunk_index, presence, message, reference)
 

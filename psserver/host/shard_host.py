@@ -411,7 +411,7 @@ class ShardHost:
         self.contradicting &= members
         self.differing.keep_only(members)
         self.states.keep_only(members, model.core.closed_sequence)
-        model.engine.encoder.given.keep_only(members)
+        model.engine.encoder.keep_only(members)
         # In BSP nothing comes late, and no copies are kept.
         model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
 

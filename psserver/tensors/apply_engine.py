@@ -259,6 +259,7 @@ class ApplyEngine:
         if self._delay.is_rate_scaled and pusher is not None:
             values = scaled_rates(spec, values, staleness)
         with self._locks[chunk_index], self._vectors.updating(chunk_index):
+            self.encoder.counts.note_update(chunk_index)
             if any(mean.presence):
                 if gradient_scale != 1.0:
                     mean = replace(mean, gradient=mean.gradient * gradient_scale)

@@ -7,6 +7,7 @@ from itertools import compress
 import torch
 
 from psserver.core.record import WorkerKey
+from psserver.tensors.given_counts import GivenCounts
 from psserver.tensors.given_values import Given, GivenValues
 from psserver.tensors.shard_vectors import present_runs
 from pswire.compression import Compression
@@ -32,6 +33,7 @@ class ValuesEncoder:
 
     Attributes:
         given: What each worker has, in a job that pulls changes.
+        counts: Which update each worker has, in others.
     """
 
     def __init__(
@@ -47,6 +49,12 @@ class ValuesEncoder:
         self._ratio = compression.ratio
         self._buffers = frozenset(buffer_entries)
         self.given = GivenValues()
+        self.counts = GivenCounts()
+
+    def keep_only(self, workers: Collection[WorkerKey]) -> None:
+        """Frees what is kept for all others than these workers."""
+        self.given.keep_only(workers)
+        self.counts.keep_only(workers)
 
     @property
     def sends_changes(self) -> bool:
@@ -79,7 +87,6 @@ class ValuesEncoder:
             The message, and what makes all elements as their receiver has them, while
             the values are the same.
         """
-        method = self._method
         if sequence is None:
             if reader is not None:
                 self.note_exact(chunk, values, reader)
@@ -87,11 +94,24 @@ class ValuesEncoder:
                 message = _unchanged(chunk, outer_field, presence, held_digest)
                 return message, lambda: values
             return raw_message(chunk, values, outer_field, presence), lambda: values
-        if method is None or not method.takes(chunk.element_type):
-            return raw_message(chunk, values, outer_field, presence), lambda: values
-        if method.sends_changes:
+        if self._has_already(chunk, presence, reader, sequence):
+            message = _unchanged(chunk, outer_field, presence)
+            # As they came then: nothing has changed since.
+            come = partial(self._whole, chunk, values, outer_field, presence)
+            return message, lambda: come()[1]()
+        method = self._method
+        if method and method.sends_changes and method.takes(chunk.element_type):
             assert reader is not None, "a change is for somebody"
             return self._change(chunk, values, outer_field, presence, reader, sequence)
+        return self._whole(chunk, values, outer_field, presence)
+
+    def _whole(
+        self, chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
+    ) -> tuple[bytes, Seen]:
+        """A message that depends on nothing that its receiver has."""
+        method = self._method
+        if method is None or not method.takes(chunk.element_type):
+            return raw_message(chunk, values, outer_field, presence), lambda: values
         is_sent = self._parameters(chunk, presence)
         encoding = encoding_of(method, self._ratio)
         sent = picked(chunk, values, is_sent).float()
@@ -159,6 +179,22 @@ class ValuesEncoder:
         assert given.message is not None, "a change was made"
         is_own = self._parameters(chunk)
         return given.message, partial(with_part, chunk, values, is_own, given.values)
+
+    def _has_already(
+        self,
+        chunk: Chunk,
+        presence: Presence,
+        reader: WorkerKey | None,
+        sequence: int,
+    ) -> bool:
+        """Whether a worker has had the values with the answer to an earlier push.
+
+        Not of buffers, which a worker's own forward passes change.
+        """
+        if reader is None or self.sends_changes:
+            return False
+        has = self.counts.give(reader, chunk.index, sequence)
+        return has and self._parameters(chunk, presence) == list(presence)
 
     def _exact(
         self,
@@ -231,7 +267,7 @@ class ValuesEncoder:
 
 
 def _unchanged(
-    chunk: Chunk, outer_field: int, presence: Presence, digest: int
+    chunk: Chunk, outer_field: int, presence: Presence, digest: int | None = None
 ) -> bytes:
     """A message for who has the values of a chunk."""
     return encode_chunk(

@@ -13,10 +13,12 @@ from psserver.host.shard_host import ShardHost
 from psserver.rpc.parameter_service import ParameterService
 from psserver.rpc.record_codec import identity_message
 from pswire.frames import (
+    ENCODING_UNCHANGED,
     REQUEST_CHUNK_FIELD,
     REQUEST_HEADER_FIELD,
     REQUEST_TRAILER_FIELD,
     RESPONSE_CHUNK_FIELD,
+    ChunkFrame,
     bits_to_bytes,
     decode_chunk,
     encode_chunk,
@@ -214,7 +216,8 @@ class _Open:
     """A call under way, and what it has brought.
 
     Attributes:
-        values: Index and value of each chunk that has come.
+        values: Index and value of each chunk that has come, but for those that the
+            worker has already.
         waiting: What the call was told that it waits for.
         staged: Clock and contributors, as told.
         reply: The answer, once it is there.
@@ -267,7 +270,9 @@ class _Open:
     def _take(self, message: bytes) -> None:
         for field, view in split_fields(message):
             if field == RESPONSE_CHUNK_FIELD:
-                self.values.append(_value_of(self._shard, view))
+                frame = decode_chunk(view)
+                if frame.encoding != ENCODING_UNCHANGED:
+                    self.values.append(_value_of(self._shard, frame))
         response = parameter_service_pb2.PushPullResponse.FromString(message)
         if response.HasField("waiting"):
             self.waiting.append(response.waiting)
@@ -302,9 +307,8 @@ class OpenPull(_Open):
         self._begin(shard.service.pull(request, NO_CONTEXT))
 
 
-def _value_of(shard: ServedShard, view: memoryview) -> tuple[int, float]:
+def _value_of(shard: ServedShard, frame: ChunkFrame) -> tuple[int, float]:
     """Index and value of a chunk whose elements are all equal."""
-    frame = decode_chunk(view)
     frame.verify()
     element_type = shard.host.model.chunks[frame.index].element_type
     values = tensor_from_buffer(frame.data, element_type)

@@ -347,6 +347,74 @@ def test_what_a_worker_has_already_is_not_pulled(
     assert whole / 4 < some < whole * 0.7
 
 
+@pytest.mark.parametrize("choice", [None, "bf16", Compression(push="topk", ratio=0.5)])
+def test_in_asp_an_answer_brings_what_has_changed_since_the_last_one(
+    tmp_path: Path, choice: str | Compression | None
+) -> None:
+    """Each worker trains one of two layers; both see what became of the other one."""
+
+    class Trained:
+        def __init__(self, ps: psworker.Connection, position: int) -> None:
+            self.ps = ps
+            self.layers = [torch.nn.Linear(64, 64) for _ in range(2)]
+            self.position = position
+            model = torch.nn.ModuleList(self.layers)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            self.model, self.optimizer = ps.prepare(
+                model, optimizer, compression=choice
+            )
+
+        def step(self) -> int:
+            """A step; returns the bytes that the answer had."""
+            before = self.ps.bytes_received
+            self.optimizer.zero_grad()
+            self.layers[self.position](torch.ones(64)).sum().backward()
+            self.optimizer.step()
+            return self.ps.bytes_received - before
+
+    with (
+        Job(tmp_path, mode=Mode.ASP, shares_memory=False) as job,
+        connect(job, "w0") as ps,
+    ):
+        mine = Trained(ps, 0)
+        whole, half = mine.step(), mine.step()
+        with connect(job, "w1") as other:
+            Trained(other, 1).step()
+            again = mine.step()
+        shards = torch.cat([each for shard in job.shards for each in read_all(shard)])
+
+    print(f"{whole}, {half} and {again} bytes")
+    assert half < 0.75 * whole
+    assert again > 0.9 * whole
+    values = torch.cat([each.reshape(-1) for each in values_of(mine.model)])
+    rounded = 2.0**-8 if choice == "bf16" else 0.0
+    pair = values.sort().values, shards.sort().values
+    assert torch.allclose(*pair, rtol=rounded, atol=0.0)
+
+
+@pytest.mark.parametrize("fault", [lose_reply, cut_answer(1), cut_answer(3)])
+def test_in_asp_an_answer_that_has_not_arrived_counts_for_nothing(
+    tmp_path: Path, fault: Fault
+) -> None:
+    with (
+        breakable_shards() as shards,
+        Job(tmp_path, mode=Mode.ASP, shares_memory=False) as job,
+        connect(job, "w0") as ps,
+    ):
+        model = model_of(0)
+        model, optimizer = ps.prepare(model, optimizer_of(model))
+        for step in range(4):
+            backward(model, "w0", step)
+            if step == 2:
+                for handler in shards.values():
+                    handler.faults.append(fault)
+            optimizer.step()
+            job_values = [each for shard in job.shards for each in read_all(shard)]
+            mine = torch.cat([each.reshape(-1) for each in values_of(model)])
+            assert torch.equal(mine.sort().values, torch.cat(job_values).sort().values)
+    assert not any(handler.faults for handler in shards.values())
+
+
 def test_another_choice_half_way_is_refused(tmp_path: Path) -> None:
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model = model_of(0)

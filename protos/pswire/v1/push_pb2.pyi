@@ -69,8 +69,8 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     20; then as that encoding has it.
     """
     ENCODING_UNCHANGED: _Encoding.ValueType  # 22
-    """Parameters only: the values are those whose digest the receiver has told.
-    No data.
+    """Parameters only: the values are those whose digest the receiver has told,
+    or those that came with the answer to an earlier push. No data.
     """
     ENCODING_SHARED_MEMORY: _Encoding.ValueType  # 8
     """As `RAW`, but `data` is empty: the elements lie in shared memory, at the
@@ -119,8 +119,8 @@ the chunk's parameters as they are in memory, and a uint64 encoding of 16 to
 20; then as that encoding has it.
 """
 ENCODING_UNCHANGED: Encoding.ValueType  # 22
-"""Parameters only: the values are those whose digest the receiver has told.
-No data.
+"""Parameters only: the values are those whose digest the receiver has told,
+or those that came with the answer to an earlier push. No data.
 """
 ENCODING_SHARED_MEMORY: Encoding.ValueType  # 8
 """As `RAW`, but `data` is empty: the elements lie in shared memory, at the

@@ -9,6 +9,7 @@ from pswire.compression import Compression, Method
 from pswire.frames import (
     ENCODING_CHANGE,
     ENCODING_RAW,
+    ENCODING_UNCHANGED,
     RESPONSE_CHUNK_FIELD,
     ChunkFrame,
     decode_chunk,
@@ -204,6 +205,45 @@ def test_a_change_fits_after_values_that_came_whole_after_a_change() -> None:
         worker.write(shard.message(A, None))
 
     assert torch.equal(worker.values, shard.values)
+
+
+def test_values_of_another_push_go_again_only_if_they_have_changed() -> None:
+    encoder = ValuesEncoder(Compression(push="topk"), [2])
+    encoder.keep_only([A])
+    values = torch.randn(100)
+
+    def encoding(sequence: int, *, with_buffer: bool = False, of: WorkerKey = A) -> int:
+        presence = (True, True, with_buffer)
+        message, seen = encoder.encode(
+            CHUNK, values, RESPONSE_CHUNK_FIELD, presence, of, sequence
+        )
+        assert torch.equal(seen(), values)
+        return frame_of(message).encoding
+
+    assert encoding(1) == ENCODING_RAW
+    assert encoding(1) == ENCODING_RAW, "nobody knows whether the first has arrived"
+    assert encoding(2) == ENCODING_UNCHANGED
+    assert encoding(3, with_buffer=True) == ENCODING_RAW
+    encoder.counts.note_update(CHUNK.index)
+    assert encoding(4) == ENCODING_RAW
+    assert encoding(5) == ENCODING_UNCHANGED
+    assert [encoding(5, of=B), encoding(6, of=B)] == [ENCODING_RAW] * 2
+    encoder.keep_only([])
+    encoder.keep_only([A])
+    assert encoding(7) == ENCODING_RAW
+
+
+def test_who_has_rounded_values_already_has_them_rounded() -> None:
+    encoder = ValuesEncoder(Compression(pull="bf16"), [])
+    encoder.keep_only([A])
+    values = torch.randn(100)
+    first, second = (
+        encoder.encode(CHUNK, values, RESPONSE_CHUNK_FIELD, (True,) * 3, A, sequence)
+        for sequence in (1, 2)
+    )
+    assert frame_of(second[0]).encoding == ENCODING_UNCHANGED
+    assert torch.equal(second[1](), first[1]())
+    assert torch.equal(second[1](), values.bfloat16().float())
 
 
 def test_who_seeded_has_what_it_seeded_and_may_have_edited_it_since() -> None:
