@@ -166,7 +166,8 @@ def run(
         typer.Option(
             envvar="PS_WORKER_ID",
             metavar="ID",
-            help="Stable id of the worker; with several processes ID-0, ID-1, ... "
+            help="Stable id of the worker; with several processes ID-0, ID-1, ..., "
+            "unless they push as one. "
             "By default the coordinator issues ids; with --max-restarts one is made of "
             "this host's name, since a process that starts again takes its own place.",
         ),

@@ -150,6 +150,11 @@ class Connection:
         return self._session.worker.worker_id
 
     @property
+    def is_leader(self) -> bool:
+        """True: this process speaks to the job by itself; see `HostConnection`."""
+        return True
+
+    @property
     def rank(self) -> int:
         """Dense index among the workers, as of joining.
 

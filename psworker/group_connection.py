@@ -93,6 +93,11 @@ class GroupConnection:
         return self._worker_id if self._place is None else self._place.worker_id
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job: alone, or for all of the group."""
+        return self._channel.is_leader or self._inner is not None
+
+    @property
     def rank(self) -> int:
         """The worker's index among the workers of the job, as of joining.
 

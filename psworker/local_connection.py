@@ -77,6 +77,11 @@ class LocalConnection:
         return self._worker_id
 
     @property
+    def is_leader(self) -> bool:
+        """True: this process speaks to the job by itself; see `HostConnection`."""
+        return True
+
+    @property
     def rank(self) -> int:
         """0: there is nobody else.
 

@@ -48,7 +48,10 @@ def segments_of(found: Sequence[ShardSegments | Declined]) -> Segments:
         else:
             opened[index] = each
     if not declined:
-        logger.info("tensors go through shared memory to all %d shards", len(found))
+        logger.info(
+            "tensors go through shared memory to %s",
+            "the shard" if len(found) == 1 else f"all {len(found)} shards",
+        )
         return Segments(opened)
     is_expected = all(each.is_expected for each in declined.values())
     logger.log(

@@ -39,6 +39,11 @@ class WorkerConnection(Protocol):
         ...
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job, for itself or for a group."""
+        ...
+
+    @property
     def rank(self) -> int:
         """Dense index among the workers, as of joining.
 

@@ -87,7 +87,9 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "INVALID_ARGUMENT", False, "use one of the optimizers that are listed"
         ),
         ErrorReason.OPTIMIZER_MISMATCH: ErrorCase(
-            "FAILED_PRECONDITION", False, "build the same optimizer on every worker"
+            "FAILED_PRECONDITION",
+            False,
+            "build the same optimizer on every worker, and prepare it alike",
         ),
         ErrorReason.HYPERPARAMETER_INVALID: ErrorCase(
             "INVALID_ARGUMENT", False, "correct the value in the parameter group"

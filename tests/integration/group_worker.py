@@ -70,6 +70,7 @@ def train(folder: str) -> None:
         scheduler.step()
     assert ps.last_push is not None
     assert ps.rank in (0, 1)
+    assert ps.is_leader == (rank == 0)
     assert ps.worker_count >= 1
     split_in_group(ps)
     print("end", rank, ps.worker_id, ps.clock, ps.mode, ps.last_push.outcome)

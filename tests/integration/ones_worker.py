@@ -30,13 +30,16 @@ class Worker:
         address: str = "",
         element_count: int = 2_000,
         clip_grad_norm: float | None = None,
+        compression: str | None = None,
         **settings: float,
     ) -> "Worker":
         """Joins a job, at the coordinator's own address if none is given."""
         ps = connect(job, worker_id, address=address, **settings)
         model = nn.ParameterList([torch.zeros(8), torch.zeros(element_count)])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        prepared = ps.prepare(model, optimizer, clip_grad_norm=clip_grad_norm)
+        prepared = ps.prepare(
+            model, optimizer, clip_grad_norm=clip_grad_norm, compression=compression
+        )
         return cls(ps, *prepared)
 
     def backward(self) -> None:

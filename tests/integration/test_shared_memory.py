@@ -247,6 +247,22 @@ def test_a_shard_that_shares_none_is_served_over_grpc(
     ]
 
 
+def test_a_job_that_compresses_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "psworker")
+    with Job(tmp_path, shares_memory=True) as job:
+        worker = Worker.of(job, "w0", element_count=100_000, compression="bf16")
+        with worker.ps:
+            worker.step()
+            assert worker.ps.is_leader
+
+    ((_, line),) = log_lines(caplog)
+    assert line == (
+        "tensors go over gRPC to shard 0, 1: the job compresses what is sent"
+    )
+
+
 def test_it_is_switched_off_at_a_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ def test_another_optimizer_may_be_prepared_half_way() -> None:
 
     assert (again, same) == (model, second)
     assert ps.clock == 2
+    assert ps.is_leader
 
 
 def test_what_it_does_not_take_is_refused_again_too() -> None:
