@@ -11,9 +11,11 @@ from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
+from pswire.limits import NAME_BYTES_MAX
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.errors import ConnectError
+from psworker.host_group.place import PROCESS_COUNT_MAX
 from psworker.launch_plan import DeviceError, LaunchPlan, devices_of_choice
 from psworker.launcher import Launcher
 
@@ -64,6 +66,28 @@ def _checked_history(history: str, process_count: int) -> str:
             param_hint="--history",
         )
     return history
+
+
+def _checked_group(process_count: int) -> str:
+    if process_count > PROCESS_COUNT_MAX:
+        raise typer.BadParameter(
+            f"--one-push-per-host makes one worker of at most {PROCESS_COUNT_MAX} "
+            f"processes, not {process_count}: give fewer, or leave it out",
+            param_hint="--nproc",
+        )
+    return _lasting_id()
+
+
+def _check_worker_ids(plan: LaunchPlan) -> None:
+    """The coordinator would refuse them, but only after the wait for it."""
+    longest = plan.worker_id_of(plan.process_count - 1) or ""
+    byte_count = len(longest.encode(errors="surrogateescape"))
+    if byte_count > NAME_BYTES_MAX:
+        raise typer.BadParameter(
+            f"the worker id {longest[:32]!r}... has {byte_count} bytes, of at most "
+            f"{NAME_BYTES_MAX}: give a shorter one",
+            param_hint="--worker-id",
+        )
 
 
 def _named_coordinator(coordinator: Address | None) -> Address:
@@ -208,8 +232,9 @@ def run(
         worker_id=worker_id or (_lasting_id() if max_restarts else None),
         history=_checked_history(history, nproc),
         devices=_devices(gpus, nproc),
-        host_group=_lasting_id() if one_push_per_host else "",
+        host_group=_checked_group(nproc) if one_push_per_host else "",
     )
+    _check_worker_ids(plan)
     launcher = Launcher(plan, log=_log)
     launcher.install_signal_handlers()
     try:

@@ -1,7 +1,8 @@
 """Memory that a shard shares with workers on its machine.
 
-In the event loop. A gradient segment is kept until its worker's incarnation has ended;
-what is staged of it keeps the memory for longer by itself.
+In the event loop. A gradient segment is kept until its worker's incarnation has ended,
+or has pushed from a newer one; what is staged of it keeps the memory for longer by
+itself.
 """
 
 import logging
@@ -28,6 +29,31 @@ class _Expected:
     until_s: float
 
 
+@dataclass(slots=True)
+class _Gradients:
+    """A worker's segments.
+
+    Attributes:
+        used: Where its chunks are.
+        offered: Handed over later, and nothing was pushed from it yet.
+    """
+
+    used: MemorySegment
+    offered: MemorySegment | None = None
+
+    def numbered(self, number: int) -> MemorySegment | None:
+        """The one with a number."""
+        for segment in (self.used, self.offered):
+            if segment is not None and segment.header.number == number:
+                return segment
+        return None
+
+    def use(self, segment: MemorySegment) -> None:
+        """A chunk is in it. The one before is not needed any more."""
+        if segment is self.offered:
+            self.used, self.offered = segment, None
+
+
 class SharedSegments:
     """Gradient segments of a shard's workers, and which of them read values.
 
@@ -41,7 +67,7 @@ class SharedSegments:
         self.socket_name = ""
         self._layout: GradientLayout | None = None
         self._expected: dict[bytes, _Expected] = {}
-        self._gradients: dict[WorkerKey, MemorySegment] = {}
+        self._gradients: dict[WorkerKey, _Gradients] = {}
         self._readers: set[WorkerKey] = set()
 
     def expect(
@@ -65,8 +91,17 @@ class SharedSegments:
         return found.worker, self._layout
 
     def put(self, worker: WorkerKey, segment: MemorySegment) -> None:
-        """Takes a worker's gradient segment."""
-        self._gradients[worker] = segment
+        """Takes a worker's gradient segment.
+
+        One that it had before stays in use until a chunk is in the new one. The same
+        incarnation hands over a second one when another process of its host's group
+        comes to lead; whoever else does so leaves the worker its own.
+        """
+        known = self._gradients.get(worker)
+        if known is None:
+            self._gradients[worker] = _Gradients(segment)
+        else:
+            known.offered = segment
 
     def note_reader(self, worker: WorkerKey) -> None:
         """A worker can read values in shared memory from now on."""
@@ -92,8 +127,9 @@ class SharedSegments:
         shared = frame.shared
         if shared is None:
             return frame
-        segment = self._gradients.get(worker)
-        if segment is None or segment.header.number != shared.segment:
+        known = self._gradients.get(worker)
+        segment = known.numbered(shared.segment) if known is not None else None
+        if known is None or segment is None:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
                 f"chunk {frame.index} is said to be in the segment "
@@ -102,6 +138,7 @@ class SharedSegments:
             )
         assert self._layout is not None, "whoever has a segment was expected"
         data = segment.data[self._layout.run(frame.index, shared.length)]
+        known.use(segment)
         return replace(frame, encoding=ENCODING_RAW, data=data, shared=None)
 
     def keep_only(self, members: Collection[WorkerKey]) -> None:

@@ -154,7 +154,8 @@ class PushCall:
         """Takes one message.
 
         Raises:
-            Refusal: With no state changed.
+            Refusal: With no state changed by this message. What earlier ones have
+                brought of the push stays: the rest may come with another call.
         """
         if self._ahead is None and self._entry is None:
             return  # done and acknowledged: nothing of it can matter any more

@@ -45,12 +45,15 @@ class Hello:
     Attributes:
         seat: Who it is.
         digest: Of what it has prepared, which must be the same.
+        count: Processes of the group, as it was told; the same, since it looks for
+            those alone.
         header: Of its memory.
         view: Of who was there before, the newest one it knows.
     """
 
     seat: Seat
     digest: str
+    count: int
     header: SegmentHeader
     view: View | None = None
 

@@ -18,7 +18,7 @@ from pswire.memory_segments import SegmentError
 from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop
-from psworker.host_group.agreement import Excluded, Seat
+from psworker.host_group.agreement import Excluded, Seat, View
 from psworker.host_group.asking import Answer, Ask, GiveBack, Question
 from psworker.host_group.core import HostCore
 from psworker.host_group.desk import Desk
@@ -83,6 +83,7 @@ class Room:
         self._loop = loop
         self._memory = memory
         self._digest = digest
+        self._count = 0
         self._on_lead = on_lead
         self._links: dict[Seat, Link] = {}
         self._strangers: list[Link] = []
@@ -112,7 +113,8 @@ class Room:
         door = Door(group, self.core.seat.number)
         self._listener = door.listener
         try:
-            own = Hello(self.core.seat, self._digest, self._memory.segment.header)
+            self._count = count
+            own = self._hello()
             met = door.meet(own, self._memory.segment.descriptor, count)
             self._loop.run(self._begin(met))
         finally:
@@ -226,19 +228,11 @@ class Room:
         for hello in link.receive():
             self._asyncio.remove_reader(link.socket)
             self._strangers.remove(link)
-            if not isinstance(hello, Hello) or hello.digest != self._digest:
-                link.send(
-                    "it has prepared other models, optimizers, loaders or options; "
-                    "all processes of a host's group run the same script"
-                )
+            if refusal := self._refusal(hello):
+                link.send(refusal)
                 self._finish(link)
                 return
-            own = Hello(
-                self.core.seat,
-                self._digest,
-                self._memory.segment.header,
-                self.core.view,
-            )
+            own = self._hello(self.core.view)
             link.send(own, self._memory.segment.descriptor)
             self._take_in(link, hello)
             self._act(_nothing)
@@ -247,6 +241,25 @@ class Room:
             self._asyncio.remove_reader(link.socket)
             self._strangers.remove(link)
             link.close()
+
+    def _hello(self, view: View | None = None) -> Hello:
+        header = self._memory.segment.header
+        return Hello(self.core.seat, self._digest, self._count, header, view)
+
+    def _refusal(self, hello: object) -> str:
+        """Why a process that comes is not taken in; empty if it is."""
+        if not isinstance(hello, Hello) or hello.digest != self._digest:
+            return (
+                "it has prepared other models, optimizers, loaders or options; "
+                "all processes of a host's group run the same script"
+            )
+        if hello.count != self._count:
+            return (
+                f"it was told that the group has {hello.count} processes, the others "
+                f"that it has {self._count}; give all of them the same PS_LOCAL_SIZE, "
+                "and each group of a job on this machine another PS_HOST_GROUP"
+            )
+        return ""
 
     def _act(self, event: Callable[[HostCore], None]) -> None:
         """Takes in what others have said, what ends this process's part first."""

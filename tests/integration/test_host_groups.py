@@ -214,6 +214,29 @@ def test_processes_that_prepare_something_else_are_refused(tmp_path: Path) -> No
             again.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_a_process_that_was_told_another_size_of_the_group_is_refused(
+    tmp_path: Path,
+) -> None:
+    with Job(tmp_path) as job, connect(job, 0, 1) as first:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, optimizer = first.prepare(model, optimizer)
+        other = nn.Linear(2, 1)
+        its_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+        with (
+            connect(job, 1, 2) as second,
+            pytest.raises(ConfigurationError) as refusal,
+        ):
+            second.prepare(other, its_optimizer)
+        assert (
+            "it was told that the group has 2 processes, the others that it has 1; "
+            "give all of them the same PS_LOCAL_SIZE"
+        ) in str(refusal.value)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert first.clock == 1
+
+
 def test_every_process_has_the_state_of_the_optimizer(tmp_path: Path) -> None:
     def script(ps: HostConnection, index: int) -> float:
         model = nn.Linear(2, 1, bias=False)

@@ -142,6 +142,33 @@ def test_a_departed_worker_has_no_segment_but_what_is_staged_stays(
     assert bytes(staged) == b"s" * 4000
 
 
+def test_a_second_segment_counts_from_the_first_chunk_that_is_in_it(
+    shared: SharedSegments, segment: MemorySegment
+) -> None:
+    segment.data[LAYOUT.run(0, 4000)] = b"a" * 4000
+    unused, newest = (
+        MemorySegment.create(SegmentKind.GRADIENT, LAYOUT.byte_count) for _ in range(2)
+    )
+    newest.data[LAYOUT.run(0, 4000)] = b"c" * 4000
+    for each in (unused, newest):
+        shared.put(W0, MemorySegment.adopt(each.header, os.dup(each.descriptor)))
+
+    # Who has handed over another one has not taken the worker's away.
+    assert bytes(shared.resolve(W0, frame(segment.header.number)).data) == b"a" * 4000
+    with pytest.raises(Refusal, match="has not handed over"):
+        shared.resolve(W0, frame(unused.header.number))
+    with pytest.raises(Refusal, match="room"):
+        shared.resolve(W0, frame(newest.header.number, length=4001))
+    shared.resolve(W0, frame(segment.header.number))
+
+    # As of the next leader of a host's group: the one before it is ended.
+    assert bytes(shared.resolve(W0, frame(newest.header.number)).data) == b"c" * 4000
+    with pytest.raises(Refusal, match="has not handed over"):
+        shared.resolve(W0, frame(segment.header.number))
+    unused.close()
+    newest.close()
+
+
 def test_only_who_has_handed_memory_over_reads_values(shared: SharedSegments) -> None:
     shared.note_reader(W1)
 
