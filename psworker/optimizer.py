@@ -312,7 +312,8 @@ class PreparedOptimizer(Optimizer):
         All workers of a script load the same at the same place, as they do all else.
 
         Raises:
-            ConfigurationError: Another optimizer is in place of this one.
+            ConfigurationError: Another optimizer is in place of this one, or the
+                residuals are of other shapes, or not finite. Nothing is changed.
             ValueError: The groups are of other sizes than this optimizer's.
         """
         self._refuse_retired("load")

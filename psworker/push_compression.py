@@ -4,12 +4,14 @@ What an encoding leaves out of a gradient, its residual, is added to the next on
 residual is this worker's own. It changes when a push that was built with it is settled
 and counts, and at no other time: bytes that are built anew, sent again or thrown away
 leave it as it was. So a push that was dropped or skipped takes no more with it than
-its own gradient, which is lost then with any other way to send it too. See
+its own gradient, which is lost then with any other way to send it too. A shard refuses
+what is not finite, so a residual that would make a push so is thrown away. See
 `docs/compression.md`.
 
 In the thread that steps, but for `PushEncoder.encode`, which may be in any one thread.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import compress
 
@@ -19,9 +21,11 @@ import xxhash
 
 from pswire.compression import Compression, Method
 from pswire.encodings.known import encoding_of
+from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
 from pswire.torch_types import buffer_of
+from psworker.residual_log import ResidualLog
 from psworker.residuals import Pieces, Residuals, ResidualStore
 from psworker.transport.values import PushHeader
 
@@ -49,6 +53,7 @@ class PushCompression:
             if entry.kind is EntryKind.BUFFER
         )
         self._residuals: dict[str, ResidualStore] = {}
+        self._log = ResidualLog()
 
     @property
     def byte_count(self) -> int:
@@ -77,6 +82,7 @@ class PushCompression:
             buffer_entries=self._buffers,
             seed_text=f"{header.worker.worker_id} {header.sequence}",
             loss_scale=loss_scale,
+            log=self._log,
         )
 
     def residuals_of(self, optimizer: str) -> Residuals:
@@ -114,6 +120,7 @@ class PushEncoder:
         buffer_entries: Collection[int],
         seed_text: str,
         loss_scale: float,
+        log: ResidualLog,
     ) -> None:
         """Encodes nothing yet.
 
@@ -124,6 +131,7 @@ class PushEncoder:
             buffer_entries: Entries that are buffers, which go as they are.
             seed_text: Names the push: what is random follows from it.
             loss_scale: Factor that the gradient carries; residuals carry none.
+            log: Told of residuals that were thrown away.
         """
         self._method = method
         self._encoding = encoding_of(method, ratio)
@@ -131,7 +139,9 @@ class PushEncoder:
         self._buffers = buffer_entries
         self._seed_text = seed_text
         self.loss_scale = loss_scale or 1.0
+        self._log = log
         self._left: dict[int, tuple[Pieces, torch.Tensor]] = {}
+        self._without_residual: set[int] = set()
 
     def encode(
         self, chunk: Chunk, presence: Sequence[bool], data: torch.Tensor
@@ -175,6 +185,10 @@ class PushEncoder:
                 self._residuals.put(chunk_index, pieces, residual)
             else:
                 self._residuals.give_back(chunk_index, residual)
+        # Not before: a gradient may not be finite itself, and then nothing is lost.
+        if is_counted and self._without_residual:
+            self._log.note(len(self._without_residual))
+        self._without_residual.clear()
 
     def _with_residual(
         self, chunk_index: int, pieces: Pieces, values: torch.Tensor, seed: int
@@ -182,7 +196,10 @@ class PushEncoder:
         """Encodes elements together with what was left out before.
 
         By numpy and in place, chunk by chunk in the cache of one core: see `added`.
+        Without what was left out, if a shard would refuse the sum: it would refuse
+        this worker's next pushes too, as what is left out would be more each time.
         """
+        self._without_residual.discard(chunk_index)
         if chunk_index in self._left:
             self._residuals.give_back(chunk_index, self._left.pop(chunk_index)[1])
         left = self._residuals.memory(chunk_index, len(values))
@@ -195,8 +212,31 @@ class PushEncoder:
         else:
             np.multiply(known.numpy(), np.float32(self.loss_scale), out=total)
             np.add(values.numpy(), total, out=total)
+        if known is not None and not _is_taken(left, self.loss_scale):
+            self._without_residual.add(chunk_index)
+            np.copyto(total, values.numpy())
         encoded = self._encoding.take(left, seed=seed)
         if self.loss_scale != 1.0:
             np.divide(total, np.float32(self.loss_scale), out=total)
         self._left[chunk_index] = pieces, left
         return encoded
+
+
+def _is_taken(values: torch.Tensor, loss_scale: float) -> bool:
+    """Whether shards take a chunk: its norm is a number and within the limit.
+
+    What is sent of it has no larger norm. The largest element alone tells it but for
+    gradients near the limit, and takes no threads, as a norm would.
+
+    Args:
+        values: Of the chunk, 1-D float32.
+        loss_scale: Factor that they carry.
+    """
+    elements = values.numpy()
+    largest = max(
+        abs(float(elements.max(initial=0.0))), abs(float(elements.min(initial=0.0)))
+    )
+    if largest * math.sqrt(len(elements)) <= GRADIENT_NORM_MAX * loss_scale:
+        return True
+    norm: float = torch.linalg.vector_norm(values, dtype=torch.float64).item()
+    return norm <= GRADIENT_NORM_MAX * loss_scale

@@ -156,6 +156,32 @@ def test_a_residual_of_another_shape_is_refused(tmp_path: Path) -> None:
             optimizer.load_state_dict(state)
 
 
+@pytest.mark.parametrize("push", ["topk", "onebit"])
+def test_steps_are_applied_though_residuals_grow_to_the_limit(
+    tmp_path: Path, push: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gradients are finite, and with what was left out they would not be."""
+    with Job(tmp_path, shard_count=1) as job, connect(job, "w0") as ps:
+        model = torch.nn.Linear(16, 16, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-17)
+        chosen = psworker.Compression(push=push, ratio=0.1)
+        model, optimizer = ps.prepare(model, optimizer, compression=chosen)
+        generator = torch.Generator().manual_seed(0)
+        shape = model.weight.shape
+        for _ in range(8):
+            gradient = torch.randn(shape, generator=generator).abs() + 0.5
+            model.weight.grad = gradient * (9e17 / gradient.norm())
+            (before,) = values_of(model)
+            optimizer.step()
+            assert ps.last_push is not None
+            assert ps.last_push.outcome == "applied"
+            assert not ps.last_push.rejoined
+            assert not torch.equal(model.weight, before)
+            assert optimizer.state_dict()["residuals"][0].norm() <= 1e18
+
+    assert not any("bytes are not finite" in line for line in caplog.messages)
+
+
 def cut_answer(message_count: int) -> Fault:
     """The push is done; some messages of the answer arrive, then the call breaks."""
 

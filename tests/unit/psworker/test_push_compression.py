@@ -1,5 +1,7 @@
 """Residuals: when they change, and in which units they are."""
 
+import logging
+
 import pytest
 import torch
 
@@ -124,6 +126,69 @@ def test_a_residual_carries_no_loss_scale(compression: PushCompression) -> None:
     sent = sent_by(encoder_of(compression, 2, loss_scale=2.0), torch.zeros(10))
 
     assert sent.tolist() == [0, -8, 6, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("push", ["topk", "onebit"])
+@pytest.mark.parametrize("loss_scale", [1.0, 65536.0])
+def test_a_residual_that_no_shard_takes_is_thrown_away(
+    push: str, loss_scale: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    compression = PushCompression(Compression(push=push, ratio=0.2), SCHEMA)
+    alone = PushCompression(Compression(push=push, ratio=0.2), SCHEMA)
+    gradient = GRADIENT * 9e16 * loss_scale  # its norm is 8.8e17, without the scale
+    first = encoder_of(alone, loss_scale=loss_scale)
+    expected = sent_by(first, gradient)
+    first.settle(is_counted=True)
+
+    for sequence, residual in enumerate((torch.full((20,), 9e17), -torch.ones(20))):
+        compression.load("optimizer", {0: residual})
+        encoder = encoder_of(compression, sequence, loss_scale)
+        sent = sent_by(encoder, gradient)
+        encoder.settle(is_counted=True)
+        if not sequence:
+            assert torch.equal(sent, expected)
+            assert torch.equal(
+                compression.residuals_of("optimizer")[0][5:15], residual_of(alone)
+            )
+
+    (line,) = caplog.messages  # the second residual was sent
+    assert line.startswith(
+        "in 1 of a push's chunks what earlier ones had not sent was thrown away, since "
+        "together with the gradient its norm was not finite or above 1e+18, which no "
+        "shard takes; the gradient itself was sent."
+    )
+
+
+def test_a_residual_stays_when_the_gradient_is_not_finite(
+    compression: PushCompression, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = encoder_of(compression)
+    sent_by(first, GRADIENT)
+    first.settle(is_counted=True)
+    before = residual_of(compression)
+
+    skipped = encoder_of(compression, 2)
+    sent_by(skipped, GRADIENT * float("inf"))
+    skipped.settle(is_counted=False)
+
+    assert torch.equal(residual_of(compression), before)
+    assert not caplog.messages
+
+
+def test_residuals_that_are_thrown_away_again_and_again_are_said_now_and_then(
+    compression: PushCompression, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "psworker")
+    for sequence in range(100):
+        compression.load("optimizer", {0: torch.full((20,), 9e17)})
+        encoder = encoder_of(compression, sequence)
+        sent_by(encoder, GRADIENT)
+        encoder.settle(is_counted=True)
+
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1] == (
+        "100 pushes were sent without what earlier ones had left out so far"
+    )
 
 
 def test_state_that_is_loaded_is_not_written_over_by_an_earlier_push(
