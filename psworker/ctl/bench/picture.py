@@ -50,7 +50,9 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
     # Twice as good and twice as bad are equally far from the limit.
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.margins(x=0.25)
+    # Room for labels, and for both sides of the limit.
+    shares = [ratio.share_of_limit or 1.0 for _, ratio in rows]
+    axes.set_xlim(min(0.5, *shares) / 1.1, max(2.0, *shares) * 2)
     axes.set_xlabel("share of the limit: up to 1, the target is met")
     path = folder / PICTURE_FILE
     figure.savefig(path, dpi=130)
@@ -60,4 +62,5 @@ def draw(figures: Sequence[WorkloadFigures], folder: Path) -> Path:
 def _label(ratio: Ratio) -> str:
     if ratio.measured is None:
         return "not measured"
-    return f"{ratio.measured:.2f}" + ("" if ratio.is_met else ", missed")
+    verdict = "" if ratio.is_met else ", missed"
+    return f"{ratio.share_of_limit:.2f}{verdict} (the ratio is {ratio.measured:.2f})"

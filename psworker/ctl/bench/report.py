@@ -169,12 +169,21 @@ def ratio_text(ratio: Ratio) -> str:
     )
 
 
+def _circumstances(report: BenchReport) -> str:
+    """Where, of what and how often it was measured."""
+    facts = machine()
+    count, wanted = report.sizes.repetition_count, Sizes().repetition_count
+    few = "" if count >= wanted else f" (targets are for {wanted} and more)"
+    return (
+        f"{facts['cpu_model']}, {facts['usable_core_count']} cores, commit "
+        f"{report.commit or 'unknown'}, {count} repetitions{few}"
+    )
+
+
 def report_text(report: BenchReport) -> str:
     """The report for people."""
-    facts = machine()
     parts = [
-        f"{facts['cpu_model']}, {facts['usable_core_count']} cores, commit "
-        f"{report.commit or 'unknown'}, {report.sizes.repetition_count} repetitions",
+        _circumstances(report),
         *map(workload_text, report.figures),
         "MS is of one thing, the median. Ratios are of medians; in brackets the "
         "quartiles of the\nratios within repetitions.",
@@ -187,6 +196,8 @@ def report_text(report: BenchReport) -> str:
 def report_table(report: BenchReport) -> str:
     """The targets as a Markdown table."""
     lines = [
+        f"{_circumstances(report)}. Ratios are of medians, of what the target names.",
+        "",
         "| workload | median ms | ratio (quartiles) | target | |",
         "|---|---|---|---|---|",
     ]
