@@ -123,6 +123,10 @@ class ShardHost:
         self.resting.end_all()
         self._arithmetic.close()
         self.history.close()
+        # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
+        # it all of this: the values and what is mapped go even so.
+        self._model = None
+        self.shared = SharedSegments()
 
     def end_sessions(self, refusal: Refusal) -> None:
         """Ends every waiting call with an error."""
