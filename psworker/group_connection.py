@@ -7,13 +7,14 @@ of the two it is shows at `prepare`, so that nobody but the leader registers bef
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from psworker.buffer_policies import BufferChoice
 from psworker.compression import CompressionChoice
@@ -24,6 +25,7 @@ from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
 from psworker.job_splits import check_recorded, to_record
+from psworker.joint_worker import JointWorker
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
@@ -32,7 +34,7 @@ from psworker.refusals import at_entrance
 from psworker.wrappers import data_parallel_in
 
 
-class GroupConnection:
+class GroupConnection(JointWorker):
     """One process of several, with the interface of `Connection`.
 
     All processes of a group make the same calls. As one worker they have one
@@ -57,15 +59,11 @@ class GroupConnection:
         self._worker_id = worker_id
         self._inner: Connection | None = None
         self._steps: GroupSteps | None = None
-        self._is_closed = False
         try:
             channel.led(self._register)
         except BaseException:
             channel.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
@@ -78,14 +76,9 @@ class GroupConnection:
         self._end()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"clock {self.clock}"
+        state = "closed" if self.is_closed else f"clock {self.clock}"
         place = f"{self._channel.rank} of {self._channel.process_count}"
         return f"<psworker.GroupConnection {self.worker_id}, process {place}, {state}>"
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has ended, by `close` or by an error that passed through it."""
-        return self._is_closed
 
     @property
     def worker_id(self) -> str:
@@ -96,43 +89,6 @@ class GroupConnection:
     def is_leader(self) -> bool:
         """Whether this process speaks to the job: alone, or for all of the group."""
         return self._channel.is_leader or self._inner is not None
-
-    @property
-    def rank(self) -> int:
-        """The worker's index among the workers of the job, as of joining.
-
-        Raises:
-            ConfigurationError: `prepare` was not called yet.
-        """
-        if self._place is None:
-            raise ConfigurationError("a worker has a rank once prepare() was called")
-        return self._place.rank
-
-    @property
-    def worker_count(self) -> int:
-        """Workers of the job, of which the group is one.
-
-        Raises:
-            ConfigurationError: `prepare` was not called yet.
-        """
-        if self._place is None:
-            raise ConfigurationError("the workers are known once prepare() was called")
-        return self._place.worker_count
-
-    @property
-    def clock(self) -> int:
-        """Clocks this worker has completed."""
-        return 0 if self._place is None else self._place.clock
-
-    @property
-    def generation(self) -> int:
-        """Newest generation known here."""
-        return 0 if self._place is None else self._place.generation
-
-    @property
-    def mode(self) -> str:
-        """How workers keep together; empty where only the leader knows it yet."""
-        return "" if self._place is None else self._place.mode
 
     @property
     def last_push(self) -> PushResult | None:
@@ -243,9 +199,10 @@ class GroupConnection:
         self._end()
 
     def _refuse_closed(self) -> None:
-        refuse_closed(is_closed=self._is_closed)
+        refuse_closed(is_closed=self.is_closed)
 
     @property
+    @override
     def _place(self) -> GroupPlace | Connection | None:
         """Who tells where the worker stands: the group, or this process's own."""
         return self._inner if self._steps is None else self._steps.place
@@ -254,7 +211,7 @@ class GroupConnection:
         self._inner = self._open()
 
     def _end(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         self._is_closed = True
         if self._steps is not None:

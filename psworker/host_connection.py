@@ -5,9 +5,10 @@ import os
 import sys
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from psworker import event_loop, fork_guard
 from psworker.buffer_policies import BufferChoice, tell_defaults
@@ -16,11 +17,13 @@ from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
 from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
+from psworker.host_group.agreement import Standing
 from psworker.host_group.data_link import HostDataLink
 from psworker.host_group.place import HostPlace
 from psworker.host_group.refused import refuse_unsupported
 from psworker.host_group.steps import HostSteps
 from psworker.job_splits import check_recorded, to_record
+from psworker.joint_worker import JointWorker
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, check_overlap, point_schedulers, sort_objects
 from psworker.push_result import PushResult
@@ -28,7 +31,7 @@ from psworker.reachability import wait_reachable
 from psworker.refusals import at_entrance
 
 
-class HostConnection:
+class HostConnection(JointWorker):
     """One process of a host group, with the interface of `Connection`.
 
     All processes run the same script. Towards the job they are one worker: they have
@@ -47,18 +50,14 @@ class HostConnection:
         """
         wait_reachable(config.coordinator, config.connect_timeout_s)
         self._config = config
-        self._place = place
+        self._place_on_host = place
         self._loop = event_loop.acquire()
         fork_guard.guard(config.coordinator)
         self._steps: HostSteps | None = None
         self._loaders: tuple[LeasedLoader, ...] = ()
-        self._is_closed = False
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
@@ -69,14 +68,14 @@ class HostConnection:
         self._end(leaves=kind is None)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"clock {self.clock}"
-        place = f"{self._place.index} of {self._place.count}"
+        state = "closed" if self.is_closed else f"clock {self.clock}"
+        place = f"{self._place_on_host.index} of {self._place_on_host.count}"
         return f"<psworker.HostConnection {self.worker_id}, process {place}, {state}>"
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it has ended, by `close` or by an error that passed through it."""
-        return self._is_closed
+    @override
+    def _place(self) -> Standing | None:
+        return None if self._steps is None else self._steps.standing
 
     @property
     def is_leader(self) -> bool:
@@ -89,43 +88,6 @@ class HostConnection:
         if self._steps is None:
             return self._config.worker_id
         return self._steps.standing.worker.worker_id
-
-    @property
-    def rank(self) -> int:
-        """The group's index among the workers of the job, as of joining.
-
-        Raises:
-            ConfigurationError: `prepare` was not called yet.
-        """
-        if self._steps is None:
-            raise ConfigurationError("a worker has a rank once prepare() was called")
-        return self._steps.standing.rank
-
-    @property
-    def worker_count(self) -> int:
-        """Workers of the job, of which the group is one.
-
-        Raises:
-            ConfigurationError: `prepare` was not called yet.
-        """
-        if self._steps is None:
-            raise ConfigurationError("the workers are known once prepare() was called")
-        return self._steps.standing.worker_count
-
-    @property
-    def clock(self) -> int:
-        """Clocks the group has completed."""
-        return self._steps.standing.clock if self._steps is not None else 0
-
-    @property
-    def generation(self) -> int:
-        """Newest generation known when the last step ended."""
-        return self._steps.standing.generation if self._steps is not None else 0
-
-    @property
-    def mode(self) -> str:
-        """How workers keep together; empty before `prepare`."""
-        return self._steps.standing.mode if self._steps is not None else ""
 
     @property
     def last_push(self) -> PushResult | None:
@@ -165,7 +127,7 @@ class HostConnection:
             UnsupportedError: A group can't do that yet.
             PsError: As `Connection.prepare`, in all processes.
         """
-        refuse_closed(is_closed=self._is_closed)
+        refuse_closed(is_closed=self.is_closed)
         check_overlap(overlap)
         if self._steps is not None:
             raise UnsupportedError(
@@ -191,7 +153,7 @@ class HostConnection:
             each for each in replaced.values() if isinstance(each, LeasedLoader)
         )
         steps = HostSteps(
-            self._loop, self._config, self._place, given, digest=_digest(given)
+            self._loop, self._config, self._place_on_host, given, digest=_digest(given)
         )
         self._steps = steps
         optimizers = {
@@ -212,12 +174,12 @@ class HostConnection:
 
     def wait(self) -> None:
         """Returns at once: a step that has returned is complete."""
-        refuse_closed(is_closed=self._is_closed)
+        refuse_closed(is_closed=self.is_closed)
 
     @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
         """Records a split with the job, or checks it; in the leader alone."""
-        refuse_closed(is_closed=self._is_closed)
+        refuse_closed(is_closed=self.is_closed)
         leader = self._steps.leader if self._steps is not None else None
         if leader is None:
             raise ConfigurationError(
@@ -233,7 +195,7 @@ class HostConnection:
         self._end(leaves=True)
 
     def _end(self, *, leaves: bool) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         self._is_closed = True
         atexit.unregister(self._at_exit)
