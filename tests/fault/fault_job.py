@@ -264,10 +264,13 @@ class FaultJob:
     # Inside
 
     def _start_shard(self, index: int) -> None:
-        listen = free_address()
+        # Of a port that is looked for now another shard may be given the same, before
+        # this one listens: only a proxy needs to know it.
+        listen = "127.0.0.1:0"
         advertise = []
         if self._has_proxies:
-            proxy = FaultProxy(str(listen))
+            listen = str(free_address())
+            proxy = FaultProxy(listen)
             self.proxies.append(proxy.__enter__())
             advertise = [f"--advertise={proxy.address}"]
         shard = self._daemon(
