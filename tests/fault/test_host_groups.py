@@ -14,7 +14,7 @@ from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.host_data_training import BATCH_SIZE, EPOCH_COUNT, SAMPLE_COUNT
 
-SCRIPT: Final = str(Path(__file__).with_name("host_training.py"))
+SCRIPT: Final = str(Path(__file__).with_name("training.py"))
 DATA_SCRIPT: Final = str(Path(__file__).with_name("host_data_training.py"))
 WORKER: Final = "host"
 
