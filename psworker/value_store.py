@@ -7,6 +7,7 @@ device of the tensors.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -101,9 +102,8 @@ class ValueStore:
             for chunk in placement.chunks
             if any(piece.entry_index in self._buffers for piece in chunk.slices)
         )
-        self._flat: dict[int, torch.Tensor] = {}
-        self._bytes: dict[int, tuple[torch.Tensor, Bytes]] = {}
-        self._staged: dict[int, torch.Tensor] = {}
+        self._flat: dict[int, _Target] = {}
+        self._staged: dict[int, _Target] = {}
 
     def write(self, frame: ChunkFrame) -> None:
         """Writes the present slices of a received chunk.
@@ -164,7 +164,7 @@ class ValueStore:
         """Writes what had to be put together first."""
         for entry_index, staged in self._staged.items():
             tensor = self.tensors[entry_index].detach()
-            tensor.copy_(staged.view(tensor.shape))
+            tensor.copy_(staged.flat.view(tensor.shape))
         self._staged.clear()
 
     def digests(self) -> list[list[int]]:
@@ -244,58 +244,72 @@ class ValueStore:
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
-        flat = [self._target(piece.entry_index) for piece in pieces]
-        if all(each.device.type == "cpu" for each in flat):
-            self._copy_in_host(pieces, flat, values)
+        targets = [self._target(piece.entry_index) for piece in pieces]
+        if all(each.data is not None for each in targets):
+            _copy_in_host(pieces, targets, values)
             return
-        targets = list(map(run_of, flat, pieces))
         # One transfer for the whole chunk, however many tensors it spans.
-        device = targets[0].device
-        torch._foreach_copy_(targets, values.to(device).split_with_sizes(sizes))
+        device = targets[0].flat.device
+        runs = [
+            run_of(each.flat, piece)
+            for each, piece in zip(targets, pieces, strict=True)
+        ]
+        torch._foreach_copy_(runs, values.to(device).split_with_sizes(sizes))
 
-    def _copy_in_host(
-        self, pieces: list[Slice], targets: list[torch.Tensor], values: torch.Tensor
-    ) -> None:
-        """Copies in this thread alone, without the GIL.
-
-        torch would hand half of it to another thread, which then spins while it waits
-        for more and takes a core from the thread that moves bytes: a step of 64 MiB
-        took twice as long, on two cores. And each of its calls lets go of the GIL, and
-        waits for it again.
-        """
-        data = bytes_in_host(values.cpu())
-        size = values.element_size()
-        start = 0
-        for piece, target in zip(pieces, targets, strict=True):
-            stop = start + piece.element_count * size
-            whole = self._bytes_of(piece.entry_index, target)
-            np.copyto(whole[piece.start * size : piece.stop * size], data[start:stop])
-            # As an operation of torch does: a backward pass over the old values must
-            # fail.
-            torch.autograd.graph.increment_version(target)
-            start = stop
-
-    def _bytes_of(self, entry_index: int, target: torch.Tensor) -> Bytes:
-        known = self._bytes.get(entry_index)
-        if known is None or known[0] is not target:
-            known = self._bytes[entry_index] = target, bytes_in_host(target)
-        return known[1]
-
-    def _target(self, entry_index: int) -> torch.Tensor:
+    def _target(self, entry_index: int) -> "_Target":
         """All elements of a tensor in C order, to be written to."""
         tensor = self.tensors[entry_index]
-        flat = self._flat.get(entry_index)
+        known = self._flat.get(entry_index)
         # `tensor.data = ...`, as `model.half()` does it, gives it other memory.
-        if flat is not None and flat.data_ptr() == tensor.data_ptr():
-            return flat
+        if known is not None and known.flat.data_ptr() == tensor.data_ptr():
+            return known
         if tensor.is_contiguous():
-            flat = self._flat[entry_index] = tensor.detach().view(-1)
-            return flat
+            made = self._flat[entry_index] = _Target.of(tensor.detach().view(-1))
+            return made
         staged = self._staged.get(entry_index)
         if staged is None:
-            staged = tensor.detach().contiguous().view(-1)
+            staged = _Target.of(tensor.detach().contiguous().view(-1))
             self._staged[entry_index] = staged
         return staged
+
+
+class _Target(NamedTuple):
+    """A tensor that is written to.
+
+    Attributes:
+        flat: Its elements in C order, 1-D.
+        data: Their bytes, `None` on a device.
+    """
+
+    flat: torch.Tensor
+    data: Bytes | None
+
+    @classmethod
+    def of(cls, flat: torch.Tensor) -> Self:
+        return cls(flat, bytes_in_host(flat) if flat.device.type == "cpu" else None)
+
+
+def _copy_in_host(
+    pieces: list[Slice], targets: list[_Target], values: torch.Tensor
+) -> None:
+    """Copies in this thread alone, without the GIL.
+
+    torch would hand half of it to another thread, which then spins while it waits for
+    more and takes a core from the thread that moves bytes: a step of 64 MiB took twice
+    as long, on two cores. And each of its calls lets go of the GIL, and waits for it
+    again.
+    """
+    data = bytes_in_host(values.cpu())
+    size = values.element_size()
+    start = 0
+    for piece, target in zip(pieces, targets, strict=True):
+        assert target.data is not None, "they are on the CPU"
+        stop = start + piece.element_count * size
+        run = slice(piece.start * size, piece.stop * size)
+        np.copyto(target.data[run], data[start:stop])
+        # As an operation of torch does: a backward pass over the old values must fail.
+        torch.autograd.graph.increment_version(target.flat)
+        start = stop
 
 
 def check_byte_count(chunk: Chunk, element_count: int, byte_count: int) -> None:

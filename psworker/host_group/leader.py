@@ -9,6 +9,7 @@ needs it.
 import asyncio
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from pswire.placement import Placement, place
 from psworker.buffers import Buffers
 from psworker.config import WorkerConfig
 from psworker.edited_values import EditedValues
+from psworker.errors import PsError
 from psworker.event_loop import EventLoop
 from psworker.host_group.agreement import Place, Seal, Standing
 from psworker.host_group.memory import HostMemory
@@ -32,6 +34,7 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.retries import told_to_users
 from psworker.session import Session
 from psworker.steps import PushExtras
+from psworker.transport.call_error import CallError
 from psworker.transport.values import JobSettings, Member
 from psworker.value_store import CheckedChunk, ValueStore
 
@@ -220,8 +223,8 @@ class HostLeader:
             return
         try:
             session = self._opening.result()
-        except Exception:  # it was told when it was wanted
-            return
+        except (PsError, CallError, CancelledError):
+            return  # it was told when it was wanted
         try:
             if leaves and session.membership.failure is None:
                 sequence = self._stepper.settled_sequence() if self._stepper else 0

@@ -64,6 +64,8 @@ def test_nor_do_those_that_push_and_share_memory(tmp_path: Path) -> None:
         # Of each shard its values, and the gradient of `w0` and of the last guest; all
         # of them twice, as all processes are one here.
         assert mapped_segment_count() - before <= 2 * 2 * 3
+    gc.collect()
+    assert mapped_segment_count() <= before
 
 
 def test_readers_leave_nothing(tmp_path: Path) -> None:

@@ -101,6 +101,33 @@ async def test_chunks_are_sent_as_they_are_made() -> None:
     assert [each async for each in requests] == []
 
 
+async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
+    told: list[asyncio.Event] = []
+    push = OutgoingPush(
+        HEADER,
+        TRAILER,
+        shard_incarnation=5,
+        chunk_bitmap=(True,) * 6,
+        chunk_indexes=range(6),
+        notify=told.append,
+    )
+    first = asyncio.ensure_future(anext(push.requests(frozenset())))
+    await asyncio.sleep(0)  # it waits for a chunk
+
+    counts = []
+    for index in range(6):
+        run = SharedRun(segment=1, length=64)
+        push.append(
+            index, encode_shared_chunk(index=index, presence=b"", digest=1, shared=run)
+        )
+        counts.append(len(told))
+    told[0].set()
+
+    assert counts == [0, 0, 0, 1, 1, 2]
+    message = parameter_service_pb2.PushPullRequest.FromString(await first)
+    assert [each.index for each in message.shared_chunks] == list(range(6))
+
+
 async def test_a_resend_leaves_out_what_the_shard_holds_and_changes_no_byte() -> None:
     push = push_of((True, True, True), [4, 2, 0])
     chunks = {index: chunk(index, 100_000) for index in (4, 2, 0)}

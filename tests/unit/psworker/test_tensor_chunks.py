@@ -1,4 +1,5 @@
 import dataclasses
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -179,6 +180,33 @@ def test_gradients_of_a_wider_type_are_sent_in_the_type_of_the_parameter() -> No
     (frame,) = frames_of([torch.ones(4)], placement)
 
     assert len(frame.data) == 8
+
+
+def test_bytes_are_shared_only_of_tensors_that_are_sent_as_they_are() -> None:
+    narrow = [torch.zeros(3), torch.arange(5.0)]
+    (chunk,) = placement_of(narrow).chunks
+    wide = [each.double() for each in narrow]
+
+    parts = ChunkSource([None, narrow[1]]).host_parts(chunk)
+    assert parts is not None
+    narrow[1][2] = 9.0
+
+    assert [bytes(part) for part in parts] == [narrow[1].numpy().tobytes()]
+    assert ChunkSource(wide).host_parts(chunk) is None
+
+
+def test_values_of_a_tensor_with_gaps_take_memory_until_they_are_there() -> None:
+    target = torch.zeros(300, 2).t()
+    placement = placement_of([target])
+    store = ValueStore([target], placement)
+    (frame,) = frames_of([torch.ones(2, 300)], placement)
+
+    store.write(frame)
+    staged = weakref.ref(store._staged[0].flat)
+    store.flush()
+
+    assert torch.equal(target, torch.ones(2, 300))
+    assert staged() is None
 
 
 def test_buffers_that_are_local_are_not_written_and_the_others_noted() -> None:

@@ -96,3 +96,23 @@ async def test_nobody_is_told_of_work_whose_caller_has_gone(
 
     assert await arithmetic.result(lambda: 5, LARGE) == 5
     assert caller.cancelled()
+
+
+async def test_an_error_of_who_is_told_leaves_the_others_alone(
+    arithmetic: Arithmetic,
+) -> None:
+    loop = asyncio.get_running_loop()
+    reported: asyncio.Future[object] = loop.create_future()
+    loop.set_exception_handler(
+        lambda _, context: reported.set_result(context["exception"])
+    )
+    others: asyncio.Future[int] = loop.create_future()
+
+    def fail(_: int) -> None:
+        raise ZeroDivisionError
+
+    arithmetic.run(lambda: 0, LARGE, then=fail, failed=unexpected)
+    arithmetic.run(lambda: 5, LARGE, then=others.set_result, failed=unexpected)
+
+    assert await others == 5
+    assert isinstance(await reported, ZeroDivisionError)

@@ -5,6 +5,7 @@ import pytest
 from psserver.core.push import Outcome, Reply
 from psserver.core.record import ClockChoice
 from psserver.host.push_session import QUEUED_BYTES_MAX, Outgoing, PushSession
+from pswire.limits import CHUNK_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 
@@ -132,3 +133,17 @@ async def test_places_in_shared_memory_cost_a_slow_reader_nothing() -> None:
 
     assert isinstance(item, Outgoing)
     assert item.message == 100 * b"there"
+
+
+async def test_there_is_room_until_another_chunk_would_not_be_kept() -> None:
+    call = session()
+    largest = bytes(CHUNK_BYTES_MAX)
+    kept = 0
+    while call.has_room:
+        call.put(Outgoing(kept, None, largest))
+        kept += 1
+    call.put(Outgoing(kept, None, largest))
+
+    messages = [item.message for item in await drained(call)]  # type: ignore[attr-defined]
+    assert messages == [*[largest] * kept, None]
+    assert call.has_room

@@ -122,6 +122,8 @@ def test_a_target_without_its_baseline_says_why_and_is_neither_met_nor_missed() 
     told = report_text(report_of(made))
     assert "theirs did not run: not built; take another build" in told
     assert "not measured: ours at most 1 x the time of theirs" in told
+    assert ", 2 repetitions (targets are for 15 and more)\n" in told
+    assert report_table(report_of(made)).startswith(told.partition("\n")[0] + ". ")
 
 
 def test_a_workload_that_failed_says_why_wherever_it_is_read() -> None:
