@@ -1,5 +1,7 @@
 """What holds for every test: markers that skip by themselves, a seed to repeat."""
 
+import gc
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -21,6 +23,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def repository() -> Path:
     """Root of the checkout."""
     return REPOSITORY
+
+
+def pytest_runtest_logfinish() -> None:
+    """Ends the processes of a test's loader, if a cycle of objects still holds it.
+
+    They were forked, and hold copies of this process's pipes: who waits for the end of
+    one would wait until the garbage is collected.
+    """
+    if multiprocessing.active_children():
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

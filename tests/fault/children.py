@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from tests.fault.nursery import END
+
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WAIT_TIMEOUT_S: Final = 30.0
 IMPORT_TIMEOUT_S: Final = 120.0
@@ -133,9 +135,14 @@ class Nursery:
         traceback: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(WAIT_TIMEOUT_S)
-        self._reader.join()
+        try:
+            # By a word, since a process that was forked here may hold the pipe open.
+            self._process.stdin.write(END + "\n")
+            self._process.stdin.close()
+            self._process.wait(WAIT_TIMEOUT_S)
+        finally:
+            self._process.kill()  # else the thread below keeps all from ending
+            self._reader.join()
 
     def start(
         self,

@@ -5,7 +5,8 @@ is what lets many jobs start in one run. What is forked is a process of its own 
 command line of its own: `psserver`, a script, or the training of the fault tests.
 
 Orders come as JSON lines on stdin, what happened goes out as JSON lines on stdout. At
-the end of stdin all children are killed. Arguments name what to import besides.
+the word "end", and at the end of stdin, all children are killed. Arguments name what
+to import besides.
 """
 
 import atexit
@@ -25,6 +26,7 @@ from typing import Any, Final
 from psserver.tensors.supported_optimizers import load_optimizers
 
 PR_SET_PDEATHSIG: Final = 1
+END: Final = "end"
 IMPORTED: Final = (
     "psserver.__main__",
     "psserver.daemon.coordinator",
@@ -134,6 +136,8 @@ class Nursery:
         data = os.read(0, 1 << 16)
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
+            if line == END.encode():
+                return False
             order = json.loads(line)
             process_id = os.fork()
             if process_id == 0:
