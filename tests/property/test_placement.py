@@ -176,6 +176,7 @@ def test_a_tensor_above_256_mib_is_cut_into_full_chunks() -> None:
 
 @checked
 @given(st.integers(1, 60_000_000), st.integers(1, 5))
+@example(17 * 16 * 20_000 + 1, 1)
 def test_large_chunks_leave_every_shard_enough_of_them(
     element_count: int, shard_count: int
 ) -> None:
@@ -187,6 +188,31 @@ def test_large_chunks_leave_every_shard_enough_of_them(
     if max(sizes) > CHUNK_BYTES_SMALL:
         assert min(counts) == max(counts) >= CHUNK_COUNT_WANTED
         assert max(sizes) - min(sizes) < 65 * len(sizes)  # whole cache lines
+
+
+@pytest.mark.parametrize(
+    ("byte_count", "shard_count", "full", "last"),
+    [
+        # Nothing is made even where chunks are not larger than for a small model.
+        (16 << 20, 1, [1 << 20] * 15, 1 << 20),
+        ((16 << 20) + 4, 1, [1 << 20] * 16, 4),
+        # What divides evenly still ends with a smaller one, never with an extra one.
+        (20 << 20, 1, [1_310_784] * 15, 1_309_760),
+        # A remainder of a sixteenth makes 17, and what they leave none more.
+        (17 * 64 * 20_000 + 4, 1, [1_280_064] * 16, 1_278_980),
+        (2 * 17 * 64 * 20_000 + 4, 2, [1_280_064] * 33, 1_277_892),
+        # From 24 MiB on there are as many as the largest size asks for.
+        (24 << 20, 1, [CHUNK_BYTES_MAX] * 15, CHUNK_BYTES_MAX),
+        ((24 << 20) + 4, 1, [1_480_384] * 16, 1_479_684),
+    ],
+)
+def test_chunks_of_a_shard_are_made_even(
+    byte_count: int, shard_count: int, full: list[int], last: int
+) -> None:
+    """See docs/decisions/0011."""
+    placement = place(model(((byte_count // 4,), F32)), shard_count)
+
+    assert [chunk.byte_count for chunk in placement.chunks] == [*full, last]
 
 
 @checked

@@ -128,6 +128,29 @@ async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
     assert [each.index for each in message.shared_chunks] == list(range(6))
 
 
+async def test_a_chunk_with_its_elements_is_told_of_at_once() -> None:
+    told: list[asyncio.Event] = []
+    push = OutgoingPush(
+        HEADER,
+        TRAILER,
+        shard_incarnation=5,
+        chunk_bitmap=(True,) * 6,
+        chunk_indexes=range(6),
+        notify=told.append,
+    )
+    first = asyncio.ensure_future(anext(push.requests(frozenset())))
+    await asyncio.sleep(0)  # it waits for a chunk
+
+    push.append(0, shared(0))
+    assert told == []
+    push.append(1, chunk(1))
+    assert len(told) == 1
+
+    told[0].set()
+    message = parameter_service_pb2.PushPullRequest.FromString(await first)
+    assert indexes_of([message]) == [[0]]
+
+
 async def test_a_resend_leaves_out_what_the_shard_holds_and_changes_no_byte() -> None:
     push = push_of((True, True, True), [4, 2, 0])
     chunks = {index: chunk(index, 100_000) for index in (4, 2, 0)}

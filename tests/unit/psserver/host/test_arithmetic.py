@@ -50,21 +50,38 @@ async def test_every_result_is_reported_in_the_loop(arithmetic: Arithmetic) -> N
 
 
 async def test_no_result_waits_behind_long_work(arithmetic: Arithmetic) -> None:
-    first_is_told, go_on, begun = asyncio.Event(), threading.Event(), threading.Event()
+    both_are_there, begun, go_on = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
+    told: list[str] = []
+    all_told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def long() -> None:
         begun.set()
         go_on.wait()
 
-    arithmetic.run(
-        begun.clear, LARGE, then=lambda _: first_is_told.set(), failed=unexpected
-    )
-    ended = asyncio.ensure_future(arithmetic.result(long, LONG_BYTES_MIN + 1))
+    def take_last(_: None) -> None:
+        told.append("long")
+        all_told.set_result(None)
 
-    await first_is_told.wait()
-    assert not ended.done()
+    arithmetic.run(
+        both_are_there.wait,
+        LARGE,
+        then=lambda _: told.append("short"),
+        failed=unexpected,
+    )
+    arithmetic.run(long, LONG_BYTES_MIN + 1, then=take_last, failed=unexpected)
+    both_are_there.set()
+    # What was reported before the long work began is done in the loop by now.
+    await asyncio.to_thread(begun.wait)
+    told_meanwhile = list(told)
     go_on.set()
-    await ended
+    await all_told
+
+    assert told_meanwhile == ["short"]
+    assert told == ["short", "long"]
 
 
 async def test_an_error_of_work_goes_to_whoever_is_told(
@@ -80,22 +97,32 @@ async def test_an_error_of_work_goes_to_whoever_is_told(
     assert await arithmetic.result(lambda: 5, LARGE) == 5
 
 
+@pytest.mark.parametrize("fails", [False, True])
 async def test_nobody_is_told_of_work_whose_caller_has_gone(
-    arithmetic: Arithmetic,
+    arithmetic: Arithmetic, fails: bool
 ) -> None:
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: errors.append(context)
+    )
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         go_on.wait()
+        if fails:
+            raise ZeroDivisionError
 
     caller = asyncio.ensure_future(arithmetic.result(work, LARGE))
     await asyncio.to_thread(begun.wait)
     caller.cancel()
+    await asyncio.wait([caller])
     go_on.set()
 
+    # Told after what came of the first.
     assert await arithmetic.result(lambda: 5, LARGE) == 5
     assert caller.cancelled()
+    assert errors == []
 
 
 async def test_an_error_of_who_is_told_leaves_the_others_alone(
