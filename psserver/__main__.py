@@ -63,7 +63,7 @@ History = Annotated[
     typer.Option(
         envvar="PS_HISTORY",
         metavar="FILE|FOLDER/",
-        help="Where to write a history for `psctl check-history`, see docs/history.md.",
+        help="Where to write a history, see docs/history.md.",
         show_default=False,
     ),
 ]
@@ -93,7 +93,7 @@ def coordinator(
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
-    """Serves one job: settings, membership, shard map, data, snapshots."""
+    """Serves one job: settings, members, shard map, data order."""
     config = replace(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,
@@ -134,7 +134,7 @@ def shard(
     history: History = "",
     verbose: Verbose = False,
 ) -> None:
-    """Holds one shard of the parameters and runs the optimizer on it."""
+    """Holds one shard of the parameters and runs its optimizer."""
     config = ShardConfig(
         listen=ListenConfig(address=listen, insecure=insecure),
         coordinator=coordinator,
@@ -159,7 +159,10 @@ def local(
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
-    """Runs a coordinator and its shards on this machine under one supervisor."""
+    """Runs a whole job's daemons here, under one supervisor.
+
+    Those are a coordinator and the shards.
+    """
     config = replace(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,

@@ -192,8 +192,9 @@ def run(
             metavar="ID",
             help="Stable id of the worker; with several processes ID-0, ID-1, ..., "
             "unless they push as one. "
-            "By default the coordinator issues ids; with --max-restarts one is made of "
-            "this host's name, since a process that starts again takes its own place.",
+            "By default the coordinator issues ids; with restarts (--max-restarts) one "
+            "is made of this host's name, since a process that starts again takes its "
+            "own place.",
         ),
     ] = None,
     history: Annotated[
@@ -201,8 +202,7 @@ def run(
         typer.Option(
             envvar="PS_HISTORY",
             metavar="FILE|FOLDER/",
-            help="Where to write histories for `psctl check-history`, see "
-            "docs/history.md.",
+            help="Where to write histories, see docs/history.md.",
             show_default=False,
         ),
     ] = "",
@@ -213,15 +213,15 @@ def run(
         ),
     ] = 300.0,
 ) -> None:
-    """Waits for the coordinator, then runs a script in one or several processes.
+    """Waits for the coordinator, then runs a script.
 
     Example: psworker run --coordinator localhost:7070 --nproc 2 -- train.py --epochs 3
 
-    The script runs with this Python. Ctrl-C, SIGTERM or SIGHUP is passed on to it, a
-    second one kills it. The exit code is that of the first process that failed for
-    good, 128 + n after signal n, 69 if the coordinator can't be reached or a shard of
-    the job is lost. 76 (another version of the protocol) and 78 (the script does not
-    fit the job) end all processes at once.
+    The script runs with this Python, in one process or several. Ctrl-C, SIGTERM or
+    SIGHUP is passed on to it, a second one kills it. The exit code is that of the first
+    process that failed for good, 128 + n after signal n, 69 if the coordinator can't be
+    reached or a shard of the job is lost. 76 (another version of the protocol) and 78
+    (the script does not fit the job) end all processes at once.
     """
     coordinator = _named_coordinator(coordinator)
     plan = LaunchPlan(

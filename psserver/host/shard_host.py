@@ -175,8 +175,8 @@ class ShardHost:
     def waiting_reason(self) -> str:
         """What calls wait for, in words."""
         if self.silent_since_ms is not None:
-            silent_s = (now_ms() - self.silent_since_ms) / 1000
-            return f"the coordinator, which has been silent for {silent_s:.0f} s"
+            # Whoever says so adds how long it has waited: about as long as that.
+            return "the coordinator, which has been silent for longer than a lease"
         return self.model.core.waiting_reason
 
     # From the coordinator

@@ -75,7 +75,7 @@ def check_history_command(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Checks from what a job's processes wrote down whether it kept its promises.
+    """Checks by its histories whether a job kept its promises.
 
     Example: psctl check-history runs/monday/
 

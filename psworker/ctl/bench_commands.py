@@ -12,7 +12,7 @@ from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, 
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure paramserver on this machine, beside what others have.",
+    help="Measures paramserver beside what others have.",
 )
 
 
@@ -55,7 +55,8 @@ def bench_all_command(
 
     The contenders of a workload take turns within one run, so that whatever else the
     machine does meets all of them. Sizes other than the default ones are for trying
-    things out: targets are set for those. `psctl bench list` tells the workloads.
+    things out: targets are set for those. `psctl bench list` tells the workloads, and
+    about how long each takes.
     """
     from psworker.ctl.bench.command import bench_all
     from psworker.ctl.bench.report import report_json, report_text
@@ -89,7 +90,10 @@ def bench_all_command(
 
 @app.command("list")
 def bench_list_command(*, as_json: JsonOption = False) -> None:
-    """Tells the workloads of `psctl bench all`: what they measure, their targets."""
+    """Tells the workloads of `psctl bench all`.
+
+    What each measures, beside what, its targets, and about how long it takes.
+    """
     from psworker.ctl.bench.suite import WORKLOADS, workloads_json, workloads_text
 
     if as_json:
@@ -109,7 +113,7 @@ def bench_step_command(
     ] = 15,
     as_json: JsonOption = False,
 ) -> None:
-    """Measures push + apply + pull on loopback, beside torch.distributed.rpc.
+    """Measures push + apply + pull, beside torch.distributed.rpc.
 
     Example: psctl bench step --mib 64 --json
     """

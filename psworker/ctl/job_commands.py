@@ -27,7 +27,7 @@ def _mode_name(text: str) -> ModeName:
 
 
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
-    """Shows where a job stands: phase, whom it waits for, shards, workers, lead.
+    """Shows where a job stands: phase, whom it waits for, lead.
 
     Example: psctl status --coordinator localhost:7070
     """
@@ -66,7 +66,7 @@ def mode(
     ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Changes how workers keep together while they go on training.
+    """Changes how workers keep together, while they train.
 
     Example: psctl mode ssp --staleness 3
 

@@ -60,13 +60,13 @@ def demo(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="File or folder for the snapshot; ./paramserver-demo.safetensors by "
-            "default.",
+            help="File or folder for the snapshot; by default "
+            "./paramserver-demo.safetensors.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Trains a real model on real data with a whole job on this machine.
+    """Trains a real model on real data with a whole job here.
 
     Example: psctl demo --data mnist5k --workers 4
 
@@ -144,7 +144,7 @@ def compare(
     ] = Path("paramserver-compare"),
     as_json: JsonOption = False,
 ) -> None:
-    """Shows what each mode is good for: BSP, backup workers, SSP and ASP side by side.
+    """Shows what BSP, backup workers, SSP and ASP are good for.
 
     Example: psctl compare --modes bsp,ssp:3,ssp:8 --loads hiccups
 

@@ -7,7 +7,7 @@ import typer
 
 from psworker.ctl.options import CoordinatorOption, JsonOption, print_json, say
 
-app = typer.Typer(no_args_is_help=True, help="Pull snapshots of a job.")
+app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")
 
 
 @app.command("get")

@@ -1,5 +1,6 @@
 """A shard whose coordinator is silent stops acknowledging within a lease (G11)."""
 
+import re
 import signal
 import threading
 import time
@@ -73,6 +74,12 @@ def test_steps_are_held_after_a_lease_and_go_on(
             # The worker hears so when its step has been held for 5 s.
             _wait(lambda: "the coordinator, which has been silent" in caplog.text)
             held_s = worker.stepped_s[-1]
+            assert re.search(
+                "waiting for the coordinator, which has been silent for longer than a "
+                r"lease, \d+ s so far$",
+                caplog.text,
+                re.MULTILINE,
+            )
             assert "silent for a lease of 2.0 s" in processes.log("shard")
             processes.send("coordinator", signal.SIGCONT)
             _wait(lambda: worker.stepped_s[-1] > held_s)

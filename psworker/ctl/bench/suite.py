@@ -49,10 +49,15 @@ def workloads_text(workloads: Sequence[Workload]) -> str:
     """The table for people."""
     parts = []
     for workload in workloads:
-        lines = [f"{workload.name}: {workload.title}"]
+        lines = [f"{workload.name} (about {workload.about_s} s): {workload.title}"]
         lines += [f"    {entry.name}: {entry.text}" for entry in workload.entries]
         lines += [f"    target: {target.text}" for target in workload.targets]
         parts.append("\n".join(lines))
+    minutes = sum(workload.about_s for workload in workloads) / 60
+    parts.append(
+        f"All together take about {minutes:.0f} minutes on two cores, with the default "
+        "sizes and repetitions."
+    )
     return "\n\n".join(parts)
 
 
@@ -64,6 +69,7 @@ def workloads_json(workloads: Sequence[Workload]) -> dict[str, object]:
             {
                 "name": workload.name,
                 "title": workload.title,
+                "about_s": workload.about_s,
                 "contenders": [
                     {"name": entry.name, "text": entry.text}
                     for entry in workload.entries

@@ -243,6 +243,7 @@ class Workload:
     Attributes:
         name: Short, as in `--only`.
         title: What is measured.
+        about_s: Seconds that it takes on two cores with the default sizes, about.
         entries: Its contenders.
         targets: What it should show.
         start: Starts what contenders talk to; places that members are told.
@@ -260,6 +261,7 @@ class Workload:
 
     name: str
     title: str
+    about_s: int
     entries: tuple[Entry, ...]
     targets: tuple[Target, ...]
     start: Callable[[Ground], dict[str, str]] = nothing_to_start

@@ -45,7 +45,7 @@ def _gloo(member: Member) -> Contender:
     return Contender(run, before=before, values=lambda: [parameter.detach()])
 
 
-def _workload(worker_count: int, limit: float) -> Workload:
+def _workload(worker_count: int, limit: float, *, about_s: int) -> Workload:
     def start(ground: Ground) -> dict[str, str]:
         return {
             "coordinator": ground.start_job(shard_count=2, worker_count=worker_count)
@@ -53,6 +53,7 @@ def _workload(worker_count: int, limit: float) -> Workload:
 
     return Workload(
         name=f"allreduce{worker_count}",
+        about_s=about_s,
         title=f"BSP step of one big parameter with Adam, {worker_count} workers, "
         "2 shards, one host",
         entries=(
@@ -67,5 +68,5 @@ def _workload(worker_count: int, limit: float) -> Workload:
     )
 
 
-ALLREDUCE_2: Final = _workload(2, 0.6)
-ALLREDUCE_4: Final = _workload(4, 0.55)
+ALLREDUCE_2: Final = _workload(2, 0.6, about_s=15)
+ALLREDUCE_4: Final = _workload(4, 0.55, about_s=25)

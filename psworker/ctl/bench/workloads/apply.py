@@ -11,6 +11,7 @@ from psworker.ctl.bench.workload import (
 
 APPLY: Final = Workload(
     name="apply",
+    about_s=5,
     title="Adam on one big vector in a shard's process, without any transport",
     entries=(
         Entry("shard", "the shard's apply, chunk by chunk", begun_elsewhere),

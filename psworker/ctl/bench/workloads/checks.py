@@ -101,6 +101,7 @@ def _workload(
     digests = f"{digest_count} digest{'s' * (digest_count > 1)} of each chunk"
     return Workload(
         name=name,
+        about_s=10,
         title="finite verdict, digests and dedupe of a step of one big parameter, "
         + transport,
         entries=(

@@ -58,6 +58,7 @@ def _ddp(member: Member) -> Contender:
 
 DDP: Final = Workload(
     name="ddp",
+    about_s=70,
     title="training step of a model of about 25 million parameters, 2 workers, figures "
     "of one sample",
     entries=(

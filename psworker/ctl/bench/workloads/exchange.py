@@ -59,6 +59,7 @@ def _bare_stream(member: Member) -> Contender:
 
 EXCHANGE: Final = Workload(
     name="exchange",
+    about_s=20,
     title="push + apply (SGD) + pull of one big parameter, 1 worker, 1 shard, TCP",
     entries=(
         Entry("paramserver", "optimizer.step() of a prepared optimizer", _paramserver),

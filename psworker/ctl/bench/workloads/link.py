@@ -43,6 +43,7 @@ def _topk(member: Member) -> Contender:
 
 LINK: Final = Workload(
     name="link",
+    about_s=75,
     title=f"push + apply (SGD) + pull of one big parameter, link of {_LINK_MBIT:g} "
     "Mbit/s",
     entries=(

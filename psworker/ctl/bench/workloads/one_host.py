@@ -32,6 +32,7 @@ def _torch_rpc(member: Member) -> Contender:
 
 ONE_HOST: Final = Workload(
     name="one_host",
+    about_s=15,
     title="push + apply (SGD) + pull of one big parameter, transports as each chooses",
     entries=(
         Entry("paramserver", "optimizer.step() of a prepared optimizer", _paramserver),

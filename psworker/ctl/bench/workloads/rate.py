@@ -18,6 +18,7 @@ def _start(ground: Ground) -> dict[str, str]:
 
 RATE: Final = Workload(
     name="rate",
+    about_s=20,
     title="pushes in ASP of a model of 10,000 parameters, 4 worker processes, 1 shard",
     entries=(
         Entry("pushes", "optimizer.step() of prepared optimizers", small_steps),

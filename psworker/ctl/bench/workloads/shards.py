@@ -31,6 +31,7 @@ def _two_shards(member: Member) -> Contender:
 
 SHARDS: Final = Workload(
     name="shards",
+    about_s=20,
     title="push + apply (SGD) + pull of one big parameter, 2 shards against 1, TCP",
     entries=(
         Entry("one_shard", "optimizer.step() in a job of one shard", _one_shard),

@@ -17,6 +17,7 @@ def _start(ground: Ground) -> dict[str, str]:
 
 SMALL: Final = Workload(
     name="small",
+    about_s=10,
     title="BSP step of a model of 10,000 parameters, 1 worker, 1 shard",
     entries=(
         Entry("step", "optimizer.step() of a prepared optimizer", small_steps),

@@ -319,7 +319,9 @@ async def test_all_calls_are_held_while_the_coordinator_is_silent(
 
     call = shard.push("a", 1)
     waiting = await call.until_waiting()
-    assert "the coordinator, which has been silent for" in waiting.reason
+    assert waiting.reason == (
+        "the coordinator, which has been silent for longer than a lease"
+    )
     shard.host.set_silent(None)
 
     assert (await call.finished()).outcome == push_pb2.OUTCOME_APPLIED

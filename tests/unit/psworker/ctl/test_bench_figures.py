@@ -50,6 +50,7 @@ def figures(
         name for target in targets for name in (target.contender, target.baseline)
     )
     workload = Workload(
+        about_s=1,
         name="made",
         title="made up",
         entries=tuple(Entry(name, f"what {name} does", never) for name in names),
@@ -224,10 +225,16 @@ def test_an_unknown_workload_is_wrong_use_and_hears_which_there_are(
     assert not out.exists()
 
 
-def test_the_list_tells_contenders_and_targets() -> None:
+def test_the_list_tells_contenders_targets_and_how_long_they_take() -> None:
     text = CliRunner().invoke(app, ["bench", "list"]).output
     assert "target: paramserver at most 0.95 x the time of bare_stream" in text
+    assert "\nallreduce4 (about 25 s): BSP step of one big parameter" in text
+    assert text.endswith(
+        "\nAll together take about 5 minutes on two cores, with the "
+        "default sizes and repetitions.\n"
+    )
     listed = json.loads(CliRunner().invoke(app, ["bench", "list", "--json"]).output)
+    assert {each["name"]: each["about_s"] for each in listed["workloads"]}["ddp"] == 70
     assert [each["name"] for each in listed["workloads"]] == [
         each.name for each in WORKLOADS
     ]
