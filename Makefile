@@ -85,11 +85,12 @@ bench: .venv/installed ## measure the data plane beside what others use
 
 .PHONY: faults
 faults: .venv/installed ## kill, stop and cut real processes; print what came of it
-	$(BIN)/pytest tests/fault -q $(ARGS)
+	$(BIN)/pytest tests/fault -q -m '' $(ARGS)
 
 .PHONY: soak
-soak: .venv/installed ## train for minutes: large models, many steps, fewer bytes
+soak: .venv/installed ## train for minutes, and repeat tests in more modes
 	$(BIN)/pytest tests/soak -q $(ARGS)
+	$(BIN)/pytest -q -m repeat $(ARGS)
 
 .PHONY: conformance
 conformance: .venv/installed .conformance-data/fetched ## train real scripts alone and as two workers; compare

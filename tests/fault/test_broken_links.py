@@ -86,7 +86,7 @@ def test_half_closed_connections(make_job: MakeJob) -> None:
         assert job.status().evicted_count == 0
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp"])
+@pytest.mark.parametrize("mode", ["bsp", pytest.param("ssp", marks=pytest.mark.repeat)])
 def test_a_slow_link_costs_nobody_its_place(mode: str, make_job: MakeJob) -> None:
     with (
         make_job(*MODES[mode], has_proxies=True) as job,

@@ -79,6 +79,7 @@ def test_a_leader_dies_at_any_moment_of_a_step(
     check(job)
 
 
+@pytest.mark.repeat
 def test_processes_are_killed_and_stopped_one_after_the_other(
     make_job: MakeJob,
 ) -> None:
@@ -128,7 +129,7 @@ def test_a_group_of_one_process_after_all_others_have_died(make_job: MakeJob) ->
     "failpoints",
     [
         ("worker.step=kill@4", ""),
-        ("worker.in_barrier=kill@4", ""),
+        pytest.param(("worker.in_barrier=kill@4", ""), marks=pytest.mark.repeat),
         ("", "worker.step=kill@5"),
         ("worker.push_answered=kill@5", "worker.step=kill@9"),
     ],

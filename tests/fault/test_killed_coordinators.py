@@ -20,7 +20,9 @@ def revive(job: FaultJob, failpoint: str = "") -> None:
     job.wait_status(lambda status: status.phase == "running", "the job to go on")
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "mode", ["bsp", "asp", pytest.param("ssp", marks=pytest.mark.repeat)]
+)
 def test_a_coordinator_that_dies_at_each_moment_of_a_fence(
     mode: str, make_job: MakeJob
 ) -> None:
@@ -110,7 +112,8 @@ def test_a_coordinator_that_dies_while_the_mode_changes(make_job: MakeJob) -> No
         assert job.status().evicted_count == 0
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
+# One that stands still does so in ASP; see `test_stopped_processes.py`.
+@pytest.mark.parametrize("mode", ["bsp", pytest.param("asp", marks=pytest.mark.repeat)])
 def test_a_coordinator_that_stays_away_for_longer_than_a_lease(
     mode: str, make_job: MakeJob
 ) -> None:

@@ -16,7 +16,13 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("bsp", "ssp", "asp", "bsp two-phase"),
+        pytest.param("ssp two-phase", marks=pytest.mark.repeat),
+    ],
+)
 def test_workers_that_die_at_any_moment_of_a_step(mode: str, make_job: MakeJob) -> None:
     points = {
         "w1": "worker.chunk_sent=kill@35",

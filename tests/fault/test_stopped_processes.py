@@ -24,7 +24,10 @@ def wait_rejoined(job: FaultJob, name: str) -> None:
     job.wait_members(name)
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp", "bsp two-phase"])
+@pytest.mark.parametrize(
+    "mode",
+    ["bsp", "asp", "bsp two-phase", pytest.param("ssp", marks=pytest.mark.repeat)],
+)
 def test_workers_that_stand_still_at_any_moment_of_a_step(
     mode: str, make_job: MakeJob
 ) -> None:
@@ -75,7 +78,8 @@ def test_whoever_stands_still_shorter_than_the_lease_keeps_its_place(
         assert {worker.incarnation for worker in status.workers} == {1}
 
 
-@pytest.mark.parametrize("mode", ["bsp", "asp"])
+# One that is killed stays away in BSP; see `test_killed_coordinators.py`.
+@pytest.mark.parametrize("mode", ["asp", pytest.param("bsp", marks=pytest.mark.repeat)])
 def test_a_coordinator_that_stands_still_holds_the_job_and_costs_nobody_its_place(
     mode: str, make_job: MakeJob
 ) -> None:

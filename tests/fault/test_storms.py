@@ -161,7 +161,13 @@ class Storm:
                 proxy.heal()
 
 
-@pytest.mark.parametrize("kind", STORMS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("bsp", "asp", "backup"),
+        *(pytest.param(kind, marks=pytest.mark.repeat) for kind in ("ssp", "clock")),
+    ],
+)
 def test_a_storm(kind: str, make_job: MakeJob) -> None:
     drawn = random.Random(f"{SEED} {kind}")
     with (

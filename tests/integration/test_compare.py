@@ -32,32 +32,47 @@ def _compare(
 
 
 @pytest.mark.timeout(180)
-def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
+def test_modes_train_and_are_measured(tmp_path: Path) -> None:
     done = _compare(
         tmp_path,
-        *("--modes", "bsp,bsp+1,asp", "--loads", "straggler", "--target", "0.2"),
+        *("--modes", "bsp,bsp+1", "--loads", "straggler", "--target", "0.2"),
         "--json",
     )
     assert done.returncode == 0, done.stderr
-    assert "[2/3] straggler, BSP + 1" in done.stderr
+    assert "[2/2] straggler, BSP + 1" in done.stderr
     figures = json.loads(done.stdout)
-    bsp, backup, asp = figures["runs"]
-    for run in (bsp, backup, asp):
+    bsp, backup = figures["runs"]
+    for run in (bsp, backup):
         assert run["sample_count"] >= 1280
         assert run["final_accuracy"] > 0.2
         assert 0 < run["target_s"] <= run["duration_s"] + 1
     # What a busy machine leaves of the arithmetic is not judged here.
-    assert bsp["dropped_sample_count"] == asp["dropped_sample_count"] == 0
-    assert backup["dropped_sample_count"] > 0
-    assert bsp["staleness_max"] == backup["staleness_max"] == 0 < asp["staleness_max"]
+    assert bsp["dropped_sample_count"] == 0 < backup["dropped_sample_count"]
+    assert bsp["staleness_max"] == backup["staleness_max"] == 0
     assert bsp["step_cost"] > 3
-    assert [each["mode"] for each in figures["ratios_to_bsp"]] == ["bsp+1", "asp"]
+    assert [each["mode"] for each in figures["ratios_to_bsp"]] == ["bsp+1"]
     runs, curve, staleness, picture = map(Path, figures["files"])
     rows = list(csv.DictReader(runs.read_text().splitlines()))
-    assert [row["mode"] for row in rows] == ["bsp", "bsp+1", "asp"]
-    assert len(curve.read_text().splitlines()) > 3 * 3
-    assert len(staleness.read_text().splitlines()) > 3
+    assert [row["mode"] for row in rows] == ["bsp", "bsp+1"]
+    assert len(curve.read_text().splitlines()) > 2 * 3
+    assert len(staleness.read_text().splitlines()) > 2
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.repeat
+@pytest.mark.timeout(180)
+def test_workers_that_keep_no_pace_are_measured(tmp_path: Path) -> None:
+    done = _compare(
+        tmp_path, *("--modes", "bsp,asp", "--loads", "straggler,hiccups", "--json")
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["load"], run["mode"]) for run in runs] == [
+        (load, mode) for load in ("straggler", "hiccups") for mode in ("bsp", "asp")
+    ]
+    for run in runs:
+        assert run["dropped_sample_count"] == 0
+        assert (run["staleness_max"] > 0) == (run["mode"] == "asp")
 
 
 @pytest.mark.timeout(180)
@@ -72,7 +87,7 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path: Path) -> None
     )
     done = _compare(
         tmp_path,
-        *("--modes", "ssp:3", "--loads", "hiccups"),
+        *("--modes", "ssp:3", "--loads", "hiccups", "--samples", "640"),
         PYTHONPATH=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
@@ -80,3 +95,5 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path: Path) -> None
     assert "SSP(3)" in done.stdout
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"compare.csv", "accuracy.csv", "staleness.csv"}
+    (run,) = csv.DictReader((tmp_path / "out/compare.csv").read_text().splitlines())
+    assert float(run["staleness_max"]) > 0

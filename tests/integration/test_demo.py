@@ -101,21 +101,28 @@ def _figure(name: str, text: str) -> float:
 def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    done = _run(tmp_path, environment, "--mode", "ssp", "--kill", "worker-1@40")
+    done = _run(
+        *(tmp_path, environment, "--workers", "2", "--shards", "1"),
+        *("--mode", "ssp", "--kill", "worker-1@40"),
+    )
     assert done.returncode == 0, done.stderr
     assert "mode ssp(3): " in done.stdout
     assert "w1 was killed with SIGKILL in its step 40" in done.stdout
     assert _figure("next clock closed", done.stdout) < 11  # the lease and 1 s
-    assert "trained the rest          w0 and w2" in done.stdout
+    assert "trained the rest          w0\n" in done.stdout
     assert _figure("test accuracy of the pulled snapshot", done.stdout) > 0.85
     assert _figure("difference in points", done.stdout) <= POINTS_MAX
 
 
+@pytest.mark.repeat
 @pytest.mark.timeout(120)
 def test_training_goes_on_while_the_coordinator_starts_again(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    done = _run(tmp_path, environment, "--mode", "asp", "--kill", "coordinator@50")
+    done = _run(
+        *(tmp_path, environment, "--workers", "2", "--shards", "1"),
+        *("--mode", "asp", "--kill", "coordinator@50"),
+    )
     assert done.returncode == 0, done.stderr
     assert "the coordinator was killed with SIGKILL at step 50" in done.stdout
     # Which is first is a matter of time: small steps soon use up what was leased ahead.
@@ -129,7 +136,7 @@ def test_training_goes_on_while_the_coordinator_starts_again(
 def test_a_killed_shard_ends_the_job_and_says_so(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    done = _run(tmp_path, environment, "--kill", "shard-1@20")
+    done = _run(tmp_path, environment, "--workers", "1", "--kill", "shard-1@20")
     assert done.returncode == 69
     assert "shard 1 was killed with SIGKILL at step 20" in done.stderr
     assert "in this release that ends the job" in done.stderr

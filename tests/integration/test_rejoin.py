@@ -382,7 +382,9 @@ ps.close()
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("given", [("--worker-id", "w0"), ()])
+@pytest.mark.parametrize(
+    "given", [(), pytest.param(("--worker-id", "w0"), marks=pytest.mark.repeat)]
+)
 def test_a_process_that_is_started_again_takes_its_own_place(
     tmp_path: Path, given: tuple[str, ...]
 ) -> None:

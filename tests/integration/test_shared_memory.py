@@ -111,7 +111,11 @@ def references(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.usefixtures("all_shared")
 @pytest.mark.parametrize(
     ("mode", "worker_count"),
-    [(Mode.BSP, 2), (Mode.SSP, 1), (Mode.ASP, 1)],
+    [
+        (Mode.BSP, 2),
+        pytest.param(Mode.SSP, 1, marks=pytest.mark.repeat),
+        (Mode.ASP, 1),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["plain", "overlap"])
 def test_the_numbers_are_those_of_messages(
