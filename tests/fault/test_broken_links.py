@@ -53,8 +53,12 @@ def test_resets_by_the_dozen(mode: str, make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "ways"),
-    [("bsp", (UP,)), ("bsp", (DOWN,)), ("asp", (DOWN,)), ("asp", BOTH)],
-    ids=["bsp up", "bsp down", "asp down", "asp both"],
+    [
+        pytest.param("bsp", (UP,), id="bsp up"),
+        pytest.param("bsp", (DOWN,), id="bsp down", marks=pytest.mark.repeat),
+        pytest.param("asp", (DOWN,), id="asp down"),
+        pytest.param("asp", BOTH, id="asp both", marks=pytest.mark.repeat),
+    ],
 )
 def test_a_shard_in_a_black_hole(
     mode: str, ways: tuple[Direction, ...], make_job: MakeJob

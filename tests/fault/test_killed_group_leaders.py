@@ -16,7 +16,10 @@ END_S: Final = 20.0
 
 @pytest.mark.parametrize(
     "failpoint",
-    ["worker.joined=kill", "worker.step=kill@3", "worker.in_barrier=kill@2"],
+    [
+        *("worker.joined=kill", "worker.step=kill@3"),
+        pytest.param("worker.in_barrier=kill@2", marks=pytest.mark.repeat),
+    ],
 )
 def test_a_follower_ends_with_an_error_that_names_the_leader(
     tmp_path: Path, failpoint: str

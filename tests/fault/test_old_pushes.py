@@ -29,7 +29,9 @@ def clock_of(status: JobStatus, worker_id: str) -> int:
     return next(w.clock for w in status.workers if w.worker_id == worker_id)
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "mode", ["bsp", "asp", pytest.param("ssp", marks=pytest.mark.repeat)]
+)
 def test_pushes_of_another_time_change_nothing(mode: str, make_job: MakeJob) -> None:
     """All are whole pushes, complete and well formed, in the worker's own name."""
     sort_objects(make_model())  # what it imports takes longer than a lease

@@ -26,7 +26,11 @@ def wait_rejoined(job: FaultJob, name: str) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    ["bsp", "asp", "bsp two-phase", pytest.param("ssp", marks=pytest.mark.repeat)],
+    [
+        *("bsp", "asp"),
+        pytest.param("ssp", marks=pytest.mark.repeat),
+        pytest.param("bsp two-phase", marks=pytest.mark.repeat),
+    ],
 )
 def test_workers_that_stand_still_at_any_moment_of_a_step(
     mode: str, make_job: MakeJob

@@ -45,7 +45,9 @@ def wait_version(job: Job, above: int) -> int:
     return job.ask(lambda: min(map(version, job.shards)))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    "mode", [Mode.BSP, pytest.param(Mode.SSP, marks=pytest.mark.repeat), Mode.ASP]
+)
 @pytest.mark.timeout(120)
 def test_no_step_needs_the_coordinator(tmp_path: Path, mode: Mode) -> None:
     enough = threading.Event()

@@ -47,7 +47,7 @@ def test_the_demo_trains_the_same_as_one_process(
 ) -> None:
     out = tmp_path / "model.safetensors"
     done = subprocess.run(
-        [*COMMAND, "--epochs", "3", "--out", str(out)],
+        [*COMMAND, "--workers", "2", "--epochs", "3", "--out", str(out)],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -62,7 +62,7 @@ def test_the_demo_trains_the_same_as_one_process(
     assert accuracy == reference
     assert accuracy > 0.8
     assert difference < 1e-6
-    assert "mode bsp: 45 steps" in done.stdout
+    assert "mode bsp: 69 steps" in done.stdout
     assert str(out) in done.stdout
     assert done.stdout.count("\n    + ") == 4
     # Progress is plain lines, since stderr is a pipe here.

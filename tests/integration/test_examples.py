@@ -38,6 +38,8 @@ def test_going_distributed_takes_four_lines() -> None:
     assert len(changes) <= 4
 
 
+# The page in README.md trains them, and `tests/conformance` compares others alone.
+@pytest.mark.repeat
 @pytest.mark.timeout(240)
 def test_scripts_reach_the_same_accuracy_alone_and_as_two_workers(
     tmp_path: Path,

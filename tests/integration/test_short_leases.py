@@ -82,6 +82,8 @@ def test_a_lost_worker_is_taken_out(
         ), "the other one does not go on"
 
 
+# In `test_worker_lifecycle.py` another worker moves all the bytes it can meanwhile.
+@pytest.mark.repeat
 @pytest.mark.timeout(120)
 def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
     tmp_path: Path,
