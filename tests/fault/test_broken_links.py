@@ -18,7 +18,14 @@ PUSH_BYTES: Final = 16_000
 """What one worker sends to one shard in a step, about as much as comes back."""
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *("bsp", "asp", "bsp two-phase"),
+        pytest.param("ssp", marks=pytest.mark.repeat),
+        pytest.param("ssp two-phase", marks=pytest.mark.repeat),
+    ],
+)
 def test_lost_acknowledgements(mode: str, make_job: MakeJob) -> None:
     """The push has arrived and its answer is cut off, in the middle or at its end."""
     drawn = random.Random(SEED)
@@ -37,7 +44,9 @@ def test_lost_acknowledgements(mode: str, make_job: MakeJob) -> None:
         assert job.status().evicted_count == 0
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "mode", ["bsp", "asp", pytest.param("ssp", marks=pytest.mark.repeat)]
+)
 def test_resets_by_the_dozen(mode: str, make_job: MakeJob) -> None:
     with make_job(*MODES[mode], has_proxies=True) as job:
         job.start_workers("w0", "w1")

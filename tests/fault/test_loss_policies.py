@@ -144,7 +144,9 @@ def test_the_mode_changes_while_workers_and_the_coordinator_die(
         assert killed.code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("mode", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize(
+    "mode", ["bsp", "asp", pytest.param("ssp", marks=pytest.mark.repeat)]
+)
 def test_churn_while_snapshots_are_cut(mode: str, make_job: MakeJob) -> None:
     """Joins, kills and cuts at once, each in the fence of another."""
     with make_job(*MODES[mode]) as job:
