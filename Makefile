@@ -89,7 +89,7 @@ faults: .venv/installed ## kill, stop and cut real processes; print what came of
 
 .PHONY: soak
 soak: .venv/installed ## train for minutes, and repeat tests in more modes
-	$(BIN)/pytest tests/soak -q $(ARGS)
+	$(BIN)/pytest tests/soak -q -o faulthandler_timeout=2430 $(ARGS)
 	$(BIN)/pytest -q -m repeat $(ARGS)
 
 .PHONY: conformance

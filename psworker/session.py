@@ -35,6 +35,10 @@ GONE_TIMEOUT_S: Final = 3.0
 """How long a coordinator may have been silent for the leave to try again: longer than
 the blink of a connection, as short as a person waits for a script that is done."""
 
+WATCH_END_TIMEOUT_S: Final = 1.0
+"""Longest wait for the coordinator to end the watch of a worker that is out of the job,
+before it is cancelled here: it does so as soon as it has told the worker."""
+
 SHARING_TIMEOUT_S: Final = 5.0
 """Longest wait for shards to say whether they share memory: they go on without."""
 
@@ -85,6 +89,7 @@ class Session:
             settings.job_id, worker, self.membership, history=self._history
         )
         self._is_leaving = False
+        self._has_left = False
         self._silent_since: float | None = None
         self._asked_view_count = 0
         self._ask_again: Callable[[], Coroutine[Any, Any, None]] = _nothing
@@ -133,7 +138,7 @@ class Session:
             CallError: The coordinator was not reached, or it refused.
         """
         worker_id = self.worker.worker_id
-        await self._end_watch()
+        await self._end_watch(is_out=True)
         try:
             worker, settings = await register(
                 self.control,
@@ -308,9 +313,11 @@ class Session:
         attempt = 0
         while True:
             try:
-                return await self.control.leave(
+                await self.control.leave(
                     self.worker, sequence, report, timeout_s=left_s(deadline)
                 )
+                self._has_left = True
+                return
             except CallError as error:
                 if error.refusal is None and self._silent_since is None:
                     self._silent_since = now()
@@ -324,7 +331,7 @@ class Session:
     async def close(self) -> None:
         """Ends all calls and channels. Without `leave`, the worker is evicted."""
         self._is_leaving = True
-        await self._end_watch()
+        await self._end_watch(is_out=self._has_left)
         await self.shards.close()
         self._history.close()
         await self.control.close()
@@ -337,7 +344,14 @@ class Session:
             is_shared=bool(self._process_id),
         )
 
-    async def _end_watch(self) -> None:
+    async def _end_watch(self, *, is_out: bool) -> None:
+        """Ends the watch; of a worker that is out of the job the coordinator does.
+
+        What gRPC awaits of a stream when it is cancelled is never freed, on either side
+        (grpc/grpc#43360).
+        """
+        if is_out and self._silent_since is None:
+            await asyncio.wait({self._watching}, timeout=WATCH_END_TIMEOUT_S)
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
@@ -369,7 +383,7 @@ class Session:
                     logger.warning(
                         "lost the watch of the job, opening it again: %s", error
                     )
-            if self.membership.failure is not None:
+            if self._is_leaving or self.membership.failure is not None:
                 return
             await pause(attempt)
             attempt += 1

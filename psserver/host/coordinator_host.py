@@ -152,9 +152,18 @@ class CoordinatorHost:
                     self._queues.tell_everybody(effect)
         self.changes.notify()
 
-    async def next_event(self, queue: Queue, timeout_s: float) -> bool:
-        """Waits for an event; returns whether there is one."""
-        return await self.changes.wait_until(lambda: not queue.empty(), timeout_s)
+    async def next_event(
+        self, entry: WorkerEntry, queue: Queue, timeout_s: float
+    ) -> bool:
+        """Waits for an event of a worker's watch, or for the worker's end.
+
+        Returns:
+            Whether there is an event.
+        """
+        await self.changes.wait_until(
+            lambda: not queue.empty() or entry.state in GONE, timeout_s
+        )
+        return not queue.empty()
 
     async def set_mode(
         self, mode: Mode, staleness_bound: int, timeout_s: float

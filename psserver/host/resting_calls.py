@@ -7,6 +7,8 @@ them, since it would wait for them otherwise.
 import asyncio
 from collections.abc import AsyncIterator
 
+from pswire.reasons import ErrorReason, Refusal
+
 
 class RestingCalls:
     """The handlers of such calls, each a task of its own."""
@@ -19,7 +21,7 @@ class RestingCalls:
         """The next message of the running handler's call; None at the call's end.
 
         Raises:
-            asyncio.CancelledError: The shard stops.
+            Refusal: The shard stops.
         """
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
@@ -28,6 +30,10 @@ class RestingCalls:
         self._tasks.add(task)
         try:
             return await anext(requests, None)
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise  # the client has hung up
+            raise Refusal(ErrorReason.DRAINING, "the shard is shutting down") from None
         finally:
             self._tasks.discard(task)
 

@@ -3,8 +3,10 @@
 A `Refusal` becomes its status with details. Anything else becomes INTERNAL with a
 text that tells nothing, and the traceback stays in the server's log. A handler that
 ends by a cancellation of its own would leave the client hanging until its deadline
-(grpc/grpc#29248), so that becomes a status too. So do bytes that are no message: gRPC
-itself would answer UNKNOWN and write a traceback for each of them.
+(grpc/grpc#29248), so that becomes a status too. One that ends since its client has hung
+up gets none: gRPC never frees what can't be sent any more (grpc/grpc#43360), half a
+kilobyte with its details. Bytes that are no message become a status: gRPC itself would
+answer UNKNOWN and write a traceback for each of them.
 """
 
 import asyncio
@@ -48,6 +50,19 @@ def _check_readable(request: object, method: str) -> None:
         )
 
 
+def _is_hung_up(error: BaseException) -> bool:
+    """Whether gRPC has cancelled the handler's task, since its client has gone.
+
+    A context does not tell: it is `done` only when a status was sent.
+    """
+    task = asyncio.current_task()
+    return (
+        isinstance(error, asyncio.CancelledError)
+        and task is not None
+        and task.cancelling() > 0
+    )
+
+
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
     """Ends a call with a refusal."""
     await context.abort(
@@ -78,7 +93,7 @@ def unary(
         except grpc.aio.AbortError:
             raise
         except BaseException as error:
-            if context.done():
+            if context.done() or _is_hung_up(error):
                 raise
             await abort(context, as_refusal(error, handler.__name__))
 
@@ -115,7 +130,7 @@ def streaming(
         except (grpc.aio.AbortError, GeneratorExit):
             raise
         except BaseException as error:
-            if context.done():
+            if context.done() or _is_hung_up(error):
                 raise
             await abort(context, as_refusal(error, handler.__name__))
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from psserver.core.coordinator_effects import EndJob
-from psserver.core.roster import WorkerEntry, WorkerState
+from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
@@ -73,7 +73,11 @@ class WorkerControl:
     async def watch_worker(
         self, request: messages.WatchWorkerRequest, context: Context
     ) -> AsyncIterator[messages.WatchWorkerResponse]:
-        """Follows the job as a worker; the stream is its sign of life."""
+        """Follows the job as a worker; the stream is its sign of life.
+
+        It ends here once the worker is told that it is out: a stream that its client
+        cancels leaves memory behind on both sides (grpc/grpc#43360).
+        """
         host = self._host
         entry = self._callers.entry(request)
         # Opened first: what happens while the view is on its way is in the queue.
@@ -82,13 +86,15 @@ class WorkerControl:
             yield messages.WatchWorkerResponse(view=worker_view(host.core))
             began_ms = now_ms()
             while True:
-                if await host.next_event(queue, WAITING_INTERVAL_MS / 1000):
+                if await host.next_event(entry, queue, WAITING_INTERVAL_MS / 1000):
                     event = queue.get_nowait()
                     response = worker_event(host.core, event)
                     if response is not None:
                         yield response
                     if isinstance(event, EndJob):
                         return
+                elif entry.state in GONE:
+                    return
                 elif entry.state is WorkerState.JOINING:
                     waiting = push_pb2.Waiting(
                         waited_ms=now_ms() - began_ms,

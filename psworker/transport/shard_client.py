@@ -122,6 +122,7 @@ class ShardClient:
 
     async def close(self) -> None:
         """Ends the channel and the calls on it."""
+        await self._whole_pushes.close()
         await self._channel.close()
 
     async def push_pull(

@@ -8,15 +8,18 @@ opens another one.
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import grpc.aio
 
 from psworker.transport.call_error import CallError, translated
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     _Call = grpc.aio.StreamStreamCall[bytes, bytes]
     _Calls = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Longest wait for a shard to end a call that has no push any more."""
 
 
 class WholePushes:
@@ -62,6 +65,24 @@ class WholePushes:
             raise
         self._open = call
         return answer
+
+    async def close(self) -> None:
+        """Ends the call that is open, and carries no push, by saying that none follows.
+
+        What a shard awaits of a call that is cancelled is never freed there
+        (grpc/grpc#43360).
+        """
+        call, self._open = self._open, None
+        if call is None:
+            return
+        # However it ends, nothing is lost with it.
+        with contextlib.suppress(
+            asyncio.InvalidStateError, TimeoutError, grpc.aio.AioRpcError
+        ):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await call.done_writing()
+                await call.read()
+        call.cancel()
 
     async def _exchange(self, call: "_Call", message: bytes) -> bytes:
         # A call that has ended refuses to write; reading tells why it has.

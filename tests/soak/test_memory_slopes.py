@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import struct
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +30,15 @@ STEP_COUNT: Final = 100_000
 BYTES_A_STEP_MAX: Final = 10.0
 """A megabyte in all."""
 
-VISIT_COUNT: Final = 2_500
+VISIT_COUNT: Final = 10_000
 """Of each of four kinds."""
 
-BYTES_A_RECONNECT_MAX: Final = 1_000.0
-"""Not flat: see `docs/memory.md`. No object of Python is behind it."""
+BYTES_A_VISIT_MAX: Final = 250.0
+"""A visit is one of each kind. One call that is cancelled and then answered even so
+costs the coordinator 560 bytes (grpc/grpc#43360)."""
 
-NOISE_BYTES: Final = 512 << 10
-"""What an allocator's pages move by, however few steps a slow machine has made."""
-
-RUN_S: Final = 220
-"""Time after which a slow machine makes fewer of them."""
+TIME_MAX_S: Final = 2_400
+"""Most time for each test: a busy machine makes 60 steps or 5 visits a second."""
 
 WINDOW_COUNT: Final = 20
 
@@ -75,8 +72,7 @@ class Samples:
                 f"{taken[0] >> 20} to {taken[-1] >> 20} MiB",
                 end="",
             )
-        measured = events_a_sample * self.count / 2
-        assert max(slopes.values()) < max(bytes_max, NOISE_BYTES / measured), slopes
+        assert max(slopes.values()) < bytes_max, slopes
 
 
 @contextmanager
@@ -93,18 +89,16 @@ def job(folder: Path, shard_count: int, *rules: str) -> Iterator[tuple[Processes
         yield processes, address
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TIME_MAX_S)
 def test_steps_leave_memory_flat(tmp_path: Path) -> None:
     each = 500
     with job(tmp_path, 1) as (processes, address):
         script = str(Path(__file__).with_name("steady_worker.py"))
-        limits = (str(STEP_COUNT), str(each), str(RUN_S))
-        processes.start("worker", script, address, *limits)
+        processes.start("worker", script, address, str(STEP_COUNT), str(each))
         samples = Samples(processes.pids())
         while processes.line("worker", 60) != "over":
             samples.take()
-    print(f"\n{samples.count * each} steps", end="")
-    assert samples.count >= 2 * WINDOW_COUNT
+    assert samples.count * each == STEP_COUNT
     samples.assert_flat(each, BYTES_A_STEP_MAX, "step")
 
 
@@ -117,7 +111,7 @@ def _no_log() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_log")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TIME_MAX_S)
 def test_reconnects_leave_memory_flat(tmp_path: Path) -> None:
     """Of members, of readers, of connections that are closed and that are reset."""
     with (
@@ -128,10 +122,7 @@ def test_reconnects_leave_memory_flat(tmp_path: Path) -> None:
         optimizer = torch.optim.Adam(model.parameters())
         model, optimizer = ps.prepare(model, optimizer)
         samples = Samples({**processes.pids(), "this process": os.getpid()})
-        end = time.monotonic() + RUN_S
         for visit in range(VISIT_COUNT):
-            if time.monotonic() > end:
-                break
             step(model, optimizer)
             come_and_go(address)
             with psworker.SnapshotReader(address) as reader:
@@ -143,9 +134,7 @@ def test_reconnects_leave_memory_flat(tmp_path: Path) -> None:
             reset(address)
             if visit % 10 == 0:
                 samples.take()
-    print(f"\n{samples.count * 40} reconnects", end="")
-    assert samples.count >= 2 * WINDOW_COUNT
-    samples.assert_flat(40, BYTES_A_RECONNECT_MAX, "reconnect")
+    samples.assert_flat(10, BYTES_A_VISIT_MAX, "visit")
 
 
 def come_and_go(address: str) -> None:

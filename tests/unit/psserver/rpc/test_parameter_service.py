@@ -479,7 +479,7 @@ async def test_pushes_go_on_one_call_that_rests_between_them(make: Make) -> None
 
     shard.host.close()
 
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(Refusal, match="the shard is shutting down"):
         await resting
     late = shard.service.push_pull_once(requests(), NO_CONTEXT)
     assert [answer async for answer in late] == []

@@ -313,6 +313,30 @@ async def test_a_client_that_hangs_up_ends_its_handler() -> None:
             await ended.wait()
 
 
+async def test_who_has_hung_up_is_sent_no_status() -> None:
+    """gRPC never frees what it can't send (grpc/grpc#43360)."""
+    contexts: list[Context] = []
+    ended = asyncio.Event()
+
+    async def waiting(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        context.add_done_callback(lambda _: ended.set())
+        contexts.append(context)
+        yield b"first"
+        await asyncio.Event().wait()
+
+    async with serving(stream_handler=waiting) as address:
+        async with aio_channel(address, ChannelKind.DATA) as channel:
+            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
+                channel.unary_stream(STREAM)
+            )
+            stream = call(b"x", timeout=10)
+            assert await anext(aiter(stream)) == b"first"
+            stream.cancel()
+        async with asyncio.timeout(5):
+            await ended.wait()
+    assert not contexts[0].done(), "which is: a status was sent"
+
+
 def test_only_a_refusal_keeps_its_own_words() -> None:
     refusal = Refusal(ErrorReason.SNAPSHOT_GONE, "gone")
     assert as_refusal(refusal, "pull") is refusal

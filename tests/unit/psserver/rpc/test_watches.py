@@ -154,6 +154,30 @@ async def test_a_start_that_is_over_is_not_watched(host: CoordinatorHost) -> Non
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
 
 
+async def test_the_watch_of_a_worker_that_leaves_ends_in_order(
+    host: CoordinatorHost,
+) -> None:
+    """A stream that its client has to cancel leaves memory behind (grpc/grpc#43360)."""
+    host.register_worker(process_id="p", worker_id="a", address="host:9")
+    watch = watch_worker(host)
+    await anext(watch)
+    await anext(watch_shard(host))
+    join(host)
+    report(host)
+    (entry,) = host.core.roster.in_state(WorkerState.MEMBER)
+    leaving = asyncio.create_task(host.leave(entry, 0, DataReport()))
+    await asyncio.sleep(0)
+    report(host)
+    await leaving
+
+    async with asyncio.timeout(5):
+        events = [event async for event in watch]
+
+    members = [list(event.view.record.members) for event in events if event.view]
+    assert members[-1] == []
+    assert entry.broken_ms is not None, "as any watch that has ended"
+
+
 async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
     host: CoordinatorHost,
 ) -> None:

@@ -22,11 +22,15 @@ class Server:
     Attributes:
         call_count: Calls so far.
         has_lost: Set when a call was cancelled with a push unanswered.
+        has_ended: Set when a call had no more pushes.
+        lingers: Whether it lets such a call go on.
     """
 
     def __init__(self) -> None:
         self.call_count = 0
         self.has_lost = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self.lingers = False
 
     async def push_pull_once(
         self, requests: AsyncIterator[bytes], context: Context
@@ -44,6 +48,12 @@ class Server:
                 finally:
                     self.has_lost.set()
             yield request
+        self.has_ended.set()
+        if self.lingers:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.has_lost.set()
 
 
 @asynccontextmanager
@@ -79,6 +89,32 @@ async def test_pushes_go_on_one_call_one_after_the_other() -> None:
 
         assert answers == [b"1", b"2", b"3"]
         assert server.call_count == 1
+
+
+async def test_a_call_without_a_push_ends_in_order() -> None:
+    async with connected() as (server, pushes):
+        await pushes.close()  # there is none yet
+        await pushes.push(b"1", timeout_s=TIMEOUT_S)
+
+        await pushes.close()
+
+        assert server.has_ended.is_set()
+        assert await pushes.push(b"2", timeout_s=TIMEOUT_S) == b"2"
+        assert server.call_count == 2
+
+
+async def test_a_shard_that_does_not_end_its_call_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("psworker.transport.whole_pushes.CLOSE_TIMEOUT_S", 0.01)
+    async with connected() as (server, pushes):
+        server.lingers = True
+        await pushes.push(b"1", timeout_s=TIMEOUT_S)
+
+        await pushes.close()
+
+        async with asyncio.timeout(TIMEOUT_S):
+            await server.has_lost.wait()
 
 
 async def test_a_refusal_is_of_its_push_alone() -> None:
