@@ -10,7 +10,7 @@ Source: docs/decisions/0006.
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pswire import failpoints
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
@@ -19,6 +19,9 @@ from psworker.retries import all_or_none
 from psworker.transport.values import ClockChoice, Identity
 
 T = TypeVar("T")
+
+ANSWER_TIMEOUT_S: Final = 1.0
+"""Longest wait for the answers to commits of a push that is answered itself."""
 
 
 class CommitCalls(Protocol):
@@ -59,6 +62,8 @@ class Commits:
         self._told: dict[int, ClockChoice] = {}
         self._agreed = asyncio.Event()
         self._driving: asyncio.Task[None] | None = None
+        self._is_calling = False
+        self._is_answered = False
         self._wait = Interruption()
 
     def take_staged(self, shard_index: int, choice: ClockChoice) -> None:
@@ -75,7 +80,14 @@ class Commits:
             CallError: The push, or a commit of it, was refused.
         """
         try:
-            return await self._wait.of(pushing)
+            result = await self._wait.of(pushing)
+            self._is_answered = True
+            if self._driving is not None and self._is_calling:
+                # Of those that commit one is the first, and the others' answers come a
+                # moment later than that to the push. To cancel the calls for it would
+                # cost a kilobyte for ever, each time (grpc/grpc#43360).
+                await asyncio.wait({self._driving}, timeout=ANSWER_TIMEOUT_S)
+            return result
         finally:
             if self._driving is not None:
                 self._driving.cancel()
@@ -92,7 +104,7 @@ class Commits:
             self._wait.interrupt(error)
 
     async def _drive(self) -> None:
-        while True:
+        while not self._is_answered:
             await self._agreed.wait()
             self._agreed.clear()
             choice = self._choice()
@@ -100,14 +112,19 @@ class Commits:
                 continue
             if failpoints.armed:
                 failpoints.hit("worker.staged")
-            if not choice.workers:
-                # With backup workers: told of this worker's own push alone.
-                choice = await self._calls.choose(choice.clock, self._place.sequence)
-            if self._place.worker in choice.workers:
-                await all_or_none(
-                    self._calls.commit(shard_index, choice)
-                    for shard_index in range(self._place.shard_count)
-                )
+            self._is_calling = True
+            await self._commit(choice)
+            self._is_calling = False
+
+    async def _commit(self, choice: ClockChoice) -> None:
+        if not choice.workers:
+            # With backup workers: told of this worker's own push alone.
+            choice = await self._calls.choose(choice.clock, self._place.sequence)
+        if self._place.worker in choice.workers and not self._is_answered:
+            await all_or_none(
+                self._calls.commit(shard_index, choice)
+                for shard_index in range(self._place.shard_count)
+            )
 
     def _choice(self) -> ClockChoice | None:
         """What all shards have told, once they have told the same.

@@ -22,6 +22,8 @@ class Calls:
         ready: Clocks and sequences that shard 0 was told of.
         choice: What shard 0 answers.
         refusal: What commits raise.
+        answering: Cleared to let commits wait for their answers.
+        cancelled_count: Commits that were cancelled meanwhile.
     """
 
     def __init__(self) -> None:
@@ -29,9 +31,17 @@ class Calls:
         self.ready: list[tuple[int, int]] = []
         self.choice = BOTH
         self.refusal: Exception | None = None
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.cancelled_count = 0
 
     async def commit(self, shard_index: int, choice: ClockChoice) -> None:
         self.committed.append((shard_index, choice))
+        try:
+            await self.answering.wait()
+        except asyncio.CancelledError:
+            self.cancelled_count += 1
+            raise
         if self.refusal is not None:
             raise self.refusal
 
@@ -172,4 +182,35 @@ async def test_a_commit_that_is_refused_ends_the_push() -> None:
 
     with pytest.raises(ConnectionError, match="refused by the test"):
         await push.task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_commits_are_let_end_when_the_push_is_answered_before() -> None:
+    """A call that is cancelled costs memory for ever (grpc/grpc#43360)."""
+    push = Push()
+    push.calls.answering.clear()
+    for shard_index in (0, 1):
+        push.commits.take_staged(shard_index, BOTH)
+    await push.settle()
+    push.answered.set()
+    await push.settle()
+    assert not push.task.done()
+
+    push.calls.answering.set()
+
+    assert await push.task == "answered"
+    assert push.calls.cancelled_count == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psworker.commits.ANSWER_TIMEOUT_S", 0.01)
+    push = Push()
+    push.calls.answering.clear()
+    for shard_index in (0, 1):
+        push.commits.take_staged(shard_index, BOTH)
+    await push.settle()
+
+    assert await push.end() == "answered"
+    assert push.calls.cancelled_count == 2
     assert asyncio.all_tasks() == {asyncio.current_task()}
