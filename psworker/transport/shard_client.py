@@ -372,8 +372,7 @@ class ShardClient:
                 async for response in call:
                     self._traffic.received_bytes += response.ByteSize()
                     if response.HasField("part"):
-                        part = response.part
-                        parts.append((part.chunk_index, part.tensors))
+                        parts.append((response.part.chunk_index, response.part.tensors))
                     elif response.HasField("waiting"):
                         on_waiting(messages.waiting_of(response.waiting))
                     elif response.HasField("settings"):
