@@ -202,9 +202,9 @@ class CoordinatorConfig:
         if self.chunk_kib is not None and not least <= self.chunk_kib <= most:
             raise ConfigurationError(
                 f"--chunk-kib {self.chunk_kib} is not in {least} to {most}: smaller "
-                "chunks cost more than their bytes, and larger ones more memory for "
-                "each reader than is promised; leave it out for the size that suits "
-                "the model"
+                "chunks cost more than their bytes, and larger ones leave too few that "
+                "are sent, updated and answered at the same time; leave it out for the "
+                "size that suits the model"
             )
 
     def _validate_staleness(self) -> None:

@@ -21,6 +21,7 @@ from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
     STALENESS_BOUND_DEFAULT,
+    VALUES_PART_BYTES,
 )
 
 
@@ -120,9 +121,10 @@ class JobOptions:
         int | None,
         typer.Option(
             metavar="KIB",
-            help="Size of the chunks that the model is cut into and that travel as one "
-            f"message each: {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}; "
-            "by default 1 MiB, and more for large models.",
+            help="Size of the chunks of the model, that are sent, updated and answered "
+            f"one by one: {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}, in "
+            f"a job that compresses at most {VALUES_PART_BYTES >> 10}; by default 1 "
+            "MiB, and more for large models.",
             show_default=False,
         ),
     ] = None

@@ -444,7 +444,8 @@ class Connection:
     def _join(self, given: Prepared, *, overlap: bool) -> Stepper:
         """Becomes a member; the models then hold the job's values."""
         schema, settings = given.bound.schema, self._session.settings
-        placement = place(schema, settings.shard_count, settings.chunk_bytes)
+        chunk_bytes = given.compression.chunk_bytes(settings.chunk_bytes)
+        placement = place(schema, settings.shard_count, chunk_bytes)
         buffers = Buffers(given.bound, given.buffers)
         store = store_of(given, placement, local=buffers.local, overlap=overlap)
         deadline = time.monotonic() + self._config.start_timeout_s

@@ -70,8 +70,7 @@ class EventLoop:
     """An asyncio loop on a daemon thread, with a blocking entrance."""
 
     def __init__(self) -> None:
-        self._loop = _loop_of_process()
-        self._is_stopped = False
+        self._loop = _new_loop()
         self._process_id = os.getpid()
         self._thread = threading.Thread(
             target=self._serve, name="psworker-loop", daemon=True
@@ -82,8 +81,7 @@ class EventLoop:
         """Starts a coroutine on the loop. Cancelling the future cancels it.
 
         Raises:
-            ClosedError: This is a forked child, which has no such thread, or it has
-                stopped.
+            ClosedError: This is a forked child, which has no such thread.
         """
         self._refuse_forked(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -133,7 +131,6 @@ class EventLoop:
         """Cancels what still runs and ends the thread."""
         if not self._thread.is_alive():
             return
-        self._is_stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -144,40 +141,22 @@ class EventLoop:
                 "this process was forked after psworker was connected: connect in the "
                 "process that uses the connection"
             )
-        if self._is_stopped:
-            work.close()
-            raise ClosedError("the last connection of this process was closed")
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
             self._cancel_all()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
+            self._loop.close()
 
     def _cancel_all(self) -> None:
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
-
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By the process that has made it. A parent's is not touched, and never freed: it would
-take the parent's sockets out of what both of them wait on."""
-
-
-def _loop_of_process() -> asyncio.AbstractEventLoop:
-    """The loop of this process, the same one whenever a thread serves it.
-
-    gRPC keeps every loop on which it was ever used while any channel is left, be it
-    garbage, and a loop takes 256 KiB.
-    """
-    process_id = os.getpid()
-    if process_id not in _loops:
-        _loops[process_id] = _new_loop()
-    return _loops[process_id]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -285,6 +285,8 @@ class PushExchange:
         while self._encoded_count < len(self.chunks) and byte_count > 0:
             chunk = self.chunks[self._encoded_count]
             message = self.segments.encode(self.source, chunk)
-            self.pushes[chunk.shard_index].append(chunk.index, message)
+            self.pushes[chunk.shard_index].append(
+                chunk.index, message, chunk.byte_count
+            )
             self._encoded_count += 1
             byte_count -= chunk.byte_count

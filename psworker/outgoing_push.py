@@ -23,8 +23,8 @@ _JOINED_BYTES_MAX = 64 << 10
 """A first chunk of at most this size shares the first message with the header. Above
 it, copying costs more than a message."""
 
-_SHARED_COUNT = 4
-"""Chunks in shared memory that the shard is told of at a time."""
+_TOLD_BYTES = 7 << 19
+"""Chunks in shared memory, at least, that the shard is told of at a time."""
 
 
 def header_message(header: PushHeader, shard_incarnation: int) -> bytes:
@@ -78,20 +78,22 @@ class OutgoingPush:
         self._chunks: list[tuple[int, bytes]] = []
         self._grown = asyncio.Event()
         self._has_reader = False
+        self._untold_bytes = 0
 
-    def append(self, index: int, message: bytes) -> None:
-        """Adds a chunk, from the user's thread."""
+    def append(self, index: int, message: bytes, byte_count: int) -> None:
+        """Adds a chunk of so many bytes, from the user's thread."""
         self._chunks.append((index, message))
-        count = len(self._chunks)
+        self._untold_bytes += byte_count
         # Each time the loop's thread is woken it takes the interpreter's lock from
         # the one that copies, which costs more than a small message waits.
         is_awaited = (
-            count == len(self.chunk_indexes)
-            or count % _SHARED_COUNT == 0
+            len(self._chunks) == len(self.chunk_indexes)
+            or self._untold_bytes >= _TOLD_BYTES
             or not is_shared_chunk(message)
         )
         # Set before the reader looks: it sees the chunk, or is told of it.
         if self._has_reader and is_awaited:
+            self._untold_bytes = 0
             self._notify(self._grown)
 
     @property

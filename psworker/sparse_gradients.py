@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
+from pswire.limits import CHUNK_BYTES_MAX, CHUNK_ELEMENTS_MAX, MESSAGE_BYTES_MAX
 from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.schema import OptimizerSpec
 from pswire.slice_rows import NUMBER_BYTES
@@ -119,8 +119,12 @@ def _sparse_problem(spec: OptimizerSpec, values: _Values) -> str | None:
 
 def _size_problem(gradient: torch.Tensor) -> str | None:
     """Why rows can't be sent: numbers of very short ones are most of a message."""
-    row_bytes = math.prod(gradient.shape[1:]) * gradient.element_size()
-    row_count = min(gradient._nnz(), CHUNK_BYTES_MAX // max(row_bytes, 1))
+    row_length = math.prod(gradient.shape[1:])
+    row_bytes = row_length * gradient.element_size()
+    chunk_rows = min(
+        CHUNK_BYTES_MAX // max(row_bytes, 1), CHUNK_ELEMENTS_MAX // max(row_length, 1)
+    )
+    row_count = min(gradient._nnz(), chunk_rows)
     if row_count * (row_bytes + NUMBER_BYTES) <= _ROWS_BYTES_MAX:
         return None
     return (

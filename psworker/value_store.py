@@ -18,6 +18,7 @@ from pswire.frames import (
     ChunkFrame,
     bits_from_bytes,
 )
+from pswire.limits import VALUES_PART_BYTES
 from pswire.placement import Chunk, Placement, Slice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.torch_types import tensor_from_buffer
@@ -36,6 +37,8 @@ class CheckedChunk:
         pieces: Slices that are present.
         sizes: Elements of each.
         values: Elements of all, 1-D, over the bytes that were received.
+        part: Number of the part that it is.
+        is_last: Whether the chunk is there with it.
     """
 
     chunk: Chunk
@@ -43,6 +46,8 @@ class CheckedChunk:
     pieces: list[Slice]
     sizes: list[int]
     values: torch.Tensor
+    part: int = 0
+    is_last: bool = True
 
 
 def checked_chunk(
@@ -139,6 +144,8 @@ class ValueStore:
             values = decoded
         else:
             frame.check_whole()
+            if frame.part or not frame.last:
+                return self._checked_part(chunk, presence, frame)
             count = sum(
                 piece.element_count for piece in compress(chunk.slices, presence)
             )
@@ -147,6 +154,40 @@ class ValueStore:
             values = tensor_from_buffer(frame.data, chunk.element_type)
             self.held.take(chunk, presence, values)
         return checked_chunk(chunk, presence, values, frame.digest)
+
+    def _checked_part(
+        self, chunk: Chunk, presence: Sequence[bool], frame: ChunkFrame
+    ) -> CheckedChunk:
+        """A part of a chunk of raw elements, as `encode_parts` makes them."""
+        if self.held.keeps(chunk):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} comes in parts, and in a job that pulls changes "
+                "each chunk comes whole",
+            )
+        pieces = list(compress(chunk.slices, presence))
+        size = chunk.element_type.byte_count
+        start = frame.part * VALUES_PART_BYTES // size
+        count = sum(piece.element_count for piece in pieces)
+        stop = count if frame.last else start + VALUES_PART_BYTES // size
+        if start >= count or (stop >= count and not frame.last):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"part {frame.part} of chunk {chunk.index} lies beyond its {count} "
+                "elements, or is said to have others behind it",
+            )
+        check_byte_count(chunk, stop - start, len(frame.data))
+        frame.verify()
+        pieces = pieces_between(pieces, start, stop)
+        return CheckedChunk(
+            chunk,
+            frame.digest,
+            pieces,
+            [piece.element_count for piece in pieces],
+            tensor_from_buffer(frame.data, chunk.element_type),
+            frame.part,
+            frame.last,
+        )
 
     @torch.no_grad()
     def write_checked(self, checked: "CheckedChunk") -> None:
@@ -214,11 +255,6 @@ class ValueStore:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {frame.index} is none of the {len(self.placement.chunks)}",
-            )
-        if frame.part or not frame.last:
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {frame.index} comes in parts, which this release does not read",
             )
         return self.placement.chunks[frame.index]
 
@@ -310,6 +346,21 @@ def _copy_in_host(
         # As an operation of torch does: a backward pass over the old values must fail.
         torch.autograd.graph.increment_version(target.flat)
         start = stop
+
+
+def pieces_between(pieces: Sequence[Slice], start: int, stop: int) -> list[Slice]:
+    """What lies in a range of elements, counted over all pieces in their order."""
+    found = []
+    position = 0
+    for piece in pieces:
+        first = max(start - position, 0)
+        last = min(stop - position, piece.element_count)
+        if first < last:
+            found.append(
+                Slice(piece.entry_index, piece.start + first, piece.start + last)
+            )
+        position += piece.element_count
+    return found
 
 
 def check_byte_count(chunk: Chunk, element_count: int, byte_count: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
 
+from pswire.limits import VALUES_PART_BYTES
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import NARROW_TYPES, ElementType
 
@@ -86,6 +87,16 @@ class Compression:
     def is_none(self) -> bool:
         """Whether everything goes as it is."""
         return self.push is None and self.pull is None
+
+    def chunk_bytes(self, asked: int) -> int:
+        """Bytes of a full chunk, as `place` takes them.
+
+        Args:
+            asked: What the job's settings have; 0 for nothing.
+        """
+        if self.is_none:
+            return asked
+        return min(asked or VALUES_PART_BYTES, VALUES_PART_BYTES)
 
     def __str__(self) -> str:
         """As it goes over the wire; equal for what works alike. Empty for none."""

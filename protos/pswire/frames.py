@@ -11,13 +11,14 @@ and never allocates by a length that it was told.
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
+from pswire.limits import VALUES_PART_BYTES
 from pswire.message_fields import (
     FIXED32,
     FIXED32_FORMAT,
@@ -234,6 +235,33 @@ def encode_chunk(
         return length_prefix(outer_field, len(fields)) + fields
     prefix = _aligned_prefix(outer_field, fields, len(payload))
     return b"".join((prefix, payload))
+
+
+def encode_parts(
+    outer_field: int, *, index: int, presence: bytes, data: "Buffer"
+) -> Iterator[bytes]:
+    """Builds messages that each hold a part of a chunk's raw elements, in order.
+
+    All parts but the last are of `VALUES_PART_BYTES`, a multiple of every element.
+
+    Args:
+        outer_field: As for `encode_chunk`.
+        index: As for `encode_chunk`.
+        presence: As for `encode_chunk`.
+        data: As for `encode_chunk`.
+    """
+    payload = _byte_view(data)
+    part_count = max(1, -(-len(payload) // VALUES_PART_BYTES))
+    for part in range(part_count):
+        start = part * VALUES_PART_BYTES
+        yield encode_chunk(
+            outer_field,
+            index=index,
+            presence=presence,
+            data=payload[start : start + VALUES_PART_BYTES],
+            part=part,
+            last=part == part_count - 1,
+        )
 
 
 def _aligned_prefix(outer_field: int, fields: bytes, payload_length: int) -> bytes:

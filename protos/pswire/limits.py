@@ -5,21 +5,29 @@ from typing import Final
 PROTOCOL_VERSION: Final = 1
 """Version of the messages. A peer that speaks another one is refused by name."""
 
-PLACEMENT_VERSION: Final = 2
+PLACEMENT_VERSION: Final = 3
 """Version of the placement function. Part of the schema's digest, since both sides
 must cut the same chunks."""
 
-CHUNK_BYTES_MAX: Final = 3 << 19
-"""Largest payload of a chunk. What is done for each chunk, beside its bytes, is about
-0.2 ms of the interpreter on either side: steps of 64 MiB take a tenth less processor
-time with 1.5 MiB than with 1 MiB. With 2 MiB, still a little less, what a call that is
-not read costs a shard would be above its 8 MiB."""
+CHUNK_BYTES_MAX: Final = 15 << 18
+"""Largest chunk, 3.75 MiB. What is done for each chunk, beside its bytes, is about
+0.2 ms of the interpreter on either side, and four changes of thread. Larger ones gain
+little, and leave fewer to be sent, updated and answered at the same time."""
+
+CHUNK_ELEMENTS_MAX: Final = CHUNK_BYTES_MAX // 4
+"""Most elements of a chunk, whatever their type: what an optimizer keeps of 16-bit
+parameters has 32, and a message has all of one kind."""
+
+VALUES_PART_BYTES: Final = 3 << 19
+"""Values of a chunk in one message; more come in parts of this size. What a call that
+is not read costs a shard grows with its messages, and has to stay below 8 MiB. Chunks
+of jobs that compress are no larger than this: theirs come whole."""
 
 CHUNK_BYTES_SMALL: Final = 1 << 20
 """Payload of a chunk where a shard has too few bytes for many larger ones: sending,
 updating and answering overlap chunk by chunk."""
 
-CHUNK_COUNT_WANTED: Final = 16
+CHUNK_COUNT_WANTED: Final = 8
 """Chunks of a shard before they grow beyond `CHUNK_BYTES_SMALL`."""
 
 CHUNK_BYTES_ASKED_MIN: Final = 64 << 10
@@ -30,9 +38,9 @@ CHUNK_BYTES_MIN: Final = 4096
 """Smallest chunk that a small model is cut into to keep every shard busy. Below
 this a message costs more than its bytes."""
 
-MESSAGE_BYTES_MAX: Final = 4 << 20
-"""gRPC's default limit on a message, kept: nothing needs more than a chunk and its
-header, and a larger limit is memory that a hostile client may claim."""
+MESSAGE_BYTES_MAX: Final = 8 << 20
+"""Limit on a message, and all that a call may claim of memory: it has room for the rows
+of a sparse gradient in one chunk, of 8 bytes and more, and the number of each."""
 
 NAME_BYTES_MAX: Final = 1024
 """Longest name of a tensor, model, optimizer, loader or worker, in UTF-8 bytes."""

@@ -20,6 +20,7 @@ from pswire.limits import (
     CHUNK_BYTES_MIN,
     CHUNK_BYTES_SMALL,
     CHUNK_COUNT_WANTED,
+    CHUNK_ELEMENTS_MAX,
 )
 from pswire.schema import ElementType, ModelSchema
 
@@ -132,7 +133,7 @@ def _runs(
         start = 0
         while start < entry.element_count:
             if not run:
-                room = chunk_bytes // run_type.byte_count
+                room = min(CHUNK_ELEMENTS_MAX, chunk_bytes // run_type.byte_count)
             stop = min(entry.element_count, start + room)
             run.append(Slice(entry_index, start, stop))
             room -= stop - start

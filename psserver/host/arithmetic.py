@@ -26,6 +26,9 @@ REPORTED_COUNT = 4
 """Results that are reported together while there is more to do. A chunk of 1 MiB takes
 a thread about 0.3 ms."""
 
+REPORTED_BYTES_MIN = 7 << 19
+"""A result of so much that it is reported by itself."""
+
 LONG_BYTES_MIN = 4 << 20
 """Work, on more than a chunk, that no result waits behind."""
 
@@ -103,6 +106,7 @@ class Arithmetic:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
+            is_large = work.byte_count >= REPORTED_BYTES_MIN
             if work.byte_count > LONG_BYTES_MIN and self._ended:
                 self._loop.call_soon_threadsafe(self._report)
             try:
@@ -112,7 +116,7 @@ class Arithmetic:
             del work  # holds gradients
             self._ended.append(end)
             del end
-            if len(self._ended) >= REPORTED_COUNT or self._work.empty():
+            if is_large or len(self._ended) >= REPORTED_COUNT or self._work.empty():
                 self._loop.call_soon_threadsafe(self._report)
 
     def _report(self) -> None:

@@ -135,7 +135,7 @@ class ChunkUpdates:
             )
             if not (any(presence) if is_clock else is_given):
                 return applied, None
-            engine, message = model.engine, None
+            engine, messages = model.engine, None
             if engine.encoder.sends_changes:
                 # It depends on whose call it is for, and is made when that wants it.
                 return applied, Outgoing(chunk_index, presence)
@@ -145,14 +145,14 @@ class ChunkUpdates:
                 for each in wanting
                 if reference is None or not each.is_shared
             ):
-                message = engine.encode(
+                messages = engine.encode(
                     chunk_index,
                     RESPONSE_CHUNK_FIELD,
                     presence=presence,
                     reader=effect.pusher,
                     sequence=0 if push is None else push.sequence,
                 )
-            return applied, Outgoing(chunk_index, presence, message, reference)
+            return applied, Outgoing(chunk_index, presence, messages, reference)
 
         return work
 

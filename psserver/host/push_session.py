@@ -9,11 +9,11 @@ from psserver.core.record import ClockChoice
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.reasons import Refusal
 
-QUEUED_BYTES_MAX = 3 << 20
+QUEUED_BYTES_MAX = 4 << 20
 """Encoded chunks kept for a call that does not read, which costs 8 MiB in all: gRPC
-holds up to 5 MiB more, of what it has sent and of the message behind it. Beyond it only
-the chunk's index is kept and the values are encoded again when they are wanted. In SSP
-and ASP newer values are as good. In BSP they can't change before this worker has
+holds up to 4 MiB more, of what it has sent and of the messages behind it. Beyond it
+only the chunk's index is kept and the values are encoded again when they are wanted. In
+SSP and ASP newer values are as good. In BSP they can't change before this worker has
 answered with its next push, but with backup workers: then it was too late for the next
 clock, whose reply has it pull again."""
 
@@ -25,15 +25,20 @@ class Outgoing:
     Attributes:
         chunk_index: Which chunk.
         presence: Slices to send; None for all.
-        message: The encoded message, None when it must be made.
+        messages: The encoded messages, None when they must be made.
         reference: A message that says where in shared memory it is; None when there is
             none.
     """
 
     chunk_index: int
     presence: tuple[bool, ...] | None
-    message: bytes | None = None
+    messages: tuple[bytes, ...] | None = None
     reference: bytes | None = None
+
+    @property
+    def queued_bytes(self) -> int:
+        """What its messages take."""
+        return sum(map(len, self.messages or ()))
 
 
 class PushSession:
@@ -54,6 +59,8 @@ class PushSession:
         self._chunks: deque[Outgoing] = deque()
         self._given: set[int] = set()
         self._queued_bytes = 0
+        self._late_count = 0  # of chunks whose messages are made when they are wanted
+        self._under_way: Outgoing | None = None
         self._staged: ClockChoice | None = None
         self._reply: Reply | None = None
         self._failure: Refusal | None = None
@@ -65,21 +72,22 @@ class PushSession:
             return
         self._given.add(chunk.chunk_index)
         if self.is_shared and chunk.reference is not None:
-            chunk = replace(chunk, message=chunk.reference)
+            chunk = replace(chunk, messages=(chunk.reference,))
         elif chunk.reference is not None:
             chunk = replace(chunk, reference=None)
-        size = len(chunk.message or b"")
-        if self._queued_bytes + size > QUEUED_BYTES_MAX:
+        size = chunk.queued_bytes
+        is_full = self._queued_bytes + size > QUEUED_BYTES_MAX
+        if is_full or (self._late_count and chunk.reference is None):
             chunk = Outgoing(chunk.chunk_index, chunk.presence)
-            size = 0
-        self._queued_bytes += size
+        self._count(chunk, 1)
         self._chunks.append(chunk)
         self._wake.set()
 
     @property
     def has_room(self) -> bool:
         """Whether an encoded chunk would be kept. May be asked by another thread."""
-        return self._queued_bytes + CHUNK_BYTES_MAX <= QUEUED_BYTES_MAX
+        room = QUEUED_BYTES_MAX - self._queued_bytes
+        return not self._late_count and room >= CHUNK_BYTES_MAX
 
     def give_anew(self) -> None:
         """Lets chunks that the call has had go again: they may be too old by now."""
@@ -103,9 +111,14 @@ class PushSession:
     async def next(self, timeout_s: float) -> Outgoing | ClockChoice | Reply | None:
         """What to send next; None when nothing came in time.
 
+        What was given before has been sent by then.
+
         Raises:
             Refusal: The call is over.
         """
+        if self._under_way is not None:
+            self._count(self._under_way, -1)
+            self._under_way = None
         if not self._has_news:
             self._wake.clear()
             try:
@@ -125,15 +138,20 @@ class PushSession:
     def _take(self) -> Outgoing:
         """The next chunk. Where it is in shared memory, all that follow and are too."""
         chunk = self._chunks.popleft()
-        self._queued_bytes -= len(chunk.message or b"")
         if chunk.reference is None:
+            self._under_way = chunk
             return chunk
+        self._count(chunk, -1)
         joined = [chunk.reference]
         while self._chunks and (following := self._chunks[0].reference) is not None:
-            self._queued_bytes -= len(following)
             joined.append(following)
-            self._chunks.popleft()
-        return replace(chunk, message=b"".join(joined))
+            self._count(self._chunks.popleft(), -1)
+        return replace(chunk, messages=(b"".join(joined),))
+
+    def _count(self, chunk: Outgoing, sign: int) -> None:
+        self._queued_bytes += sign * chunk.queued_bytes
+        if chunk.messages is None:
+            self._late_count += sign
 
     @property
     def _has_news(self) -> bool:

@@ -50,6 +50,7 @@ from psserver.host.shard_warnings import (
 )
 from psserver.host.shared_segments import SharedSegments
 from psserver.host.staged_states import StagedStates
+from psserver.tensors.values_encoder import Messages
 from psserver.tensors.values_segment import private_memory, shared_memory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
@@ -344,7 +345,7 @@ class ShardHost:
             if self.idle.close(worker, call):
                 core.withdraw_awaiting(worker)
 
-    async def values_message(
+    async def values_messages(
         self,
         chunk_index: int,
         presence: tuple[bool, ...] | None,
@@ -353,7 +354,7 @@ class ShardHost:
         sequence: int | None,
         held_digest: int | None = None,
         is_inline: bool = False,
-    ) -> bytes:
+    ) -> Messages:
         """Encodes the values that a chunk has now for a worker, or where they are.
 
         Args:
@@ -367,16 +368,20 @@ class ShardHost:
         model = self.model
         is_shared = not is_inline and self.shared.reads_values(reader)
 
-        def work() -> bytes:
+        def work() -> Messages:
             engine = model.engine
             found = engine.reference(chunk_index, presence) if is_shared else None
-            return found or engine.encode(
-                chunk_index,
-                RESPONSE_CHUNK_FIELD,
-                presence=presence,
-                reader=reader,
-                sequence=sequence,
-                held_digest=held_digest,
+            return (
+                (found,)
+                if found
+                else engine.encode(
+                    chunk_index,
+                    RESPONSE_CHUNK_FIELD,
+                    presence=presence,
+                    reader=reader,
+                    sequence=sequence,
+                    held_digest=held_digest,
+                )
             )
 
         chunk = model.placement.chunks[chunk_index]

@@ -241,12 +241,14 @@ def _take_view(host: ShardHost, view: messages.ShardView) -> None:
         return
     schema = schema_from_message(view.schema)
     settings = host.settings
+    compression = Compression.parse(view.compression)
+    chunk_bytes = compression.chunk_bytes(settings.chunk_bytes)
     host.adopt(
         schema,
-        place(schema, settings.shard_count, settings.chunk_bytes),
+        place(schema, settings.shard_count, chunk_bytes),
         tuple(optimizer_from_message(o, schema) for o in view.optimizers),
         clip_grad_norm=view.clip_grad_norm,
-        compression=Compression.parse(view.compression),
+        compression=compression,
     )
     if view.HasField("record"):
         host.install_record(read_record(view.record))

@@ -27,6 +27,7 @@ from psserver.rpc.push_codec import (
 from psserver.rpc.readiness import catch_up, clock_reached, model_known
 from psserver.rpc.record_codec import choice_message
 from psserver.rpc.segment_calls import chunks_wanted
+from psserver.tensors.values_encoder import Messages
 from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
@@ -34,7 +35,7 @@ from pswire.frames import (
     SEED_STATE_FIELD,
     bits_to_bytes,
     decode_chunk,
-    encode_chunk,
+    encode_parts,
     split_fields,
 )
 from pswire.limits import WAITING_INTERVAL_MS
@@ -123,7 +124,8 @@ class ParameterService:
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
-                    yield await self._chunk_message(item, call.push)
+                    for message in await self._chunk_messages(item, call.push):
+                        yield message
                     continue
                 if item is None and call.is_ahead:
                     started_ms = now_ms()
@@ -179,14 +181,15 @@ class ParameterService:
         own = (chunk.index for chunk in host.model.chunks)
         held = dict(zip(own, request.held_digests, strict=False))
         for chunk_index in reversed(wanted):
-            yield await host.values_message(
+            for message in await host.values_messages(
                 chunk_index,
                 None,
                 worker,
                 sequence=None,
                 held_digest=held.get(chunk_index),
                 is_inline=is_part,
-            )
+            ):
+                yield message
         response = messages.PullResponse(reply=reply_message(host, reply))
         yield response.SerializeToString()
 
@@ -290,12 +293,13 @@ class ParameterService:
         image = host.images.image(request.snapshot_id)
         for chunk in host.model.chunks:
             presence = bits_to_bytes((True,) * len(chunk.slices))
-            yield encode_chunk(
+            for message in encode_parts(
                 RESPONSE_CHUNK_FIELD,
                 index=chunk.index,
                 presence=presence,
                 data=image.read(chunk.index, None),
-            )
+            ):
+                yield message
 
     # Inside
 
@@ -307,7 +311,7 @@ class ParameterService:
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
-                    chunks.append(await self._chunk_message(item, call.push))
+                    chunks += await self._chunk_messages(item, call.push)
                     continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")
@@ -331,10 +335,10 @@ class ParameterService:
             return messages.PushPullResponse(reply=reply)
         return messages.PushPullResponse(staged=choice_message(item))
 
-    async def _chunk_message(self, item: Outgoing, push: PushId) -> bytes:
-        if item.message is not None:
-            return item.message
-        return await self._host.values_message(
+    async def _chunk_messages(self, item: Outgoing, push: PushId) -> Messages:
+        if item.messages is not None:
+            return item.messages
+        return await self._host.values_messages(
             item.chunk_index, item.presence, push.worker, sequence=push.sequence
         )
 

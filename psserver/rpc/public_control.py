@@ -58,7 +58,7 @@ class PublicControl:
             schema=schema_to_message(core.model.schema),
             pin_ttl_ms=core.settings.pin_ttl_ms,
             pin_id=pinned.pin_id,
-            chunk_bytes=core.settings.chunk_bytes,
+            chunk_bytes=core.model.compression.chunk_bytes(core.settings.chunk_bytes),
         )
         for part in cut_model(response):
             yield part

@@ -29,7 +29,7 @@ from psserver.tensors.shard_optimizers import ShardOptimizers
 from psserver.tensors.shard_vectors import ShardVectors, present_runs
 from psserver.tensors.sparse_mean import elements_of
 from psserver.tensors.supported_optimizers import check_hyperparameters
-from psserver.tensors.values_encoder import ValuesEncoder
+from psserver.tensors.values_encoder import Messages, ValuesEncoder
 from psserver.tensors.values_segment import (
     ValuesSegment,
     VectorMemory,
@@ -316,12 +316,12 @@ class ApplyEngine:
         reader: WorkerKey | None = None,
         sequence: int | None = 0,
         held_digest: int | None = None,
-    ) -> bytes:
-        """A message with the values that a chunk has now.
+    ) -> Messages:
+        """Messages with the values that a chunk has now; several where it has parts.
 
         Args:
             chunk_index: A chunk of this shard.
-            outer_field: Field number of the chunk in the message.
+            outer_field: Field number of the chunk in a message.
             presence: Which slices; None for all.
             reader: The worker that will compute with them, if it is one.
             sequence: The push that they answer. None for a worker that begins, or goes
@@ -332,12 +332,12 @@ class ApplyEngine:
         bits = (True,) * len(chunk.slices) if presence is None else presence
         with self._locks[chunk_index]:
             view = self._vectors.view(chunk_index)
-            message, seen = self.encoder.encode(
+            messages, seen = self.encoder.encode(
                 chunk, view, outer_field, bits, reader, sequence, held_digest
             )
             if reader is not None and self._delay.compensation:
                 self.pulled.note(reader, chunk_index, seen())
-            return message
+            return messages
 
     def reference(
         self, chunk_index: int, presence: tuple[bool, ...] | None = None

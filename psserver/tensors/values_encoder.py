@@ -18,11 +18,14 @@ from pswire.frames import (
     ENCODING_UNCHANGED,
     bits_to_bytes,
     encode_chunk,
+    encode_parts,
 )
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 
 Presence = Sequence[bool]
+
+Messages = tuple[bytes, ...]
 
 Seen = Callable[[], torch.Tensor]
 """Makes all elements of a chunk as their receiver has them; for a moment."""
@@ -70,8 +73,8 @@ class ValuesEncoder:
         reader: WorkerKey | None,
         sequence: int | None,
         held_digest: int | None = None,
-    ) -> tuple[bytes, Seen]:
-        """A message with values of a chunk.
+    ) -> tuple[Messages, Seen]:
+        """Messages with values of a chunk.
 
         Args:
             chunk: The chunk.
@@ -84,21 +87,21 @@ class ValuesEncoder:
                 the message has none.
 
         Returns:
-            The message, and what makes all elements as their receiver has them, while
-            the values are the same.
+            The messages, several for a chunk that comes in parts, and what makes all
+            elements as their receiver has them, while the values are the same.
         """
         if sequence is None:
             if reader is not None:
                 self.note_exact(chunk, values, reader)
             if held_digest is not None and held_digest == digest_of(values):
                 message = _unchanged(chunk, outer_field, presence, held_digest)
-                return message, lambda: values
-            return raw_message(chunk, values, outer_field, presence), lambda: values
+                return (message,), lambda: values
+            return raw_messages(chunk, values, outer_field, presence), lambda: values
         if self._has_already(chunk, presence, reader, sequence):
             message = _unchanged(chunk, outer_field, presence)
             # As they came then: nothing has changed since.
             come = partial(self._whole, chunk, values, outer_field, presence)
-            return message, lambda: come()[1]()
+            return (message,), lambda: come()[1]()
         method = self._method
         if method and method.sends_changes and method.takes(chunk.element_type):
             assert reader is not None, "a change is for somebody"
@@ -107,11 +110,11 @@ class ValuesEncoder:
 
     def _whole(
         self, chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
-    ) -> tuple[bytes, Seen]:
-        """A message that depends on nothing that its receiver has."""
+    ) -> tuple[Messages, Seen]:
+        """Messages that depend on nothing that their receiver has."""
         method = self._method
         if method is None or not method.takes(chunk.element_type):
-            return raw_message(chunk, values, outer_field, presence), lambda: values
+            return raw_messages(chunk, values, outer_field, presence), lambda: values
         is_sent = self._parameters(chunk, presence)
         encoding = encoding_of(method, self._ratio)
         sent = picked(chunk, values, is_sent).float()
@@ -128,7 +131,7 @@ class ValuesEncoder:
             decoded = encoding.decode(memoryview(data), sent.numel())
             return with_part(chunk, values, is_sent, decoded)
 
-        return message, seen
+        return (message,), seen
 
     def note_exact(
         self, chunk: Chunk, values: torch.Tensor, reader: WorkerKey, sequence: int = 0
@@ -155,7 +158,7 @@ class ValuesEncoder:
         presence: Presence,
         reader: WorkerKey,
         sequence: int,
-    ) -> tuple[bytes, Seen]:
+    ) -> tuple[Messages, Seen]:
         """What is to be added to what a worker has; all values where that is unknown.
 
         A worker that pushes has had the answer to its push before. Of the answer to
@@ -178,7 +181,7 @@ class ValuesEncoder:
             self.given.note(reader, chunk.index, sequence, given)
         assert given.message is not None, "a change was made"
         is_own = self._parameters(chunk)
-        return given.message, partial(with_part, chunk, values, is_own, given.values)
+        return (given.message,), partial(with_part, chunk, values, is_own, given.values)
 
     def _has_already(
         self,
@@ -203,10 +206,10 @@ class ValuesEncoder:
         outer_field: int,
         reader: WorkerKey,
         sequence: int,
-    ) -> tuple[bytes, Seen]:
+    ) -> tuple[Messages, Seen]:
         self.note_exact(chunk, values, reader, sequence)
         everything = (True,) * len(chunk.slices)
-        return raw_message(chunk, values, outer_field, everything), lambda: values
+        return raw_messages(chunk, values, outer_field, everything), lambda: values
 
     def _changed(
         self,
@@ -280,15 +283,17 @@ def _unchanged(
     )
 
 
-def raw_message(
+def raw_messages(
     chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
-) -> bytes:
-    """A message with values of a chunk as they are."""
-    return encode_chunk(
-        outer_field,
-        index=chunk.index,
-        presence=bits_to_bytes(presence),
-        data=buffer_of(picked(chunk, values, presence)),
+) -> Messages:
+    """Messages with values of a chunk as they are."""
+    return tuple(
+        encode_parts(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=buffer_of(picked(chunk, values, presence)),
+        )
     )
 
 

@@ -52,7 +52,7 @@ class ArrivingValues(ValueStore):
         self.expect(updated_entries)
         self._lacking: set[int] = set()
         self._read_entries: set[int] = set()
-        self._marks: dict[int, int] = {}
+        self._marks: dict[tuple[int, int], int] = {}
         self.is_open = False
         self.is_mixed = False
 
@@ -129,19 +129,21 @@ class ArrivingValues(ValueStore):
 
     def _write_open(self, checked: CheckedChunk) -> None:
         index, mark = checked.chunk.index, checked.mark
+        place = index, checked.part
         read = self._read_in(checked.chunk)
         if not (read and checked.pieces):
             super().write_checked(checked)
-        elif self._marks.get(index) != mark:
+        elif self._marks.get(place) != mark:
             # Not as a change that autograd should know of: what it computes from
             # these tensors is thrown away, and must not end in an error.
             with _unsafe_preserve_version_counter(tuple(read)):
                 super().write_checked(checked)
             self.is_mixed = True
-        self._marks[index] = mark
+        self._marks[place] = mark
         if self.held.is_lost:
             return  # what has come is not there yet
-        self._lacking.discard(index)
+        if checked.is_last:
+            self._lacking.discard(index)
 
     @override
     def flush(self) -> None:

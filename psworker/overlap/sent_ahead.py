@@ -234,7 +234,9 @@ class SentAhead:
                     kept_bytes += len(self._sent[chunk.index].message)
                 else:
                     self._send(chunk, source.encode(chunk, REQUEST_CHUNK_FIELD))
-                push.append(chunk.index, self._sent[chunk.index].message)
+                push.append(
+                    chunk.index, self._sent[chunk.index].message, chunk.byte_count
+                )
             pushes.append(push)
         return CompletedPush(pushes, is_wasted=2 * kept_bytes < sent_bytes)
 

@@ -9,7 +9,7 @@ those announced are as good.
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -37,12 +37,12 @@ _ATTEMPT_COUNT_MAX: Final = 8
 """Of reading a chunk that changes meanwhile, before it is asked for as a message. An
 update takes a millisecond, and others push it once in their step."""
 
-Fetch = Callable[[int], ChunkFrame]
-"""Asks a shard for values of a chunk as a message, from any thread but the loop's."""
+Fetch = Callable[[int], Sequence[ChunkFrame]]
+"""Asks a shard for values of a chunk in messages, from any thread but the loop's."""
 
 
 def from_thread(
-    fetch: Callable[[int], Coroutine[Any, Any, ChunkFrame]],
+    fetch: Callable[[int], Coroutine[Any, Any, Sequence[ChunkFrame]]],
 ) -> Fetch:
     """Lets another thread than that of the running loop wait for a fetch."""
     loop = asyncio.get_running_loop()
@@ -140,7 +140,8 @@ class ShardSegments:
             if self._write_whole(chunk, frame, store):
                 return
             os.sched_yield()
-        store.write(fetch(chunk.index))
+        for part in fetch(chunk.index):
+            store.write(part)
 
     def _chunk_of(self, frame: ChunkFrame) -> Chunk:
         shared = frame.shared

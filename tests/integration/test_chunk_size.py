@@ -9,21 +9,29 @@ import torch
 from torch import nn
 
 import psworker
+from pswire.limits import CHUNK_BYTES_ASKED_MIN, CHUNK_BYTES_MAX, VALUES_PART_BYTES
 from psworker.host_connection import HostConnection
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, connect, deviation, run_workers
 
 SEED: Final = 20261128
-CHUNK_KIB: Final = 64
+SMALL_KIB: Final = CHUNK_BYTES_ASKED_MIN >> 10
+LARGE_KIB: Final = CHUNK_BYTES_MAX >> 10
+SMALL: Final = (150, 500)
+"""Widths of a model of about 600 KiB: without the option one chunk for each shard."""
+
+LARGE: Final = (1_000, 1_600)
+"""Widths of a model of 12 MiB: two chunks for each shard, and values in parts."""
+
 STEP_COUNT: Final = 3
 BATCHES: Final = (slice(0, 11), slice(11, 16))
 """Samples of each worker in every step: 16 together."""
 
 
-def new_model() -> nn.Module:
-    """About 600 KiB: without the option one chunk for each shard."""
+def new_model(widths: tuple[int, int] = SMALL) -> nn.Module:
     generator = torch.Generator().manual_seed(SEED)
-    model = nn.Sequential(nn.Linear(150, 500), nn.Tanh(), nn.Linear(500, 150))
+    outer, inner = widths
+    model = nn.Sequential(nn.Linear(outer, inner), nn.Tanh(), nn.Linear(inner, outer))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / 12)
@@ -40,27 +48,36 @@ def train(
     rows: slice,
     **weight: float,
 ) -> list[torch.Tensor]:
+    width = next(model.parameters()).shape[1]
     for step in range(STEP_COUNT):
         generator = torch.Generator().manual_seed(SEED + step)
-        inputs, targets = torch.randn(2, 16, 150, generator=generator)
+        inputs, targets = torch.randn(2, 16, width, generator=generator)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
         optimizer.step(**weight)
     return [each.detach().clone() for each in model.parameters()]
 
 
-def part(ps: psworker.Connection | HostConnection, index: int) -> list[torch.Tensor]:
+def part(
+    ps: psworker.Connection | HostConnection,
+    index: int,
+    widths: tuple[int, int] = SMALL,
+    *,
+    overlap: bool = False,
+) -> list[torch.Tensor]:
     """Trains with one of the batches; the parameters then."""
     rows = BATCHES[index]
-    model = new_model()
-    model, optimizer = ps.prepare(model, new_optimizer(model))
+    model = new_model(widths)
+    model, optimizer = ps.prepare(model, new_optimizer(model), overlap=overlap)
     return train(model, optimizer, rows, weight=rows.stop - rows.start)
 
 
-def as_workers(job: Job) -> list[list[torch.Tensor]]:
+def as_workers(
+    job: Job, widths: tuple[int, int] = SMALL, *, overlap: bool = False
+) -> list[list[torch.Tensor]]:
     def work(worker_id: str) -> list[torch.Tensor]:
         with connect(job, worker_id) as ps:
-            return part(ps, int(worker_id))
+            return part(ps, int(worker_id), widths, overlap=overlap)
 
     return list(run_workers({"0": work, "1": work}).values())
 
@@ -84,22 +101,72 @@ def test_a_job_has_the_numbers_of_one_process(
 ) -> None:
     alone = new_model()
     exact = train(alone, new_optimizer(alone), slice(None))
-    with Job(tmp_path, chunk_kib=CHUNK_KIB, **settings) as job:
+    with Job(tmp_path, chunk_kib=SMALL_KIB, **settings) as job:
         trained = run(job)
-        with psworker.SnapshotReader(job.address) as reader:
-            snapshot = reader.latest()
-        sizes = job.ask(
-            lambda: [
-                [chunk.byte_count for chunk in host.model.chunks] for host in job.shards
-            ]
-        )
+        trained.append(snapshot_of(job))
+        sizes = sizes_of(job)
 
+    check(trained, exact)
+    *full, last = sorted(sizes[0] + sizes[1], reverse=True)
+    assert set(full) == {SMALL_KIB << 10}
+    assert 0 < last < SMALL_KIB << 10
+    assert [len(held) for held in sizes] == [5, 5]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_values_of_large_chunks_come_in_parts(
+    shares_memory: bool, overlap: bool, tmp_path: Path
+) -> None:
+    """To workers in messages, and to readers always."""
+    alone = new_model(LARGE)
+    exact = train(alone, new_optimizer(alone), slice(None))
+    with Job(
+        tmp_path, chunk_kib=LARGE_KIB, workers_min=2, shares_memory=shares_memory
+    ) as job:
+        trained = as_workers(job, LARGE, overlap=overlap)
+        trained.append(snapshot_of(job))
+        sizes = sizes_of(job)
+
+    check(trained, exact)
+    assert max(sizes[0]) == LARGE_KIB << 10 > VALUES_PART_BYTES
+
+
+@pytest.mark.parametrize("chunk_kib", [None, LARGE_KIB])
+def test_values_of_a_job_that_compresses_come_whole(
+    chunk_kib: int | None, tmp_path: Path
+) -> None:
+    with Job(tmp_path, chunk_kib=chunk_kib) as job:
+        with connect(job, "0") as ps:
+            model = new_model(LARGE)
+            compression = psworker.Compression(push="int8", pull="int8")
+            model, optimizer = ps.prepare(
+                model, new_optimizer(model), compression=compression
+            )
+            train(model, optimizer, slice(None))
+        assert len(snapshot_of(job)) == 4
+        sizes = sizes_of(job)
+
+    assert max(sizes[0]) == VALUES_PART_BYTES
+
+
+def snapshot_of(job: Job) -> list[torch.Tensor]:
+    with psworker.SnapshotReader(job.address) as reader:
+        snapshot = reader.latest()
     assert snapshot.clock == STEP_COUNT
-    for found in (*trained, list(snapshot.state_dict().values())):
-        measured = deviation(found, exact)
+    return list(snapshot.state_dict().values())
+
+
+def sizes_of(job: Job) -> list[list[int]]:
+    return job.ask(
+        lambda: [
+            [chunk.byte_count for chunk in host.model.chunks] for host in job.shards
+        ]
+    )
+
+
+def check(found: list[list[torch.Tensor]], exact: list[torch.Tensor]) -> None:
+    for each in found:
+        measured = deviation(each, exact)
         print(f"seed {SEED}: deviation {measured:.2e}")
         assert measured <= 1e-6
-    *full, last = sorted(sizes[0] + sizes[1], reverse=True)
-    assert set(full) == {CHUNK_KIB << 10}
-    assert 0 < last < CHUNK_KIB << 10
-    assert [len(held) for held in sizes] == [5, 5]

@@ -194,16 +194,16 @@ def test_large_chunks_leave_every_shard_enough_of_them(
     ("byte_count", "shard_count", "full", "last"),
     [
         # Nothing is made even where chunks are not larger than for a small model.
-        (16 << 20, 1, [1 << 20] * 15, 1 << 20),
-        ((16 << 20) + 4, 1, [1 << 20] * 16, 4),
+        (8 << 20, 1, [1 << 20] * 7, 1 << 20),
+        ((8 << 20) + 4, 1, [1 << 20] * 8, 4),
         # What divides evenly still ends with a smaller one, never with an extra one.
-        (20 << 20, 1, [1_310_784] * 15, 1_309_760),
-        # A remainder of a sixteenth makes 17, and what they leave none more.
-        (17 * 64 * 20_000 + 4, 1, [1_280_064] * 16, 1_278_980),
-        (2 * 17 * 64 * 20_000 + 4, 2, [1_280_064] * 33, 1_277_892),
-        # From 24 MiB on there are as many as the largest size asks for.
-        (24 << 20, 1, [CHUNK_BYTES_MAX] * 15, CHUNK_BYTES_MAX),
-        ((24 << 20) + 4, 1, [1_480_384] * 16, 1_479_684),
+        (10 << 20, 1, [1_310_784] * 7, 1_310_272),
+        # A remainder of an eighth makes 9, and what they leave none more.
+        (9 * 64 * 20_000 + 4, 1, [1_280_064] * 8, 1_279_492),
+        (2 * 9 * 64 * 20_000 + 4, 2, [1_280_064] * 17, 1_278_916),
+        # From 30 MiB on there are as many as the largest size asks for.
+        (30 << 20, 1, [CHUNK_BYTES_MAX] * 7, CHUNK_BYTES_MAX),
+        ((30 << 20) + 4, 1, [3_495_296] * 8, 3_494_916),
     ],
 )
 def test_chunks_of_a_shard_are_made_even(
@@ -285,4 +285,4 @@ def test_the_result_is_that_of_its_version() -> None:
         for chunk in place(schema, shard_count).chunks
     ]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
-    assert (PLACEMENT_VERSION, digest[:16]) == (2, "c710c997e4221788")
+    assert (PLACEMENT_VERSION, digest[:16]) == (3, "39307594c465a6f6")

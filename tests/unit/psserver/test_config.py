@@ -68,7 +68,7 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
             {"chunk_kib": 63},
             [f"--chunk-kib 63 is not in 64 to {CHUNK_KIB_MAX}:", "leave it out"],
         ),
-        ({"chunk_kib": CHUNK_KIB_MAX + 1}, ["not in 64 to", "than is promised"]),
+        ({"chunk_kib": CHUNK_KIB_MAX + 1}, ["not in 64 to", "at the same time"]),
         ({"chunk_kib": 0}, ["--chunk-kib 0 is not in 64 to"]),
         (
             {"listen": ListenConfig(address=Address("0.0.0.0", 0))},

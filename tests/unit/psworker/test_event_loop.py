@@ -5,7 +5,6 @@ from concurrent.futures import CancelledError
 import pytest
 
 from psworker import event_loop
-from psworker.errors import ClosedError
 
 
 def test_work_runs_on_another_thread_and_gives_its_result() -> None:
@@ -43,29 +42,6 @@ def test_the_last_user_ends_the_thread_and_what_still_runs() -> None:
     assert cancelled.is_set()
     assert future.cancelled()
     assert "psworker-loop" not in {each.name for each in threading.enumerate()}
-
-
-def test_there_is_one_loop_however_often_its_thread_ends() -> None:
-    """gRPC keeps each that it has seen, at 256 KiB."""
-    seen = []
-    for _ in range(3):
-        loop = event_loop.acquire()
-        seen.append(loop.run(running_loop()))
-        event_loop.release()
-
-    assert seen == [seen[0]] * 3
-
-
-async def running_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.get_running_loop()
-
-
-def test_one_that_has_stopped_takes_no_work() -> None:
-    loop = event_loop.acquire()
-    event_loop.release()
-
-    with pytest.raises(ClosedError, match="the last connection of this process"):
-        loop.submit(running_loop())
 
 
 def test_a_wait_that_ends_early_cancels_the_work() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from pswire import failpoints
 from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk
+from pswire.limits import CHUNK_BYTES_MAX
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import SharedRun
 from pswire.v1 import parameter_service_pb2
@@ -57,7 +58,7 @@ async def sent(
 
 async def test_a_small_push_is_one_message_with_all_fields() -> None:
     push = push_of((True, False), [6])
-    push.append(6, chunk(6))
+    push.append(6, chunk(6), 16)
 
     (message,) = await sent(push)
 
@@ -75,8 +76,8 @@ async def test_a_small_push_is_one_message_with_all_fields() -> None:
 
 async def test_large_chunks_follow_the_header_in_their_order() -> None:
     push = push_of((True, True), [2, 0])
-    push.append(2, chunk(2, 1 << 20))
-    push.append(0, chunk(0, 1 << 20))
+    push.append(2, chunk(2, 1 << 20), 1 << 20)
+    push.append(0, chunk(0, 1 << 20), 1 << 20)
 
     messages = await sent(push)
 
@@ -87,14 +88,14 @@ async def test_large_chunks_follow_the_header_in_their_order() -> None:
 
 async def test_chunks_are_sent_as_they_are_made() -> None:
     push = push_of((True, True), [1, 0])
-    push.append(1, chunk(1))
+    push.append(1, chunk(1), 16)
     requests = push.requests(frozenset())
 
     await anext(requests)
     second = asyncio.ensure_future(anext(requests))
     await asyncio.sleep(0)
     assert not second.done()
-    push.append(0, chunk(0))
+    push.append(0, chunk(0), 16)
 
     message = parameter_service_pb2.PushPullRequest.FromString(await second)
     assert message.chunk.index == 0
@@ -116,16 +117,36 @@ async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
 
     counts = []
     for index in range(6):
-        run = SharedRun(segment=1, length=64)
-        push.append(
-            index, encode_shared_chunk(index=index, presence=b"", digest=1, shared=run)
-        )
+        push.append(index, shared(index), 1 << 20)
         counts.append(len(told))
     told[0].set()
 
     assert counts == [0, 0, 0, 1, 1, 2]
     message = parameter_service_pb2.PushPullRequest.FromString(await first)
     assert [each.index for each in message.shared_chunks] == list(range(6))
+
+
+async def test_of_large_chunks_in_shared_memory_each_is_told_by_itself() -> None:
+    told: list[asyncio.Event] = []
+    push = OutgoingPush(
+        HEADER,
+        TRAILER,
+        shard_incarnation=5,
+        chunk_bitmap=(True,) * 3,
+        chunk_indexes=range(3),
+        notify=told.append,
+    )
+    first = asyncio.ensure_future(anext(push.requests(frozenset())))
+    await asyncio.sleep(0)  # it waits for a chunk
+
+    counts = []
+    for index in range(3):
+        push.append(index, shared(index), CHUNK_BYTES_MAX)
+        counts.append(len(told))
+    told[0].set()
+
+    assert counts == [1, 2, 3]
+    assert indexes_of([parameter_service_pb2.PushPullRequest.FromString(await first)])
 
 
 async def test_a_chunk_with_its_elements_is_told_of_at_once() -> None:
@@ -141,9 +162,9 @@ async def test_a_chunk_with_its_elements_is_told_of_at_once() -> None:
     first = asyncio.ensure_future(anext(push.requests(frozenset())))
     await asyncio.sleep(0)  # it waits for a chunk
 
-    push.append(0, shared(0))
+    push.append(0, shared(0), 16)
     assert told == []
-    push.append(1, chunk(1))
+    push.append(1, chunk(1), 16)
     assert len(told) == 1
 
     told[0].set()
@@ -155,7 +176,7 @@ async def test_a_resend_leaves_out_what_the_shard_holds_and_changes_no_byte() ->
     push = push_of((True, True, True), [4, 2, 0])
     chunks = {index: chunk(index, 100_000) for index in (4, 2, 0)}
     for index, message in chunks.items():
-        push.append(index, message)
+        push.append(index, message, 100_000)
     first = [message async for message in push.requests(frozenset())]
 
     again = [message async for message in push.requests(frozenset({4}))]
@@ -165,7 +186,7 @@ async def test_a_resend_leaves_out_what_the_shard_holds_and_changes_no_byte() ->
 
 async def test_a_push_that_is_done_goes_again_without_chunks() -> None:
     push = push_of((True,), [3])
-    push.append(3, chunk(3))
+    push.append(3, chunk(3), 16)
 
     (message,) = await sent(push, push.chunk_indexes)
 
@@ -189,7 +210,7 @@ async def test_with_failpoints_the_same_is_sent_and_every_place_is_passed(
     pushes = [push_of((True, True), [0, 1]), push_of((True,), [2])]
     for push, indexes in zip(pushes, ((0, 1), (2,)), strict=True):
         for index in indexes:
-            push.append(index, chunk(index))
+            push.append(index, chunk(index), 16)
 
     for shard_index, push in enumerate(pushes):
         plain = [message async for message in push.requests(frozenset())]
@@ -205,7 +226,7 @@ async def test_with_failpoints_the_same_is_sent_and_every_place_is_passed(
 async def test_a_push_of_one_small_chunk_can_go_at_once() -> None:
     push = push_of((True, False), [6])
     assert push.whole_message is None  # the chunk is not made yet
-    push.append(6, chunk(6))
+    push.append(6, chunk(6), 16)
 
     whole = push.whole_message
 
@@ -220,9 +241,9 @@ async def test_a_push_of_one_small_chunk_can_go_at_once() -> None:
 
 def test_a_push_that_is_large_or_of_several_chunks_does_not_go_at_once() -> None:
     large, several = push_of((True,), [6]), push_of((True, True), [6, 7])
-    large.append(6, chunk(6, 64 << 10))
+    large.append(6, chunk(6, 64 << 10), 64 << 10)
     for index in (6, 7):
-        several.append(index, chunk(index))
+        several.append(index, chunk(index), 16)
 
     assert large.whole_message is None
     assert several.whole_message is None
@@ -247,10 +268,10 @@ def indexes_of(
 async def test_chunks_in_shared_memory_share_a_message() -> None:
     push = push_of((True,) * 6, range(6))
     for index in (5, 4, 3):
-        push.append(index, shared(index))
-    push.append(2, chunk(2, 1 << 20))
+        push.append(index, shared(index), 16)
+    push.append(2, chunk(2, 1 << 20), 1 << 20)
     for index in (1, 0):
-        push.append(index, shared(index))
+        push.append(index, shared(index), 16)
 
     messages = await sent(push)
 
@@ -262,7 +283,7 @@ async def test_chunks_in_shared_memory_share_a_message() -> None:
 async def test_chunks_in_shared_memory_that_a_shard_has_are_left_out() -> None:
     push = push_of((True,) * 4, range(4))
     for index in (3, 2, 1, 0):
-        push.append(index, shared(index))
+        push.append(index, shared(index), 16)
 
     messages = await sent(push, frozenset({3, 1}))
 

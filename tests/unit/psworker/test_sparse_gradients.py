@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pswire.frames import REQUEST_CHUNK_FIELD
-from pswire.limits import MESSAGE_BYTES_MAX
+from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
 from pswire.placement import place
 from psworker import gradients
 from psworker.errors import UnsupportedError
@@ -160,22 +160,22 @@ def test_gradients_that_torch_takes_pass(class_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_count", "is_refused"), [(500_000, True), (400_000, False)]
+    ("row_count", "is_refused"), [(900_000, True), (800_000, False)]
 )
 def test_rows_that_are_mostly_their_numbers_are_refused(
     row_count: int, is_refused: bool
 ) -> None:
     """More rows of one bfloat16 than a message has room for the numbers of."""
-    table = nn.Embedding(600_000, 1, sparse=True, dtype=torch.bfloat16)
+    table = nn.Embedding(1_000_000, 1, sparse=True, dtype=torch.bfloat16)
     table(torch.arange(row_count)).sum().backward()
     bound = bind_models({"model": table})
     optimizer = torch.optim.SparseAdam(table.parameters())
     spec = describe_optimizer("optimizer", optimizer, bound)
-    placement = place(bound.schema, 1)
+    placement = place(bound.schema, 1, CHUNK_BYTES_MAX)
     held = gradients.collect_gradients([table.weight])
 
     if is_refused:
-        with pytest.raises(UnsupportedError, match=r"500000 rows of 2 bytes.*=False"):
+        with pytest.raises(UnsupportedError, match=r"900000 rows of 2 bytes.*=False"):
             refuse_gradients(spec, [spec.groups[0].hyperparameters], held)
     else:
         refuse_gradients(spec, [spec.groups[0].hyperparameters], held)

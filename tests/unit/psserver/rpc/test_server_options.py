@@ -86,8 +86,8 @@ async def call_stream(address: str) -> list[bytes]:
     ("name", "value", "why"),
     [
         ("grpc.so_reuseport", 0, "two servers on one port would share clients"),
-        ("grpc.max_receive_message_length", 4 << 20, "bounded memory"),
-        ("grpc.max_send_message_length", 4 << 20, "fails here rather than there"),
+        ("grpc.max_receive_message_length", 8 << 20, "bounded memory"),
+        ("grpc.max_send_message_length", 8 << 20, "fails here rather than there"),
         ("grpc.max_concurrent_streams", 256, "one client can't open any number"),
         ("grpc.server_handshake_timeout_ms", 10_000, "idle sockets do not pile up"),
         ("grpc.max_metadata_size", 8_192, "bounded memory"),
@@ -177,7 +177,10 @@ async def test_a_second_server_on_one_port_is_refused() -> None:
 
 async def test_a_message_above_the_limit_is_refused_and_the_server_lives() -> None:
     async with serving() as address:
-        options = [("grpc.max_send_message_length", -1)]
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+        ]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 UNARY

@@ -66,7 +66,7 @@ def dtype_of(element_type: ElementType) -> torch.dtype:
 
 def give(engine: ApplyEngine, worker: WorkerKey) -> torch.Tensor:
     """The values as the worker is given them."""
-    message = engine.encode(0, CHUNK_FIELD, reader=worker)
+    (message,) = engine.encode(0, CHUNK_FIELD, reader=worker)
     ((_, view),) = split_fields(message)
     return tensor_from_buffer(decode_chunk(view).data, ElementType.FLOAT32)
 

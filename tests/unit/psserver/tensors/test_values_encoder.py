@@ -52,7 +52,7 @@ class Shard:
         sequence: int | None,
         presence: tuple[bool, ...] = ALL,
     ) -> bytes:
-        message, _ = self.encoder.encode(
+        (message,), _ = self.encoder.encode(
             CHUNK,
             self.values,
             RESPONSE_CHUNK_FIELD,
@@ -214,7 +214,7 @@ def test_values_of_another_push_go_again_only_if_they_have_changed() -> None:
 
     def encoding(sequence: int, *, with_buffer: bool = False, of: WorkerKey = A) -> int:
         presence = (True, True, with_buffer)
-        message, seen = encoder.encode(
+        (message,), seen = encoder.encode(
             CHUNK, values, RESPONSE_CHUNK_FIELD, presence, of, sequence
         )
         assert torch.equal(seen(), values)
@@ -241,7 +241,8 @@ def test_who_has_rounded_values_already_has_them_rounded() -> None:
         encoder.encode(CHUNK, values, RESPONSE_CHUNK_FIELD, (True,) * 3, A, sequence)
         for sequence in (1, 2)
     )
-    assert frame_of(second[0]).encoding == ENCODING_UNCHANGED
+    (message,) = second[0]
+    assert frame_of(message).encoding == ENCODING_UNCHANGED
     assert torch.equal(second[1](), first[1]())
     assert torch.equal(second[1](), values.bfloat16().float())
 

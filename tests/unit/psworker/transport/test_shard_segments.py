@@ -64,11 +64,11 @@ class Side:
             encode_shared_chunk(index=0, presence=presence, digest=0, shared=run)
         )
 
-    def fetch(self, index: int) -> ChunkFrame:
+    def fetch(self, index: int) -> list[ChunkFrame]:
         self.fetched.append(index)
         data = torch.full((COUNT,), 9.0)
         message = encode_chunk(1, index=0, presence=b"\x03", data=buffer_of(data))
-        return frame_of(message)
+        return [frame_of(message)]
 
     def write(self, frame: ChunkFrame) -> list[float]:
         self.segments.write(frame, self.store, self.fetch)
