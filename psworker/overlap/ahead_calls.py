@@ -105,7 +105,7 @@ class AheadCalls:
         """Keeps the calls; whoever cancels it ends them."""
         for shard_index, call in enumerate(self._calls):
             call.reply = asyncio.ensure_future(
-                open_call(shard_index, call.requests(), call.relay)
+                open_call(shard_index, call.requests(), call.relay())
             )
         replies = [call.reply for call in self._calls if call.reply is not None]
         try:
@@ -126,9 +126,15 @@ class _AheadCall:
         self.receiver: Receiver | None = None
         self.pushes: Sequence[OutgoingPush] = ()
         self.closing: OutgoingPush | None = None
+
+    def relay(self) -> Receiver:
+        """Hands what comes to who takes it.
+
+        Nothing comes before the trailer has gone, and who takes it is told by then. It
+        isn't kept: a cycle would keep the call until the collector comes.
+        """
         ignored = Receiver(on_chunk=lambda _: None, on_waiting=lambda _: None)
-        # Nothing comes before the trailer has gone, and who takes it is told by then.
-        self.relay = replace(
+        return replace(
             ignored,
             on_chunk=lambda view: (self.receiver or ignored).on_chunk(view),
             on_waiting=lambda waiting: (self.receiver or ignored).on_waiting(waiting),
