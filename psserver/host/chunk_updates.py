@@ -110,8 +110,8 @@ class ChunkUpdates:
         is_given = push is not None and self._gives_values(model, push)
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
         wanting = self._wanting(pushes)
-        # In two phases, what a push is answered with is of one version on all shards.
-        # What is in shared memory may be of a later one by then, chunk by chunk.
+        # In two phases a push that is applied by itself is answered with the values
+        # right after it. Those in shared memory may be later, chunk by chunk.
         is_shared = (is_clock or not model.core.rules.has_two_phase_clocks) and any(
             each.is_shared for each in wanting
         )

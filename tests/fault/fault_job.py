@@ -2,13 +2,11 @@
 
 import re
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from pswire.addresses import Address, parse_address
 from psworker import SnapshotReader
 from psworker.ctl.check_history import check_history
 from psworker.ctl.mode import set_mode
@@ -17,6 +15,7 @@ from psworker.errors import PsError
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import Mode
 from tests.doubles.fault_proxy import FaultProxy
+from tests.doubles.free_addresses import free_address
 from tests.fault import ledger
 from tests.fault.children import Child, Nursery, kill, wait_until
 from tests.fault.tally import Tally
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 
 LEASE_S: Final = 2.0
 STEP_S: Final = 0.01
-
-
-def free_address() -> Address:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return parse_address(f"127.0.0.1:{listener.getsockname()[1]}")
 
 
 class FaultJob:

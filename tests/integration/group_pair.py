@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from tests.integration.job import Job, free_address
+from tests.doubles.free_addresses import free_address
+from tests.integration.job import Job
 from tests.integration.processes import Processes
 
 SCRIPT: Final = "tests.integration.group_worker"

@@ -8,7 +8,6 @@ lets a test start a job in 50 ms. Tests of processes use `processes.py`.
 
 import asyncio
 import logging
-import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.shard_host import ShardHost
 from psserver.storage.job_store import JobStore
 from pswire.addresses import Address, parse_address
+from tests.doubles.free_addresses import free_address
 
 T = TypeVar("T")
 
@@ -401,12 +401,6 @@ def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
             entry = core.dedupe.window(push.worker).entries.get(push.sequence)
             return entry is not None and entry.is_complete
     return False
-
-
-def free_address() -> Address:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return parse_address(f"127.0.0.1:{listener.getsockname()[1]}")
 
 
 def run_workers(

@@ -11,7 +11,8 @@ from torch import nn
 
 import psworker
 from pswire.addresses import Address
-from tests.integration.job import Crew, Job, connect, free_address, run_workers
+from tests.doubles.free_addresses import free_address
+from tests.integration.job import Crew, Job, connect, run_workers
 
 
 class Layer(nn.Module):

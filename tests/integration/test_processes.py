@@ -12,7 +12,8 @@ from torch import nn
 
 import psworker
 from pswire.exit_codes import ExitCode
-from tests.integration.job import Job, connect, free_address, run_workers
+from tests.doubles.free_addresses import free_address
+from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 
 STOP_TIMEOUT_S: Final = 5.0

@@ -16,6 +16,7 @@ from psworker import launcher
 from psworker.launch_plan import LaunchPlan
 from psworker.launcher import Launcher
 from tests.doubles.child_process import killed_at_end
+from tests.doubles.free_addresses import free_address
 
 
 @pytest.fixture
@@ -23,11 +24,6 @@ def coordinator() -> Iterator[str]:
     """Address of something that listens, which is all the launcher looks for."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def script(folder: Path, text: str) -> str:
@@ -219,7 +215,7 @@ def test_a_second_signal_kills_what_the_first_did_not_end(
 
 
 def test_it_waits_for_a_coordinator_that_is_late(tmp_path: Path) -> None:
-    address = free_address()
+    address = str(free_address())
     path = script(tmp_path, "print('started')")
     with start("--coordinator", address, path) as process:
         assert process.stderr is not None
@@ -239,7 +235,7 @@ def test_it_waits_for_a_coordinator_that_is_late(tmp_path: Path) -> None:
 
 
 def test_it_gives_up_after_the_connect_timeout(tmp_path: Path) -> None:
-    address = free_address()
+    address = str(free_address())
     path = script(tmp_path, "print('started')")
     code, output, errors = run("--coordinator", address, "--connect-timeout", "0", path)
     assert (code, output) == (69, "")
@@ -248,7 +244,7 @@ def test_it_gives_up_after_the_connect_timeout(tmp_path: Path) -> None:
 
 def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
     path = script(tmp_path, "print('started')")
-    with start("--coordinator", free_address(), path) as process:
+    with start("--coordinator", str(free_address()), path) as process:
         assert process.stderr is not None
         assert "waiting" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
