@@ -371,17 +371,15 @@ class ShardHost:
         def work() -> Messages:
             engine = model.engine
             found = engine.reference(chunk_index, presence) if is_shared else None
-            return (
-                (found,)
-                if found
-                else engine.encode(
-                    chunk_index,
-                    RESPONSE_CHUNK_FIELD,
-                    presence=presence,
-                    reader=reader,
-                    sequence=sequence,
-                    held_digest=held_digest,
-                )
+            if found is not None:
+                return (found,)
+            return engine.encode(
+                chunk_index,
+                RESPONSE_CHUNK_FIELD,
+                presence=presence,
+                reader=reader,
+                sequence=sequence,
+                held_digest=held_digest,
             )
 
         chunk = model.placement.chunks[chunk_index]

@@ -191,9 +191,11 @@ BUGS = (
         (
             Edit(
                 f"{CORE}/push_progress.py",
-                "        if source == push.worker:\n",
-                "        is_member = self._clocks.member_of(source) is not None\n"
-                "        if source == push.worker and is_member:\n",
+                "        if trailer.loads_state and (trailer.is_of_longest or is_first)"
+                ":\n",
+                "        is_member = self._clocks.member_of(push.worker) is not None\n"
+                "        if trailer.loads_state and is_member and ("
+                "trailer.is_of_longest or is_first):\n",
             ),
         ),
     ),

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -30,15 +30,30 @@ TRAILER = PushTrailer(
 )
 
 
-def push_of(bitmap: tuple[bool, ...], indexes: Sequence[int]) -> OutgoingPush:
+def push_of(
+    bitmap: tuple[bool, ...],
+    indexes: Sequence[int],
+    notify: Callable[[asyncio.Event], None] = asyncio.Event.set,
+) -> OutgoingPush:
     return OutgoingPush(
         HEADER,
         TRAILER,
         shard_incarnation=5,
         chunk_bitmap=bitmap,
         chunk_indexes=indexes,
-        notify=asyncio.Event.set,
+        notify=notify,
     )
+
+
+async def awaited(
+    count: int,
+) -> tuple[OutgoingPush, list[asyncio.Event], "asyncio.Task[bytes]"]:
+    """A push of so many chunks, what is told of them, and who waits for the first."""
+    told: list[asyncio.Event] = []
+    push = push_of((True,) * count, range(count), told.append)
+    first = asyncio.ensure_future(anext(push.requests(frozenset())))
+    await asyncio.sleep(0)  # it waits for a chunk
+    return push, told, first
 
 
 def chunk(index: int, size: int = 16) -> bytes:
@@ -103,17 +118,7 @@ async def test_chunks_are_sent_as_they_are_made() -> None:
 
 
 async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
-    told: list[asyncio.Event] = []
-    push = OutgoingPush(
-        HEADER,
-        TRAILER,
-        shard_incarnation=5,
-        chunk_bitmap=(True,) * 6,
-        chunk_indexes=range(6),
-        notify=told.append,
-    )
-    first = asyncio.ensure_future(anext(push.requests(frozenset())))
-    await asyncio.sleep(0)  # it waits for a chunk
+    push, told, first = await awaited(6)
 
     counts = []
     for index in range(6):
@@ -127,17 +132,7 @@ async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
 
 
 async def test_of_large_chunks_in_shared_memory_each_is_told_by_itself() -> None:
-    told: list[asyncio.Event] = []
-    push = OutgoingPush(
-        HEADER,
-        TRAILER,
-        shard_incarnation=5,
-        chunk_bitmap=(True,) * 3,
-        chunk_indexes=range(3),
-        notify=told.append,
-    )
-    first = asyncio.ensure_future(anext(push.requests(frozenset())))
-    await asyncio.sleep(0)  # it waits for a chunk
+    push, told, first = await awaited(3)
 
     counts = []
     for index in range(3):
@@ -146,21 +141,12 @@ async def test_of_large_chunks_in_shared_memory_each_is_told_by_itself() -> None
     told[0].set()
 
     assert counts == [1, 2, 3]
-    assert indexes_of([parameter_service_pb2.PushPullRequest.FromString(await first)])
+    message = parameter_service_pb2.PushPullRequest.FromString(await first)
+    assert indexes_of([message]) == [[0, 1, 2]]
 
 
 async def test_a_chunk_with_its_elements_is_told_of_at_once() -> None:
-    told: list[asyncio.Event] = []
-    push = OutgoingPush(
-        HEADER,
-        TRAILER,
-        shard_incarnation=5,
-        chunk_bitmap=(True,) * 6,
-        chunk_indexes=range(6),
-        notify=told.append,
-    )
-    first = asyncio.ensure_future(anext(push.requests(frozenset())))
-    await asyncio.sleep(0)  # it waits for a chunk
+    push, told, first = await awaited(6)
 
     push.append(0, shared(0), 16)
     assert told == []

@@ -295,6 +295,17 @@ async def test_a_handler_that_cancels_itself_ends_the_call_at_once() -> None:
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def hang_up(address: str) -> None:
+    """Cancels a stream of which the first message has come."""
+    async with aio_channel(address, ChannelKind.DATA) as channel:
+        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            STREAM
+        )
+        stream = call(b"x", timeout=10)
+        assert await anext(aiter(stream)) == b"first"
+        stream.cancel()
+
+
 async def test_a_client_that_hangs_up_ends_its_handler() -> None:
     ended = asyncio.Event()
 
@@ -306,13 +317,7 @@ async def test_a_client_that_hangs_up_ends_its_handler() -> None:
             ended.set()
 
     async with serving(stream_handler=waiting) as address:
-        async with aio_channel(address, ChannelKind.DATA) as channel:
-            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
-                channel.unary_stream(STREAM)
-            )
-            stream = call(b"x", timeout=10)
-            assert await anext(aiter(stream)) == b"first"
-            stream.cancel()
+        await hang_up(address)
         async with asyncio.timeout(5):
             await ended.wait()
 
@@ -330,13 +335,7 @@ async def test_who_has_hung_up_is_sent_no_status() -> None:
         await asyncio.Event().wait()
 
     async with serving(stream_handler=waiting) as address:
-        async with aio_channel(address, ChannelKind.DATA) as channel:
-            call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = (
-                channel.unary_stream(STREAM)
-            )
-            stream = call(b"x", timeout=10)
-            assert await anext(aiter(stream)) == b"first"
-            stream.cancel()
+        await hang_up(address)
         async with asyncio.timeout(5):
             await ended.wait()
     assert not contexts[0].done(), "which is: a status was sent"
