@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from psserver.host.arithmetic import INLINE_BYTES_MAX, LONG_BYTES_MIN, Arithmetic
+from psserver.host.arithmetic import (
+    INLINE_BYTES_MAX,
+    LONG_BYTES_MIN,
+    REPORTED_BYTES_MIN,
+    Arithmetic,
+)
 
 LARGE = INLINE_BYTES_MAX + 1
 
@@ -82,6 +87,33 @@ async def test_no_result_waits_behind_long_work(arithmetic: Arithmetic) -> None:
 
     assert told_meanwhile == ["short"]
     assert told == ["short", "long"]
+
+
+async def test_a_large_result_is_reported_while_more_is_done(
+    arithmetic: Arithmetic,
+) -> None:
+    told = asyncio.Event()
+    go_on, both_are_there = threading.Event(), threading.Event()
+    second_is_done = asyncio.Event()
+
+    arithmetic.run(
+        lambda: both_are_there.wait(5),
+        REPORTED_BYTES_MIN,
+        then=lambda _: told.set(),
+        failed=unexpected,
+    )
+    arithmetic.run(
+        lambda: go_on.wait(5),
+        LARGE,
+        then=lambda _: second_is_done.set(),
+        failed=unexpected,
+    )
+    both_are_there.set()
+    async with asyncio.timeout(2):
+        await told.wait()
+    assert not second_is_done.is_set()
+    go_on.set()
+    await second_is_done.wait()
 
 
 async def test_an_error_of_work_goes_to_whoever_is_told(
