@@ -229,13 +229,6 @@ def step_in_one_process(
     optimizer.step()
 
 
-@pytest.fixture(autouse=True)
-def no_checks() -> None:
-    """Says what torch warns of until somebody has: an update says it too."""
-    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        torch.sparse.check_sparse_tensor_invariants.disable()
-
-
 @pytest.mark.parametrize("shard_count", [1, 3])
 @pytest.mark.parametrize(("class_name", "settings"), CASES)
 def test_rows_are_updated_as_in_one_process(
