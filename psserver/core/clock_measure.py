@@ -32,6 +32,8 @@ class ClockMeasure:
     ) -> ClockChoice | None:
         """A choice with the sum of squares of this shard's part.
 
+        Of a clock that will be skipped it is 0, without asking the owner.
+
         Args:
             choice: A clock with its contributors.
             entries: Their pushes, which are complete.
@@ -40,11 +42,16 @@ class ClockMeasure:
             None while it is not known; then it is ordered, once.
         """
         known = self.known(choice)
-        if known is None and self._ordered != choice:
-            self._ordered = choice
-            members = self._state.clocks.contributors(choice.clock)
-            self._state.effects.append(_order(choice, members, entries))
-        return known
+        if known is not None or self._ordered == choice:
+            return known
+        chosen = {worker: entries[worker] for worker in choice.workers}
+        if not all(trailer.finite for trailer in trailers_of(chosen).values()):
+            self._known = choice._replace(sum_of_squares=0.0)
+            return self._known
+        self._ordered = choice
+        members = self._state.clocks.contributors(choice.clock)
+        self._state.effects.append(_order(choice, members, chosen))
+        return None
 
     def known(self, choice: ClockChoice) -> ClockChoice | None:
         """What was measured of these contributors to this clock."""
@@ -111,9 +118,8 @@ def check_repeated(known: ClockChoice | None, choice: ClockChoice) -> None:
 def _order(
     choice: ClockChoice,
     contributors: tuple[Member, ...],
-    entries: dict[WorkerKey, PushEntry],
+    chosen: dict[WorkerKey, PushEntry],
 ) -> MeasureClock:
-    chosen = {worker: entries[worker] for worker in choice.workers}
     trailers = trailers_of(chosen)
     members = tuple(member for member in contributors if member.worker in chosen)
     source = trailers[source_of(members, trailers)]

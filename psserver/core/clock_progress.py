@@ -166,24 +166,19 @@ class ClockProgress:
         if lacking:
             self._tell_idle(number, lacking, entries)
             return False
+        # A skip loads the optimizer state that its trailers bring, so that it too must
+        # be of the same contributors on every shard.
+        if (
+            self._state.rules.has_two_phase_clocks
+            and self.commits.settle(number, contributors, entries) is None
+        ):
+            return False
         is_finite = all(trailer.finite for trailer in trailers.values())
         if number in self._forced_skips or not is_finite:
             self._settle(number, entries)
             self._complete(number, Outcome.SKIPPED)
             return True
-        if self._state.rules.has_two_phase_clocks and not self._is_committed(
-            number, contributors, entries
-        ):
-            return False
         return self._apply(number, entries)
-
-    def _is_committed(
-        self,
-        number: int,
-        contributors: tuple[Member, ...],
-        entries: dict[WorkerKey, PushEntry],
-    ) -> bool:
-        return self.commits.settle(number, contributors, entries) is not None
 
     def _apply(self, number: int, entries: dict[WorkerKey, PushEntry]) -> bool:
         """Applies what is ready of a clock; returns whether it is complete now."""

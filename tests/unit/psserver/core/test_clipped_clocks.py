@@ -119,6 +119,8 @@ def test_a_clock_that_is_not_finite_is_not_measured() -> None:
     shard.push("a", chunks=[0])
     shard.push("b", finite=False)
 
+    assert told(shard) == [("a", "ab", 0.0), ("b", "ab", 0.0)]
+    assert shard.core.commit(key("a"), committed("a", "b", total=0.0, scale=1.0))
     assert shard.of(MeasureClock) == []
     assert shard.outcomes() == {"a": Outcome.SKIPPED, "b": Outcome.SKIPPED}
     assert {reply.grad_norm for reply in shard.replies().values()} == {None}
@@ -304,6 +306,7 @@ def test_only_the_newest_commit_counts_for_the_norm_of_an_answer() -> None:
     shard.core.commit(key("a"), committed("a"))
     shard.apply_all()
     shard.push("a", 2, finite=False)
+    shard.core.commit(key("a"), choice(2, "a"))
 
     assert shard.outcomes() == {"a": Outcome.SKIPPED}
     assert shard.replies()[push_id("a", 2)].grad_norm is None
