@@ -8,7 +8,7 @@ import grpc.aio
 from psserver.core.push import PushId, Reply
 from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
-from psserver.host.push_session import Outgoing
+from psserver.host.push_session import QUEUED_BYTES_MAX, Outgoing
 from psserver.host.shard_host import ShardHost
 from psserver.rpc import optimizer_state_calls, segment_calls, step_calls
 from psserver.rpc.guard import Context, reader, streaming, unary
@@ -304,14 +304,24 @@ class ParameterService:
     # Inside
 
     async def _answer_whole(self, request: bytes) -> bytes:
-        """The answer to a push that is one message; without a reply when it waits."""
+        """The answer to a push that is one message.
+
+        Without a reply when the push waits, and when its values are too many for one
+        message, as those of a clock to which its sender has added nothing: the sender
+        asks for them by `PushPull`.
+        """
         call = await PushCall.open_whole(self._host, request)
         try:
             chunks: list[bytes] = []
+            byte_count = 0
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
-                    chunks += await self._chunk_messages(item, call.push)
+                    parts = await self._chunk_messages(item, call.push)
+                    byte_count += sum(map(len, parts))
+                    if byte_count > QUEUED_BYTES_MAX:
+                        return b"".join(chunks)
+                    chunks += parts
                     continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")

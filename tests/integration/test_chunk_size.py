@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 import psworker
-from pswire.limits import CHUNK_BYTES_ASKED_MIN, CHUNK_BYTES_MAX, VALUES_PART_BYTES
+from pswire.limits import (
+    CHUNK_BYTES_ASKED_MIN,
+    CHUNK_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    VALUES_PART_BYTES,
+)
 from psworker.host_connection import HostConnection
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, connect, deviation, run_workers
@@ -130,6 +135,37 @@ def test_values_of_large_chunks_come_in_parts(
 
     check(trained, exact)
     assert max(sizes[0]) == LARGE_KIB << 10 > VALUES_PART_BYTES
+
+
+@pytest.mark.parametrize("sent", [(), ("2.bias",)])
+def test_a_small_push_may_have_more_values_than_fit_a_message(
+    sent: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Those of a clock to which others bring the rest, as while one has no data."""
+
+    def work(worker_id: str) -> list[torch.Tensor]:
+        model = new_model(LARGE)
+        with connect(job, worker_id) as ps:
+            model, optimizer = ps.prepare(model, new_optimizer(model))
+            for _ in range(STEP_COUNT):
+                for name, parameter in model.named_parameters():
+                    is_sent = worker_id == "0" or name in sent
+                    parameter.grad = torch.ones_like(parameter) if is_sent else None
+                optimizer.step(weight=1)
+            return [each.detach().clone() for each in model.parameters()]
+
+    exact = new_model(LARGE)
+    optimizer = new_optimizer(exact)
+    for _ in range(STEP_COUNT):
+        for name, parameter in exact.named_parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 if name in sent else 0.5)
+        optimizer.step()
+    with Job(tmp_path, shard_count=1, workers_min=2, shares_memory=False) as job:
+        trained = list(run_workers({"0": work, "1": work}).values())
+        sizes = sizes_of(job)
+
+    check(trained, [each.detach() for each in exact.parameters()])
+    assert sum(sizes[0]) > MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("chunk_kib", [None, LARGE_KIB])

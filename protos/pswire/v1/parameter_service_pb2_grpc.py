@@ -130,7 +130,8 @@ class ParameterServiceServicer(object):
         """Whole pushes of one small chunk, one after the other: each message is one
         push, and is answered by one before the next is sent. A call for each would
         cost several times as much. An answer has no reply when the push has to
-        wait, or has to be committed: send it again by PushPull. A refusal ends the
+        wait, or has to be committed, or when its values are too many for one
+        message: send it again by PushPull. A refusal ends the
         call, and is of the push that was not answered. The server may end the call
         between pushes. Idempotent by push id.
         """
