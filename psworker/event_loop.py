@@ -9,8 +9,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
+
+import grpc.aio
 
 from pswire.freed_memory import keep_freed_memory
 from psworker.errors import ClosedError
@@ -67,24 +69,42 @@ class Running(Generic[T]):
 
 
 class EventLoop:
-    """An asyncio loop on a daemon thread, with a blocking entrance."""
+    """A thread that serves the process's asyncio loop, with a blocking entrance.
+
+    Once it has ended, another one may serve the same loop: none of the work of this one
+    is left there.
+    """
 
     def __init__(self) -> None:
-        self._loop = _new_loop()
+        self._loop = _loop_of_process()
+        self._lock = threading.RLock()  # a signal handler may submit too
+        self._is_over = False
+        # Not `loop.stop`: one that comes too late would stop the next thread.
+        self._stopped = self._loop.create_future()
         self._process_id = os.getpid()
         self._thread = threading.Thread(
             target=self._serve, name="psworker-loop", daemon=True
         )
         self._thread.start()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended, by `stop` or by a callback that exits.
+
+        Not in a forked child, where it never was.
+        """
+        return self._is_over and not self._thread.is_alive()
+
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine on the loop. Cancelling the future cancels it.
 
         Raises:
-            ClosedError: This is a forked child, which has no such thread.
+            ClosedError: This is a forked child, which has no such thread, or the thread
+                has ended.
         """
-        self._refuse_forked(work)
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            self._refuse(work)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def start(
         self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]
@@ -98,9 +118,10 @@ class EventLoop:
         Raises:
             ClosedError: As `submit`.
         """
-        self._refuse_forked(work)
         running = Running(self._loop, work, on_end)
-        self._loop.call_soon_threadsafe(running.begin)
+        with self._lock:
+            self._refuse(work)
+            self._loop.call_soon_threadsafe(running.begin)
         return running
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
@@ -110,6 +131,8 @@ class EventLoop:
 
         Raises:
             TimeoutError: It took longer than `timeout_s`.
+            ClosedError: As `submit`.
+            CancelledError: That of `concurrent.futures`: the thread ended first.
         """
         assert threading.current_thread() is not self._thread, "would wait for itself"
         future = self.submit(work)
@@ -120,43 +143,100 @@ class EventLoop:
             raise
 
     def post(self, work: Callable[[], None]) -> None:
-        """Has the loop call this soon, from another thread or its own."""
-        self._loop.call_soon_threadsafe(work)
+        """Has the loop call this soon, from another thread or its own.
+
+        Raises:
+            ClosedError: The thread has ended.
+        """
+        with self._lock:
+            self._refuse_when_over()
+            self._loop.call_soon_threadsafe(work)
 
     def notify(self, event: asyncio.Event) -> None:
-        """Sets an event of the loop from another thread."""
-        self._loop.call_soon_threadsafe(event.set)
+        """Sets an event of the loop from another thread.
+
+        Raises:
+            ClosedError: The thread has ended.
+        """
+        self.post(event.set)
 
     def stop(self) -> None:
         """Cancels what still runs and ends the thread."""
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end_service)
         self._thread.join()
 
-    def _refuse_forked(self, work: Coroutine[Any, Any, Any]) -> None:
-        if os.getpid() != self._process_id:
+    def _end_service(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _refuse(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            if os.getpid() != self._process_id:
+                raise ClosedError(
+                    "this process was forked after psworker was connected: connect in "
+                    "the process that uses the connection"
+                )
+            self._refuse_when_over()
+        except ClosedError:
             work.close()
+            raise
+
+    def _refuse_when_over(self) -> None:
+        if self._is_over:
             raise ClosedError(
-                "this process was forked after psworker was connected: connect in the "
-                "process that uses the connection"
+                "the last connection of this process was closed: connect again"
             )
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        # Its threads end with this one, though the loop stays.
+        executor = ThreadPoolExecutor(thread_name_prefix="psworker-aside")
+        self._loop.set_default_executor(executor)
+        # While the loop runs gRPC must not take its socket out of it, which whatever
+        # thread collects the last channel as garbage would do.
+        grpc.aio.init_grpc_aio()
         try:
-            self._loop.run_forever()
-            self._cancel_all()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._stopped)
         finally:
+            self._end()
+            grpc.aio.shutdown_grpc_aio()
+            executor.shutdown(wait=False)
             asyncio.set_event_loop(None)
-            self._loop.close()
 
-    def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
+    def _end(self) -> None:
+        self._loop.run_until_complete(_cancel_all())
+        with self._lock:
+            self._is_over = True
+        # What came until now is in the loop, where the next thread would find it.
+        self._loop.run_until_complete(_cancel_all())
+
+
+async def _cancel_all() -> None:
+    await asyncio.sleep(0)  # what was posted comes first: it may be work that begins
+    this = asyncio.current_task()
+    while tasks := [task for task in asyncio.all_tasks() if task is not this]:
         for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By the process that has made it. A parent's is not touched, and never freed: it would
+take the parent's sockets out of what both of them wait on."""
+
+
+def _loop_of_process() -> asyncio.AbstractEventLoop:
+    """The loop of this process, the same one whenever a thread serves it.
+
+    gRPC keeps every loop on which it was ever used while any channel is left, be it
+    garbage, and a loop takes 256 KiB.
+    """
+    process_id = os.getpid()
+    if process_id not in _loops:
+        _loops[process_id] = _new_loop()
+    return _loops[process_id]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -175,10 +255,10 @@ _user_count = 0
 
 
 def acquire() -> EventLoop:
-    """The process's loop, started if nobody uses it yet. Pair with `release`."""
+    """The process's loop, started if none is served. Pair with `release`."""
     global _shared, _user_count
     with _lock:
-        if _shared is None:
+        if _shared is None or _shared.is_over:
             keep_freed_memory()
             _shared = EventLoop()
         _user_count += 1

@@ -21,6 +21,10 @@ _PATIENCE_S: Final = 1.5
 """Beyond a lease, the time until a lost process is out: the grace (half a second) and
 a fence."""
 
+_ANSWER_S: Final = 1.0
+"""Least time to answer, while it waits for a holder. Mere rest of the wait, the last
+attempt's would be 10 ms, and who still has the id would be lost in a deadline."""
+
 
 async def register(
     control: ControlClient,
@@ -50,9 +54,10 @@ async def register(
     is_extended = False
     attempt = 0
     while True:
+        answer_s = max(left_s(deadline), _ANSWER_S if is_extended else 0)
         try:
             return await control.register_worker(
-                process_id, worker_id, timeout_s=left_s(deadline)
+                process_id, worker_id, timeout_s=answer_s
             )
         except CallError as error:
             holder = taken_by(error)

@@ -142,11 +142,14 @@ def test_a_worker_id_of_a_living_process_is_taken(
 ) -> None:
     with (
         Job(tmp_path / "state", shard_count=1, lease_ttl_ms=1000) as job,
+        FaultProxy(job.address) as proxy,
         psworker.connect(job.address, worker_id="w0"),
     ):
+        # So the answer to the last attempt comes after the end of the wait.
+        proxy.slow(delay_s=0.03)
         began = time.monotonic()
         with pytest.raises(psworker.WorkerIdTakenError, match="another worker id"):
-            psworker.connect(job.address, worker_id="w0", connect_timeout_s=0.5)
+            psworker.connect(proxy.address, worker_id="w0", connect_timeout_s=1)
     # Until a lease is over nobody knows whether the other one is alive.
     assert 1 < time.monotonic() - began < 15
     assert "worker id 'w0' belongs to a process at" in caplog.text

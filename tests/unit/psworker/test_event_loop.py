@@ -1,10 +1,25 @@
 import asyncio
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError
 
+import grpc.aio
 import pytest
 
 from psworker import event_loop
+from psworker.errors import ClosedError
+
+
+@pytest.fixture(autouse=True)
+def _no_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process, whatever other tests have left open."""
+    monkeypatch.setattr(event_loop, "_shared", None)
+    monkeypatch.setattr(event_loop, "_user_count", 0)
+    monkeypatch.setattr(event_loop, "_loops", {})
 
 
 def test_work_runs_on_another_thread_and_gives_its_result() -> None:
@@ -42,6 +57,255 @@ def test_the_last_user_ends_the_thread_and_what_still_runs() -> None:
     assert cancelled.is_set()
     assert future.cancelled()
     assert "psworker-loop" not in {each.name for each in threading.enumerate()}
+
+
+def test_there_is_one_loop_however_often_its_thread_ends() -> None:
+    """gRPC keeps each that it has seen, at 256 KiB."""
+    seen = []
+    for _ in range(3):
+        loop = event_loop.acquire()
+        seen.append(loop.run(running_loop()))
+        event_loop.release()
+
+    assert seen == [seen[0]] * 3
+
+
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_one_that_has_stopped_takes_no_work() -> None:
+    loop = event_loop.acquire()
+    event_loop.release()
+
+    with pytest.raises(ClosedError, match="last connection of this process was closed"):
+        loop.submit(running_loop())
+    with pytest.raises(ClosedError, match="connect again"):
+        loop.start(running_loop(), lambda: None)
+    with pytest.raises(ClosedError, match="connect again"):
+        loop.post(lambda: None)
+
+
+def test_another_thread_that_closes_ends_a_wait() -> None:
+    loop = event_loop.acquire()
+    begun = threading.Event()
+    ended: list[BaseException] = []
+
+    async def forever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            loop.run(forever())
+        except CancelledError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert begun.wait(10)
+    event_loop.release()
+    waiting.join(10)
+
+    assert len(ended) == 1
+
+
+def test_what_a_thread_leaves_behind_is_not_done_by_the_next() -> None:
+    done: list[str] = []
+
+    async def outlive(generations: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if generations:
+                keep.append(asyncio.ensure_future(outlive(generations - 1)))
+            asyncio.get_running_loop().call_soon(done.append, "called")
+
+    keep: list[asyncio.Future[None]] = []
+    loop = event_loop.acquire()
+    loop.submit(outlive(4))
+    loop.run(asyncio.sleep(0))
+    event_loop.release()
+    by_the_first = list(done)
+    loop = event_loop.acquire()
+    try:
+        left = loop.run(other_tasks())
+    finally:
+        event_loop.release()
+
+    assert by_the_first == done == ["called"] * 5
+    assert left == set()
+    assert [each.cancelled() for each in keep] == [True] * 4
+
+
+async def other_tasks() -> set[asyncio.Task[object]]:
+    await asyncio.sleep(0.01)
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+def test_work_that_races_with_the_end_is_done_cancelled_or_refused() -> None:
+    """Never forgotten: whoever waits for it would wait for good."""
+    for _ in range(100):
+        loop = event_loop.acquire()
+        outcomes: list[str] = []
+        has_begun = threading.Event()
+
+        def work(
+            loop: event_loop.EventLoop = loop,
+            outcomes: list[str] = outcomes,
+            has_begun: threading.Event = has_begun,
+        ) -> None:
+            while not outcomes or outcomes[-1] == "done":
+                has_begun.set()
+                try:
+                    outcomes.append(loop.run(asyncio.sleep(0, "done"), timeout_s=10))
+                except (CancelledError, ClosedError) as error:
+                    outcomes.append(type(error).__name__)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        assert has_begun.wait(10)
+        event_loop.release()
+        worker.join(10)
+
+        assert outcomes[-1] in ("CancelledError", "ClosedError")
+
+
+def test_a_callback_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("as the test wants it")
+
+    loop = event_loop.acquire()
+    try:
+        loop.post(fail)
+        assert loop.run(asyncio.sleep(0, "served")) == "served"
+    finally:
+        event_loop.release()
+    assert "as the test wants it" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_exits_ends_the_thread_and_every_wait() -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    loop = event_loop.acquire()
+    try:
+        waiting = loop.submit(asyncio.Event().wait())
+        loop.post(leave)
+        with pytest.raises(CancelledError):
+            waiting.result(10)
+        loop.stop()
+        with pytest.raises(ClosedError):
+            loop.run(running_loop())
+        again = event_loop.acquire()  # though the first user is still there
+        try:
+            assert again.run(asyncio.sleep(0, "served")) == "served"
+        finally:
+            event_loop.release()
+    finally:
+        event_loop.release()
+
+
+def test_threads_beside_it_end_with_it() -> None:
+    before = set(threading.enumerate())
+    loop = event_loop.acquire()
+    aside = loop.run(asyncio.to_thread(threading.current_thread))
+    event_loop.release()
+    aside.join(10)
+
+    assert set(threading.enumerate()) <= before
+    loop = event_loop.acquire()
+    try:
+        assert loop.run(asyncio.to_thread(str, "again")) == "again"
+    finally:
+        event_loop.release()
+
+
+def test_a_channel_that_is_garbage_leaves_grpc_to_the_thread_that_serves() -> None:
+    """Else the thread that collects the last one changes a loop that is running."""
+
+    async def open_and_close() -> None:
+        channel = grpc.aio.insecure_channel("127.0.0.1:1")
+        await channel.close()
+
+    def pollers() -> set[threading.Thread]:
+        threads = threading.enumerate()
+        return {each for each in threads if "_poll_wrapper" in each.name}
+
+    before = pollers()
+    loop = event_loop.acquire()
+    try:
+        loop.run(open_and_close())
+        serving = pollers()
+        gc.collect()
+        assert serving
+        assert pollers() == serving
+    finally:
+        event_loop.release()
+    gc.collect()
+    assert pollers() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    """Its parent's waits on its parent's sockets."""
+    event_loop.acquire()
+    event_loop.release()
+    child = multiprocessing.get_context("fork").Process(target=serve_in_child)
+    child.start()
+    child.join(30)
+
+    assert child.exitcode == 0
+    loop = event_loop.acquire()
+    try:
+        assert loop.run(asyncio.sleep(0, "served")) == "served"
+    finally:
+        event_loop.release()
+
+
+def serve_in_child() -> None:
+    inherited = set(event_loop._loops.values())
+    loop = event_loop.acquire()
+    assert loop.run(running_loop()) not in inherited
+    event_loop.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_of_a_connected_process_is_told_so() -> None:
+    loop = event_loop.acquire()
+    try:
+        child = multiprocessing.get_context("fork").Process(
+            target=refused_in_child, args=(loop,)
+        )
+        child.start()
+        child.join(30)
+    finally:
+        event_loop.release()
+    assert child.exitcode == 0
+
+
+def refused_in_child(loop: event_loop.EventLoop) -> None:
+    with pytest.raises(ClosedError, match="was forked after psworker was connected"):
+        loop.run(running_loop())
+
+
+def test_a_process_that_ends_says_nothing_of_its_loop() -> None:
+    program = (
+        "import asyncio\n"
+        "from psworker import event_loop\n"
+        "event_loop.acquire().run(asyncio.sleep(0))\n"
+        "event_loop.release()\n"
+        "event_loop.acquire().submit(asyncio.Event().wait())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_wait_that_ends_early_cancels_the_work() -> None:
