@@ -238,11 +238,24 @@ class PushCall:
             Refusal: The call is over.
         """
         item = await self.session.next(timeout_s)
+        if item is None:
+            self._check_may_be_completed()
         is_resend = isinstance(item, Reply) and item.outcome is Outcome.DUPLICATE
         if not is_resend or self._reader is None or self._reader.done():
             return item
         read, _ = await asyncio.wait((self._reader,), timeout=timeout_s)
         return await self.session.next(timeout_s) if read else None
+
+    def _check_may_be_completed(self) -> None:
+        """Refuses a call whose sender has said all, but for the trailer.
+
+        Asked when a call has been quiet: of a sender that hangs up reading ends too,
+        just before gRPC ends the call, and it is sent nothing.
+        """
+        if self.is_ahead and self._reader is not None and self._reader.done():
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE, "the push ended without its trailer"
+            )
 
     async def close(self) -> None:
         """Ends reading; what was staged stays, and what came ahead is gone."""

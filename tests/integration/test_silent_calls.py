@@ -31,3 +31,21 @@ def test_a_push_that_is_silent_may_be_tried_again(
     assert CATALOGUE[ErrorReason.WAIT_TIMEOUT].retryable
     assert "silent for 0.05 s" in text
     assert target.state() == before
+
+
+@pytest.mark.parametrize("method", ["PushPull", "Push"])
+@pytest.mark.parametrize("has_chunk", [False, True])
+def test_a_push_that_ends_without_its_trailer_is_refused(
+    target: Target, method: str, *, has_chunk: bool
+) -> None:
+    """Nothing can complete it, and nobody is waited for that it could name."""
+    before = target.state()
+    sent = [target.header(), target.chunk(target.own)][: 1 + has_chunk]
+
+    call = streamed(target.channel, method)(iter(sent), timeout=TIMEOUT_S)
+    _, text, found = refusal_of(call)
+
+    assert found == ErrorReason.MALFORMED_MESSAGE
+    assert "the push ended without its trailer" in text
+    assert target.state() == before
+    target.step()
