@@ -28,6 +28,7 @@ from psworker.saved_residuals import KEY, pack_residuals, unpack_residuals
 from psworker.schedules import Schedules
 from psworker.steps import Groups, PushExtras, Steps
 from psworker.transport.values import OptimizerSettings
+from psworker.unrounded_state import held_whole, release_whole
 
 if TYPE_CHECKING:
     import torch
@@ -320,15 +321,19 @@ class PreparedOptimizer(Optimizer):
         indexes = self._bound.index_of_tensors()
         saved = state_dict.get(KEY, {})
         residuals = unpack_residuals(self.param_groups, indexes, saved)
+        # The last of these hooks, so that it has what those of the user have made.
+        unrounded = self.register_load_state_dict_pre_hook(lambda _, d: held_whole(d))
         try:
             super().load_state_dict(state_dict)
             self._unsent = states_of(self, indexes)
         finally:
+            unrounded.remove()
             self.state.clear()
         self._compression.load(self.name, residuals)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes what `load_state_dict` has read, as the user's class does."""
+        release_whole(state["state"])
         self._inner.__setstate__(state)
         self.state = self._inner.state
         self.param_groups = self._inner.param_groups

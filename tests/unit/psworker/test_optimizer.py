@@ -243,6 +243,33 @@ def test_loaded_state_goes_with_each_step_until_one_has_counted(
     assert loads[0][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_loaded_state_is_not_rounded_to_the_type_of_the_parameters(
+    dtype: torch.dtype,
+) -> None:
+    """As one process has it that trains float32 masters of 16 bits."""
+    kept = torch.float64 if dtype is torch.float64 else torch.float32
+    masters = nn.Linear(2, 2).to(kept)
+    other = torch.optim.NAdam(masters.parameters())
+    (masters(torch.ones(1, 2, dtype=kept)).sum() * 1e-5).backward()
+    other.step()
+    model = nn.Linear(2, 2).to(dtype)
+    optimizer, stepper = prepared(torch.optim.NAdam(model.parameters()), model)
+    optimizer.register_load_state_dict_pre_hook(lambda o, d: copy.deepcopy(d))
+
+    optimizer.load_state_dict(other.state_dict())
+    assert optimizer.state_dict()["state"][0]["exp_avg"].dtype is kept
+    optimizer.step()
+
+    (step,) = stepper.steps
+    for index, parameter in enumerate(masters.parameters()):
+        found, exact = step["extras"].loads[index], other.state[parameter]
+        assert found.keys() == exact.keys()
+        assert found["exp_avg_sq"].gt(0).all()
+        for name, value in exact.items():
+            assert torch.equal(found[name], value.reshape(found[name].shape)), name
+
+
 def test_state_loaded_while_other_state_is_under_way_is_kept(model: nn.Module) -> None:
     optimizer, stepper = prepared(torch.optim.AdamW(model.parameters()), model)
     optimizer.load_state_dict(optimizer.state_dict())
