@@ -15,6 +15,7 @@ from pswire.frames import (
     bits_to_bytes,
     join_fields,
 )
+from pswire.limits import REFERENCES_BYTES_MAX
 from pswire.shared_chunks import is_shared_chunk
 from psworker.transport import messages
 from psworker.transport.values import PushHeader, PushTrailer
@@ -144,8 +145,10 @@ class OutgoingPush:
             held: Chunks that the shard has already.
         """
         joined = [message]
+        byte_count = len(message)
         for index, following in self._chunks[position:]:
-            if not is_shared_chunk(following):
+            byte_count += len(following)
+            if not is_shared_chunk(following) or byte_count > REFERENCES_BYTES_MAX:
                 break
             position += 1
             if index not in held:

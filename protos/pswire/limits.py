@@ -23,6 +23,9 @@ VALUES_PART_BYTES: Final = 3 << 19
 is not read costs a shard grows with its messages, and has to stay below 8 MiB. Chunks
 of jobs that compress are no larger than this: theirs come whole."""
 
+REFERENCES_BYTES_MAX: Final = 1 << 20
+"""In one message, of what says where chunks in shared memory are: of some 20,000."""
+
 CHUNK_BYTES_SMALL: Final = 1 << 20
 """Payload of a chunk where a shard has too few bytes for many larger ones: sending,
 updating and answering overlap chunk by chunk."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from psserver.core.push import Reply
 from psserver.core.record import ClockChoice
-from pswire.limits import CHUNK_BYTES_MAX
+from pswire.limits import CHUNK_BYTES_MAX, REFERENCES_BYTES_MAX
 from pswire.reasons import Refusal
 
 QUEUED_BYTES_MAX = 4 << 20
@@ -143,7 +143,11 @@ class PushSession:
             return chunk
         self._count(chunk, -1)
         joined = [chunk.reference]
+        byte_count = len(chunk.reference)
         while self._chunks and (following := self._chunks[0].reference) is not None:
+            byte_count += len(following)
+            if byte_count > REFERENCES_BYTES_MAX:
+                break
             joined.append(following)
             self._count(self._chunks.popleft(), -1)
         return replace(chunk, messages=(b"".join(joined),))

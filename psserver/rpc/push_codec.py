@@ -268,7 +268,9 @@ def check_frame(frame: ChunkFrame) -> None:
     """
     if frame.part != 0 or not frame.last:
         raise Refusal(
-            ErrorReason.UNSUPPORTED, "chunks in several parts are not supported"
+            ErrorReason.UNSUPPORTED,
+            f"chunk {frame.index} comes in parts, and a gradient's chunk goes in one "
+            "message",
         )
     if frame.shared is None:
         frame.verify()

@@ -60,8 +60,9 @@ class CallError(Exception):
             return error_of_refusal(self.refusal)
         if self._is_too_large:
             return LimitError(
-                f"a message to {self.peer} is too large: {self.text}; a model of fewer "
-                "tensors needs a shorter description"
+                f"a message to or from {self.peer} is too large: {self.text}; what "
+                "describes a model or an optimizer is smaller for fewer tensors, and "
+                "anything else is a bug of paramserver: please report it"
             )
         return UnavailableError(
             f"{self.peer} gave no answer ({self.code.lower().replace('_', ' ')}: "

@@ -226,12 +226,12 @@ PUSHES: Final[dict[str, tuple[ErrorReason, str, Callable[[Target], Messages]]]] 
     ),
     "a second part": (
         ErrorReason.UNSUPPORTED,
-        "parts",
+        "a gradient's chunk goes in one message",
         lambda t: [t.header(), t.chunk(t.own, part=1)],
     ),
     "not the last part": (
         ErrorReason.UNSUPPORTED,
-        "parts",
+        "a gradient's chunk goes in one message",
         lambda t: [t.header(), t.chunk(t.own, last=False)],
     ),
     "an unknown encoding": (

@@ -68,7 +68,9 @@ def test_a_message_beyond_the_limit_is_a_limit_error() -> None:
     )
 
     assert not error.is_retryable
-    assert isinstance(error.to_ps_error(), LimitError)
+    shown = error.to_ps_error()
+    assert isinstance(shown, LimitError)
+    assert "a model or an optimizer is smaller for fewer tensors" in str(shown)
 
 
 def test_an_answer_that_can_not_be_read_is_a_failed_call() -> None:

@@ -9,6 +9,7 @@ from pswire.limits import CHUNK_BYTES_MAX
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import SharedRun
 from pswire.v1 import parameter_service_pb2
+from psworker import outgoing_push
 from psworker.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.pending import DataRange
 from psworker.transport.values import Identity, PushHeader, PushTrailer
@@ -129,6 +130,22 @@ async def test_of_shared_memory_several_chunks_are_told_at_a_time() -> None:
     assert counts == [0, 0, 0, 1, 1, 2]
     message = parameter_service_pb2.PushPullRequest.FromString(await first)
     assert [each.index for each in message.shared_chunks] == list(range(6))
+
+
+async def test_what_is_told_at_a_time_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outgoing_push, "REFERENCES_BYTES_MAX", 2 * len(shared(1)))
+    push = push_of((False, *(True,) * 5), range(1, 6))
+    for index in range(1, 6):
+        push.append(index, shared(index), 16)
+
+    messages = [
+        parameter_service_pb2.PushPullRequest.FromString(each)
+        async for each in push.requests(frozenset())
+    ]
+
+    assert indexes_of(messages) == [[1, 2], [3, 4], [5]]
 
 
 async def test_of_large_chunks_in_shared_memory_each_is_told_by_itself() -> None:

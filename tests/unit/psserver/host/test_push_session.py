@@ -4,6 +4,7 @@ import pytest
 
 from psserver.core.push import Outcome, Reply
 from psserver.core.record import ClockChoice
+from psserver.host import push_session
 from psserver.host.push_session import QUEUED_BYTES_MAX, Outgoing, PushSession
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
@@ -172,3 +173,17 @@ async def test_behind_a_chunk_that_is_encoded_when_it_is_wanted_none_is_kept() -
         Outgoing(2, None),
     ]
     assert call.has_room
+
+
+async def test_what_is_told_of_shared_memory_at_a_time_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(push_session, "REFERENCES_BYTES_MAX", 6)
+    call = session()
+    call.is_shared = True
+    for index in range(5):
+        call.put(Outgoing(index, None, (b"values",), b"%03d" % index))
+
+    sent = [item.messages for item in await drained(call) if isinstance(item, Outgoing)]
+
+    assert sent == [(b"000001",), (b"002003",), (b"004",)]
