@@ -24,7 +24,7 @@ class Given:
     Attributes:
         values: Elements, 1-D.
         digest: Of these.
-        source: Digest of the shard's own values at that time.
+        source: Digest of the shard's own values at that time, buffers included.
         message: What was sent, None where it was all of them.
         presence: Slices that the message has.
     """
@@ -83,7 +83,7 @@ class GivenValues:
         Args:
             chunk_index: The chunk.
             before: Digest of what the worker has.
-            source: Digest of the shard's own values.
+            source: Digest of the shard's own values, buffers included.
         """
         with self._lock:
             known = self._newest.get(chunk_index)

@@ -143,10 +143,12 @@ class ValuesEncoder:
         ):
             return
         own = picked(chunk, values, self._parameters(chunk))
-        digest = digest_of(own)
-        given = self.given.newest(chunk.index, digest, digest)
+        digest = source = digest_of(own)
+        if len(own) < len(values):
+            source = digest_of(values)
+        given = self.given.newest(chunk.index, digest, source)
         if given is None:
-            given = Given(own.clone(), digest, digest)
+            given = Given(own.clone(), digest, source)
             self.given.note_newest(chunk.index, digest, given)
         self.given.note(reader, chunk.index, sequence, given)
 
@@ -165,8 +167,8 @@ class ValuesEncoder:
         this one, which it asks for again after its call has broken, it has had a part:
         it gets the same bytes, of which it sees whether it has them already.
         """
-        own = picked(chunk, values, self._parameters(chunk))
-        source = digest_of(own)
+        # Of buffers too: a message has them, also where no parameter has changed.
+        source = digest_of(values)
         known = self.given.of(reader, chunk.index)
         is_repeated = known is not None and known[0] == sequence
         if known is None or (is_repeated and known[1].source != source):

@@ -133,6 +133,21 @@ def test_a_message_that_is_asked_for_again_is_the_same_and_changes_nothing() -> 
     assert not worker.held.is_lost
 
 
+def test_buffers_are_the_newest_though_no_parameter_has_changed() -> None:
+    """As in a chunk of buffers alone, of which a large model has many."""
+    shard, worker = Shard(), Worker()
+    worker.write(shard.message(A, None))
+
+    for sequence in range(1, 4):
+        shard.values[97:] += 1
+        worker.write(shard.message(A, sequence))
+        assert torch.equal(worker.values, shard.values)
+    shard.values[97:] += 1
+    worker.write(shard.message(A, 3))  # the same push again
+
+    assert torch.equal(worker.values, shard.values)
+
+
 def test_newer_values_of_the_same_push_come_whole() -> None:
     """Of a message whose call broke nobody knows whether it has arrived."""
     shard, worker = Shard(), Worker()
