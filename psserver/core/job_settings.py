@@ -24,7 +24,8 @@ class JobSettings:
         reconnect_grace_ms: Time in which a broken stream may come back.
         fence_timeout_ms: Time in which every shard must report to a fence.
         cut_timeout_ms: Time in which a decided cut must be copied.
-        pin_ttl_ms: Time for which a reader may read a snapshot.
+        pin_ttl_ms: Time for which a reader may read a snapshot, without what its bytes
+            take.
         job_seed: From which the seeds of all epochs follow.
         worker_loss_policy: What to do when a worker is lost.
         step_atomicity: When a push is applied.

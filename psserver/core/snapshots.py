@@ -12,6 +12,10 @@ from psserver.core.cut import Cut, WorkerSequence
 IMAGE_COUNT_MAX = 2
 """Images a shard keeps, shared by all readers."""
 
+READER_BYTES_PER_MS = 10_000
+"""What a reader is given time for beside the least time of a pin: 10 MB/s, as over a
+link of 100 Mbit/s. Without it a model that takes longer could never be read."""
+
 RELEASED_COUNT_MAX = 256
 """Releases remembered for a shard whose connection was away, which is seconds."""
 
@@ -159,11 +163,15 @@ class SnapshotList:
         self.released.append(ended.snapshot_id)
         return ended.snapshot_id
 
-    def pin(self, entry: SnapshotEntry, now_ms: int) -> int:
-        """Somebody is going to read it; returns the name of the pin."""
+    def pin_time_ms(self, byte_count: int) -> int:
+        """How long a pin lasts on a snapshot of so many bytes."""
+        return self._pin_ttl_ms + byte_count // READER_BYTES_PER_MS
+
+    def pin(self, entry: SnapshotEntry, now_ms: int, byte_count: int = 0) -> int:
+        """Somebody is going to read so many bytes; returns the name of the pin."""
         pin_id = self._next_pin_id
         self._next_pin_id += 1
-        entry.pins[pin_id] = now_ms + self._pin_ttl_ms
+        entry.pins[pin_id] = now_ms + self.pin_time_ms(byte_count)
         return pin_id
 
     def unpin(self, snapshot_id: int, pin_id: int) -> None:

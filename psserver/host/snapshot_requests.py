@@ -17,10 +17,17 @@ NEWER_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PinnedSnapshot:
-    """A snapshot and a reader's pin on it."""
+    """A snapshot and a reader's pin on it.
+
+    Attributes:
+        entry: The snapshot.
+        pin_id: Name of the pin.
+        ttl_ms: How long it lasts.
+    """
 
     entry: SnapshotEntry
     pin_id: int
+    ttl_ms: int
 
 
 class SnapshotRequests:
@@ -61,10 +68,17 @@ class SnapshotRequests:
             newest = snapshots.newest
             is_ready = done and not snapshots.failure and newest is not None
             if newest is not None and is_ready and newest.version > newer_than:
-                return PinnedSnapshot(newest, snapshots.pin(newest, now_ms()))
+                return self._pinned(newest)
             if loop.time() >= deadline:
                 raise self._none(newer_than, timeout_s, finished=finished)
             await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
+
+    def _pinned(self, entry: SnapshotEntry) -> PinnedSnapshot:
+        snapshots, schema = self._core.snapshots, self._core.model.schema
+        assert schema is not None, "what is cut has a model"
+        byte_count = sum(each.byte_count for each in schema.entries)
+        pin_id = snapshots.pin(entry, now_ms(), byte_count)
+        return PinnedSnapshot(entry, pin_id, snapshots.pin_time_ms(byte_count))
 
     def release(self, snapshot_id: int, pin_id: int) -> None:
         """Ends a reader's pin."""

@@ -56,7 +56,7 @@ class PublicControl:
             generation=pinned.entry.generation,
             shards=[address_message(slot) for slot in core.shards.slots],
             schema=schema_to_message(core.model.schema),
-            pin_ttl_ms=core.settings.pin_ttl_ms,
+            pin_ttl_ms=pinned.ttl_ms,
             pin_id=pinned.pin_id,
             chunk_bytes=core.model.compression.chunk_bytes(core.settings.chunk_bytes),
         )

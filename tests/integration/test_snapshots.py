@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.host.monotonic import now_ms
 from tests.integration.job import Crew, Job, connect
 
 SNAPSHOT_COUNT = 40
@@ -66,6 +67,21 @@ def test_each_snapshot_is_of_exactly_one_version(tmp_path: Path) -> None:
         final = reader.latest(timeout=20)
     assert versions == sorted(set(versions))
     assert final.clock == final_clock
+
+
+def test_a_reader_is_given_time_for_the_bytes_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4 KB, at a byte a millisecond."""
+    monkeypatch.setattr("psserver.core.snapshots.READER_BYTES_PER_MS", 1)
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = nn.Linear(1_000, 1, bias=False)
+        ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        requests = job.coordinator.snapshots
+        found = job.run(requests.get(newer_than=-1, timeout_s=10))
+        least_ms = job.coordinator.core.settings.pin_ttl_ms
+        assert found.ttl_ms == least_ms + 4_000
+        assert found.entry.pins[found.pin_id] - now_ms() > least_ms
 
 
 def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> None:

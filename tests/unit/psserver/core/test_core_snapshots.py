@@ -5,7 +5,12 @@ import pytest
 from psserver.core.coordinator_effects import Abort, DecideCut, ReleaseImage
 from psserver.core.cut import Cut
 from psserver.core.record import FenceKind
-from psserver.core.snapshots import IMAGE_COUNT_MAX, SnapshotEntry, SnapshotList
+from psserver.core.snapshots import (
+    IMAGE_COUNT_MAX,
+    READER_BYTES_PER_MS,
+    SnapshotEntry,
+    SnapshotList,
+)
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -222,6 +227,19 @@ def test_a_pin_lasts_its_time() -> None:
     job.core.snapshots.pin(first, job.now_ms)
     take(job, applied=2)
     job.pass_time(job.core.settings.pin_ttl_ms - 1)
+    assert released(job) == []
+    job.pass_time(1)
+    assert released(job) == [first.snapshot_id]
+
+
+def test_a_pin_on_a_large_model_lasts_as_long_as_a_slow_reader_takes() -> None:
+    job = DrivenCoordinator.running("a")
+    first = take(job, applied=1)
+    seconds = 100
+    byte_count = seconds * 1000 * READER_BYTES_PER_MS
+    job.core.snapshots.pin(first, job.now_ms, byte_count)
+    take(job, applied=2)
+    job.pass_time(job.core.settings.pin_ttl_ms + seconds * 1000 - 1)
     assert released(job) == []
     job.pass_time(1)
     assert released(job) == [first.snapshot_id]
