@@ -6,18 +6,26 @@ forks before it connects is not affected.
 """
 
 import asyncio
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
 
+from pswire.channels import has_inherited_channels, has_own_channels
 from pswire.freed_memory import keep_freed_memory
 from psworker.errors import ClosedError
 
 T = TypeVar("T")
+
+_FORKED_TEXT: Final = (
+    "this process was forked after psworker was connected: connect in the process that "
+    "uses the connection, or start this one by spawn"
+)
 
 
 class Running(Generic[T]):
@@ -174,10 +182,7 @@ class EventLoop:
     def _refuse(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             if os.getpid() != self._process_id:
-                raise ClosedError(
-                    "this process was forked after psworker was connected: connect in "
-                    "the process that uses the connection"
-                )
+                raise ClosedError(_FORKED_TEXT)
             self._refuse_when_over()
         except ClosedError:
             work.close()
@@ -255,8 +260,15 @@ _user_count = 0
 
 
 def acquire() -> EventLoop:
-    """The process's loop, started if none is served. Pair with `release`."""
+    """The process's loop, started if none is served. Pair with `release`.
+
+    Raises:
+        ClosedError: This process was forked from one that holds a connection, be it a
+            closed one.
+    """
     global _shared, _user_count
+    if has_inherited_channels():
+        raise ClosedError(_FORKED_TEXT)
     with _lock:
         if _shared is None or _shared.is_over:
             keep_freed_memory()
@@ -274,3 +286,17 @@ def release() -> None:
         if _user_count == 0 and _shared is not None:
             _shared.stop()
             _shared = None
+
+
+def _collect_before_fork() -> None:
+    """Frees channels that are closed, so that a child may connect.
+
+    They are garbage that only the collector finds, but where the script still holds
+    what it was connected by.
+    """
+    if _shared is None and has_own_channels():
+        gc.collect()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(before=_collect_before_fork)

@@ -4,8 +4,10 @@ Channels are cheap and connect on the first call. Nothing here is shared: who ma
 channel closes it.
 """
 
+import os
 from enum import Enum
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
@@ -78,6 +80,10 @@ def channel_options(kind: ChannelKind) -> list[tuple[str, str | int]]:
     ]
 
 
+_makers: WeakKeyDictionary[grpc.aio.Channel, int] = WeakKeyDictionary()
+"""Channels for asyncio, with the processes that have made them."""
+
+
 def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
     """Makes a channel for the running event loop.
 
@@ -85,7 +91,23 @@ def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
         address: `HOST:PORT`.
         kind: What it is for.
     """
-    return grpc.aio.insecure_channel(address, options=channel_options(kind))
+    channel = grpc.aio.insecure_channel(address, options=channel_options(kind))
+    _makers[channel] = os.getpid()
+    return channel
+
+
+def has_own_channels() -> bool:
+    """Whether a channel for asyncio of this process is left, be it a closed one."""
+    return os.getpid() in _makers.values()
+
+
+def has_inherited_channels() -> bool:
+    """Whether one is left that a process has made which this one was forked from.
+
+    Closed or not: as long as it is there, gRPC has its half of what threads of that
+    process did, and a call of this one would crash or hang.
+    """
+    return any(maker != os.getpid() for maker in _makers.values())
 
 
 def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:

@@ -59,6 +59,37 @@ for _ in range(20):
 print(before, ends, held())
 """
 
+FORKING_AFTER_LEAVING = """
+import warnings
+warnings.simplefilter("ignore")  # that forking beside threads is risky is known
+
+def train():
+    with psworker.connect(ADDRESS, worker_id="w1") as ps:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+def end_of_child():
+    child = os.fork()
+    if child == 0:
+        try:
+            train()
+        except psworker.ClosedError as error:
+            os._exit(10 if "forked" in str(error) else 11)
+        os._exit(12)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+optimizer.step()
+ps.close()
+ends = [end_of_child()]
+del ps, optimizer
+ends.append(end_of_child())
+print(ends)
+"""
+
 
 def script(address: str, body: str) -> list[str]:
     return [
@@ -177,6 +208,15 @@ def test_a_forked_child_lives_and_holds_no_connection(
 
     assert done.stderr == ""
     assert done.stdout == "1 {10} 1\n"
+
+
+def test_a_child_that_was_forked_after_leaving_joins_or_is_told_why_not(
+    job: Job,
+) -> None:
+    """It can't while its parent still holds what it was connected by."""
+    done = run_script(job, FORKING_AFTER_LEAVING.replace("ADDRESS", repr(job.address)))
+
+    assert (done.stdout, done.stderr) == ("[10, 12]\n", "")
 
 
 def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
