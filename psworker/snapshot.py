@@ -309,12 +309,14 @@ class SnapshotReader:
             raise error_of_refusal(refusal) from None
 
     async def _pull_newest(self, newer_than: int, timeout_s: float) -> Snapshot:
+        found = await self._request(newer_than, timeout_s)
         try:
-            return await self._pull(await self._request(newer_than, timeout_s))
+            return await self._pull(found)
         except CallError as error:
-            if not _is_gone(error):
+            if not (_is_gone(error) or _is_away(error)):
                 raise
-        # Its pin ran out while it was read: once more, with a fresh one.
+        # Its pin ran out while it was read, or a connection broke, which may have been
+        # open for long: once more, with a fresh pin.
         return await self._pull(await self._request(newer_than, timeout_s))
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":

@@ -1,6 +1,7 @@
 """Snapshots while training goes on: one version of all shards, always."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 
 import psworker
 from psserver.host.monotonic import now_ms
+from pswire.addresses import Address, parse_address
+from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect
 
 SNAPSHOT_COUNT = 40
@@ -82,6 +85,30 @@ def test_a_reader_is_given_time_for_the_bytes_of_the_model(
         least_ms = job.coordinator.core.settings.pin_ttl_ms
         assert found.ttl_ms == least_ms + 4_000
         assert found.entry.pins[found.pin_id] - now_ms() > least_ms
+
+
+def test_a_connection_that_breaks_while_a_snapshot_is_read_costs_another_read(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        proxies: list[FaultProxy] = []
+
+        def through_proxy(address: Address) -> Address:
+            proxies.append(stack.enter_context(FaultProxy(str(address))))
+            return parse_address(proxies[-1].address)
+
+        job = stack.enter_context(
+            Job(tmp_path, shard_count=1, advertise={0: through_proxy})
+        )
+        with connect(job, "w0") as ps:
+            model = nn.Linear(1_000, 600, bias=False)
+            ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            (proxy,) = proxies
+            with psworker.SnapshotReader(job.address) as reader:
+                proxy.cut_after(1 << 20, DOWN)
+                (weight,) = reader.latest().state_dict().values()
+            assert proxy.cut_count == 1
+            assert torch.equal(weight, model.weight)
 
 
 def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> None:
