@@ -236,6 +236,7 @@ def test_a_channel_that_is_garbage_leaves_grpc_to_the_thread_that_serves() -> No
         threads = threading.enumerate()
         return {each for each in threads if "_poll_wrapper" in each.name}
 
+    gc.collect()  # what other tests have left
     before = pollers()
     loop = event_loop.acquire()
     try:
