@@ -7,7 +7,7 @@ channel closes it.
 import os
 from enum import Enum
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -80,8 +80,9 @@ def channel_options(kind: ChannelKind) -> list[tuple[str, str | int]]:
     ]
 
 
-_makers: WeakKeyDictionary[grpc.aio.Channel, int] = WeakKeyDictionary()
-"""Channels for asyncio, with the processes that have made them."""
+_channels: Final[dict[int, WeakSet[grpc.aio.Channel]]] = {}
+"""Channels for asyncio that are left, by the process that has made them. Threads add to
+it, so that none may look through a set."""
 
 
 def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
@@ -92,13 +93,13 @@ def aio_channel(address: str, kind: ChannelKind) -> grpc.aio.Channel:
         kind: What it is for.
     """
     channel = grpc.aio.insecure_channel(address, options=channel_options(kind))
-    _makers[channel] = os.getpid()
+    _channels.setdefault(os.getpid(), WeakSet()).add(channel)
     return channel
 
 
 def has_own_channels() -> bool:
     """Whether a channel for asyncio of this process is left, be it a closed one."""
-    return os.getpid() in _makers.values()
+    return len(_channels.get(os.getpid(), ())) > 0
 
 
 def has_inherited_channels() -> bool:
@@ -107,7 +108,8 @@ def has_inherited_channels() -> bool:
     Closed or not: as long as it is there, gRPC has its half of what threads of that
     process did, and a call of this one would crash or hang.
     """
-    return any(maker != os.getpid() for maker in _makers.values())
+    own = os.getpid()
+    return any(len(left) > 0 for maker, left in [*_channels.items()] if maker != own)
 
 
 def blocking_channel(address: str, kind: ChannelKind) -> grpc.Channel:

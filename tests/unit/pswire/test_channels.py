@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,8 @@ from pswire.channels import (
     aio_channel,
     blocking_channel,
     channel_options,
+    has_inherited_channels,
+    has_own_channels,
 )
 from pswire.keepalive import (
     CONTROL_KEEPALIVE,
@@ -286,3 +289,27 @@ def test_grpc_is_quiet_about_forks_unless_told_otherwise(
     )
 
     assert printed.stdout.strip() == expected
+
+
+def test_a_thread_may_ask_for_channels_while_others_make_some() -> None:
+    held = []
+
+    async def make() -> None:
+        for _ in range(300):
+            channel = aio_channel("127.0.0.1:1", ChannelKind.DATA)
+            held.append(channel)
+            await channel.close()
+
+    threads = [threading.Thread(target=asyncio.run, args=(make(),)) for _ in range(2)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            assert not has_inherited_channels()
+    finally:
+        sys.setswitchinterval(interval_s)
+        for thread in threads:
+            thread.join()
+    assert has_own_channels()

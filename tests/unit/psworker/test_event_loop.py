@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
-from weakref import WeakKeyDictionary
 
 import grpc.aio
 import pytest
@@ -22,7 +21,7 @@ def _no_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_loop, "_shared", None)
     monkeypatch.setattr(event_loop, "_user_count", 0)
     monkeypatch.setattr(event_loop, "_loops", {})
-    monkeypatch.setattr(channels, "_makers", WeakKeyDictionary())
+    monkeypatch.setattr(channels, "_channels", {})
 
 
 def test_work_runs_on_another_thread_and_gives_its_result() -> None:
