@@ -33,6 +33,10 @@ BASE_MIB: Final = 400
 """A process with torch in it and nothing else takes 210 to 250 MiB; the rest is for
 connections and messages on their way."""
 
+MESSAGES_MIB: Final = 250
+"""Over TCP, what messages of up to 3.75 MiB leave between others that are still there,
+where glibc can't give it to the next: 0 to 160 MiB, from run to run."""
+
 FILLING_MIB: Final = 100
 """What this test's worker takes for a block while it makes gradients."""
 
@@ -73,18 +77,19 @@ def test_a_model_of_3_gib_takes_what_the_formula_says(
     for title, peak in (("seeding", seeding), ("training", training)):
         print("\n".join((f"  {title}", *(f"    {line}" for line in peak.lines()))))
     part = MODEL_MIB // SHARD_COUNT
+    base = BASE_MIB if is_shared else BASE_MIB + MESSAGES_MIB
     for name in names:
         # Parameters, and in shared memory the gradient of the only member. In messages
         # its chunks are applied as they come.
         own, shared = (0, 2 * part) if is_shared else (part, 0)
-        assert seeding.by_name[name].own / MIB < (0 if is_shared else part) + BASE_MIB
-        assert training.by_name[name].own / MIB < own + BASE_MIB
+        assert seeding.by_name[name].own / MIB < (0 if is_shared else part) + base
+        assert training.by_name[name].own / MIB < own + base
         assert training.by_name[name].shared / MIB < shared + 32
     worker = training.by_name["worker"].own / MIB
     # Parameters, gradients, and messages that are kept until the push is answered.
-    assert worker < (2 if is_shared else 3) * MODEL_MIB + BASE_MIB + FILLING_MIB
+    assert worker < (2 if is_shared else 3) * MODEL_MIB + base + FILLING_MIB
     # Values on both sides, the gradient, and once more as it is sent.
-    assert training.together / MIB < 4 * MODEL_MIB + 3 * BASE_MIB + FILLING_MIB + 64
+    assert training.together / MIB < 4 * MODEL_MIB + 3 * base + FILLING_MIB + 64
 
 
 @pytest.mark.timeout(280)
