@@ -2,7 +2,8 @@
 
 It must not crash. gRPC's fork handlers, on by default, start threads in a child: of
 200 children of a connected process 54 to 68 died by SIGSEGV with them and none without.
-psworker needs nothing of gRPC in a child.
+psworker needs nothing of gRPC in a child, but of one that connects by itself: which of
+these can, and which are refused, is decided where the event loop is acquired.
 Source: https://github.com/grpc/grpc/issues/32992
 
 It must not hold its parent's sign of life. A child inherits the sockets, and the

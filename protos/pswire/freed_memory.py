@@ -12,7 +12,8 @@ from typing import Final
 
 KEPT_BYTES: Final = 1 << 30
 """What is kept at most. The messages of a push live until it is answered, and the next
-one takes as much again: the most that a process holds does not grow by it."""
+one takes as much again: the most that a process holds grows only by what fits none of
+them, which `docs/memory.md` measures."""
 
 _MAPPED_BYTES_MIN: Final = 32 << 20
 """Larger blocks are still mapped by themselves; the most that glibc takes."""

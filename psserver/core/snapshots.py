@@ -163,15 +163,12 @@ class SnapshotList:
         self.released.append(ended.snapshot_id)
         return ended.snapshot_id
 
-    def pin_time_ms(self, byte_count: int) -> int:
-        """How long a pin lasts on a snapshot of so many bytes."""
-        return self._pin_ttl_ms + byte_count // READER_BYTES_PER_MS
-
     def pin(self, entry: SnapshotEntry, now_ms: int, byte_count: int = 0) -> int:
         """Somebody is going to read so many bytes; returns the name of the pin."""
         pin_id = self._next_pin_id
         self._next_pin_id += 1
-        entry.pins[pin_id] = now_ms + self.pin_time_ms(byte_count)
+        lasts_ms = self._pin_ttl_ms + byte_count // READER_BYTES_PER_MS
+        entry.pins[pin_id] = now_ms + lasts_ms
         return pin_id
 
     def unpin(self, snapshot_id: int, pin_id: int) -> None:

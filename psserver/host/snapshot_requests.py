@@ -73,17 +73,15 @@ class SnapshotRequests:
                 raise self._none(newer_than, timeout_s, finished=finished)
             await asyncio.sleep(min(NEWER_POLL_S, max(0.0, deadline - loop.time())))
 
-    def _pinned(self, entry: SnapshotEntry) -> PinnedSnapshot:
-        snapshots, schema = self._core.snapshots, self._core.model.schema
-        assert schema is not None, "what is cut has a model"
-        byte_count = sum(each.byte_count for each in schema.entries)
-        pin_id = snapshots.pin(entry, now_ms(), byte_count)
-        return PinnedSnapshot(entry, pin_id, snapshots.pin_time_ms(byte_count))
-
     def release(self, snapshot_id: int, pin_id: int) -> None:
         """Ends a reader's pin."""
         self._core.release_snapshot(snapshot_id, pin_id, now_ms())
         self._pump()
+
+    def _pinned(self, entry: SnapshotEntry) -> PinnedSnapshot:
+        at_ms = now_ms()
+        pin_id = self._core.snapshots.pin(entry, at_ms, self._core.model.byte_count)
+        return PinnedSnapshot(entry, pin_id, entry.pins[pin_id] - at_ms)
 
     async def _cut_done(self, timeout_s: float) -> bool:
         """Whether a cut that began after this call has come to an end in time."""
