@@ -1,8 +1,8 @@
-"""Plants each bug of the catalogue in a copy of the sources and runs the core's tests.
+"""Plants each bug of the catalogue in a copy of the sources and runs its tests.
 
 `python -m tests.mutation [NAME...]`, or `make mutants`. Exit code 1 when a bug goes
-unnoticed, or the sources fail without one. Schedules are tried first, then unit tests;
-which of them noticed is told.
+unnoticed, or the sources fail without one. A bug that names no tests is tried on the
+drawn schedules first, then on the core's unit tests; which of them noticed is printed.
 """
 
 import os
@@ -19,9 +19,9 @@ from tests.mutation.planted_bug import PlantedBug
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-FOLDERS: Final = ("psserver", "protos/pswire", "tests")
+FOLDERS: Final = ("psserver", "psworker", "protos/pswire", "tests")
 
-SUITES: Final = {
+CORE_SUITES: Final = {
     "schedules": ["tests/property/test_core_schedules.py", "-k", "promise"],
     "unit tests": ["tests/unit/psserver/core"],
 }
@@ -41,7 +41,7 @@ def main(wanted: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / "clean"
         copy_sources(ROOT, clean)
-        broken = noticed_by(clean) if not wanted else ""
+        broken = noticed_by(clean, every_suite(wanted))
         if broken:
             print(f"the {broken} fail without any bug: mend that first")
             return 1
@@ -56,8 +56,21 @@ def main(wanted: list[str]) -> int:
     return 1 if unnoticed else 0
 
 
+def suites_of(bug: PlantedBug) -> dict[str, list[str]]:
+    """Arguments of pytest, by what they run."""
+    return {"named tests": list(bug.tests)} if bug.tests else CORE_SUITES
+
+
+def every_suite(wanted: list[str]) -> dict[str, list[str]]:
+    """What has to pass without any bug."""
+    bugs = [bug for bug in BUGS if not wanted or bug.name in wanted]
+    named = sorted({test for bug in bugs for test in bug.tests})
+    found = {"named tests": named} if named else {}
+    return found if all(bug.tests for bug in bugs) else CORE_SUITES | found
+
+
 def copy_sources(source: Path, target: Path) -> None:
-    """Copies what the core's tests need."""
+    """Copies what the tests need."""
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(source / folder, target / folder, ignore=ignored)
@@ -70,7 +83,7 @@ def is_noticed(bug: PlantedBug, clean: Path, mutant: Path) -> bool:
     try:
         bug.plant(mutant)
         started_s = time.monotonic()
-        suite = noticed_by(mutant)
+        suite = noticed_by(mutant, suites_of(bug))
         took_s = time.monotonic() - started_s
     finally:
         shutil.rmtree(mutant)
@@ -79,7 +92,7 @@ def is_noticed(bug: PlantedBug, clean: Path, mutant: Path) -> bool:
     return bool(suite)
 
 
-def noticed_by(folder: Path) -> str:
+def noticed_by(folder: Path, suites: dict[str, list[str]]) -> str:
     """The first suite that fails in a copy; empty when all pass."""
     environment = os.environ | {
         "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'protos'}",
@@ -87,7 +100,7 @@ def noticed_by(folder: Path) -> str:
         "PS_SIM_SCHEDULES": SCHEDULE_COUNT,
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    for name, arguments in SUITES.items():
+    for name, arguments in suites.items():
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *arguments],
             cwd=folder,

@@ -20,10 +20,13 @@ class PlantedBug:
     Attributes:
         name: What it is, in a few words.
         edits: What makes it.
+        tests: Files of tests, or single ones as pytest names them, of which one must
+            fail. Without any, the drawn schedules and the unit tests of psserver.core.
     """
 
     name: str
     edits: tuple[Edit, ...]
+    tests: tuple[str, ...] = ()
 
     def plant(self, root: Path) -> None:
         """Changes a copy of the sources.

@@ -24,5 +24,12 @@ def test_each_bug_finds_its_place(bug: PlantedBug, tmp_path: Path) -> None:
         compile(planted, file, "exec")
 
 
-def test_there_are_sixteen() -> None:
-    assert len({bug.name for bug in BUGS}) == 16
+def test_names_tell_bugs_apart() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_tests_that_notice_a_bug_are_there(bug: PlantedBug) -> None:
+    assert [
+        test for test in bug.tests if not (ROOT / test.partition("::")[0]).exists()
+    ] == []
