@@ -383,8 +383,8 @@ class ApplyEngine:
         """
         chunk = self._vectors.chunk(chunk_index)
         spec = self._spec(optimizer, spec_digest)
-        group_of = self._declared.group_of(spec)
-        groups = [group_of.get(piece.entry_index) for piece in chunk.slices]
+        known = self._declared.known_groups(spec)
+        groups = [known.get(piece.entry_index) for piece in chunk.slices]
         check_state(spec, chunk, groups, state)
 
     def load_state(

@@ -15,7 +15,7 @@ Not thread-safe; different chunks are independent.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -70,6 +70,8 @@ class ChunkOptimizer:
         chunk: Chunk,
         group_of_entry: Mapping[int, int],
         values: torch.Tensor,
+        *,
+        stateful_entries: Collection[int] = (),
     ) -> None:
         """Allocates nothing: state is made at the first update.
 
@@ -79,6 +81,7 @@ class ChunkOptimizer:
             group_of_entry: Group of each entry that the optimizer has.
             values: Elements of the chunk, 1-D, to be updated in place: its master
                 values where it has any.
+            stateful_entries: Entries whose state is kept beside those that it has.
         """
         self.spec = spec
         self._chunk = chunk
@@ -87,6 +90,15 @@ class ChunkOptimizer:
             group_of_entry.get(piece.entry_index) for piece in chunk.slices
         )
         self.membership = tuple(group is not None for group in self._groups)
+        self.element_count = sum(
+            piece.element_count
+            for piece, is_member in zip(chunk.slices, self.membership, strict=True)
+            if is_member
+        )
+        self._is_stateful = tuple(
+            is_member or piece.entry_index in stateful_entries
+            for piece, is_member in zip(chunk.slices, self.membership, strict=True)
+        )
         self._torch = make_optimizer(spec.class_name, element_type_of(values.dtype))
         for each in SUPPORTED[spec.class_name].hyperparameters:
             if each.from_defaults:
@@ -94,7 +106,6 @@ class ChunkOptimizer:
                 declared = spec.groups[0].hyperparameters[position]
                 self._torch.defaults[each.name] = declared
         self._runs = self._first_runs()
-        self.element_count = sum(run.parameter.numel() for run in self._runs)
         self._present_runs: list[_Run] = []
         self._planned_for: tuple[object, ...] | None = None
         # torch wraps `step` for profilers and compilers, 60 us of held GIL a call.
@@ -138,8 +149,8 @@ class ChunkOptimizer:
         """Goes on from this state; slices that it does not name are without any.
 
         Args:
-            state: Checked by `check_state`; kept. Of slices that the optimizer does
-                not have it is not read.
+            state: Checked by `check_state`; kept. Of slices that the optimizer never
+                had it is not read.
         """
         spans = spans_of(state)
         starts = [0, *accumulate(piece.element_count for piece in self._chunk.slices)]
@@ -250,8 +261,9 @@ class ChunkOptimizer:
         sizes = [piece.element_count for piece in self._chunk.slices]
         starts = [0, *accumulate(sizes)]
         runs: list[_Run] = []
-        for is_member, group in groupby(range(len(sizes)), self.membership.__getitem__):
-            if is_member:
+        places = range(len(sizes))
+        for is_stateful, group in groupby(places, self._is_stateful.__getitem__):
+            if is_stateful:
                 positions = list(group)
                 first, stop = positions[0], positions[-1] + 1
                 values = at_origin(self._values[starts[first] : starts[stop]])

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from psserver.tensors.supported_optimizers import check_entries, check_optimizer
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema import ModelSchema, OptimizerSpec, ParameterGroup
 
 
 class DeclaredOptimizers:
@@ -34,7 +34,9 @@ class DeclaredOptimizers:
         self._schema = schema
         self.first: dict[str, OptimizerSpec] = {}
         self._specs: dict[str, dict[str, OptimizerSpec]] = {}
-        self._groups: dict[int, dict[int, int]] = {}  # by id() of the declaration
+        # By id() of the declaration.
+        self._groups: dict[int, dict[int, int]] = {}
+        self._known_groups: dict[int, dict[int, ParameterGroup]] = {}
         for spec in optimizers:
             self.declare(spec)
 
@@ -50,6 +52,7 @@ class DeclaredOptimizers:
         check_entries(self._schema, spec)
         self.first.setdefault(spec.name, spec)
         self._specs.setdefault(spec.name, {})[spec.digest] = spec
+        self._known_groups.clear()
         self._groups[id(spec)] = {
             entry_index: position
             for position, group in enumerate(spec.groups)
@@ -94,6 +97,23 @@ class DeclaredOptimizers:
     def group_of(self, spec: OptimizerSpec) -> Mapping[int, int]:
         """Group of each entry that a declaration has, which is one of these."""
         return self._groups[id(spec)]
+
+    def known_groups(self, spec: OptimizerSpec) -> Mapping[int, ParameterGroup]:
+        """Of each entry that has state under a declaration the group that it was in.
+
+        Those that an earlier declaration had and this one lacks keep theirs, as torch
+        keeps the state of a parameter that is taken out of its group.
+        """
+        known = self._known_groups.get(id(spec))
+        if known is None:
+            alike = filter(spec.goes_on_from, self._specs[spec.name].values())
+            known = self._known_groups[id(spec)] = {
+                entry_index: group
+                for each in (*alike, spec)
+                for group in each.groups
+                for entry_index in group.entry_indexes
+            }
+        return known
 
     def memberships(
         self, chunks: Iterable[Chunk], name: str = ""

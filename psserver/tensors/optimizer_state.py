@@ -17,7 +17,7 @@ from pswire.optimizer_states import SCALARS, ChunkState
 from pswire.optimizers import SUPPORTED, SparseGradients, unflatten_group
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ElementType, OptimizerSpec
+from pswire.schema import ElementType, OptimizerSpec, ParameterGroup
 
 _SWITCHED_ON = {"amsgrad": True, "centered": True, "momentum": 0.9}
 """What makes torch keep state that it does not always need."""
@@ -42,7 +42,7 @@ def spans_of(state: ChunkState) -> tuple[Span, ...]:
 def check_state(
     spec: OptimizerSpec,
     chunk: Chunk,
-    groups: Sequence[int | None],
+    groups: Sequence[ParameterGroup | None],
     state: ChunkState,
 ) -> None:
     """Checks that an optimizer can go on from this state of a chunk.
@@ -50,7 +50,7 @@ def check_state(
     Args:
         spec: The optimizer.
         chunk: The chunk.
-        groups: Group of each of its slices, None for those it does not have.
+        groups: Group of each of its slices, None for those it never had.
         state: What came.
 
     Raises:
@@ -74,9 +74,13 @@ def check_state(
                 )
             if name in SCALARS:
                 _check_number(chunk, name, value.item())
-        own = {group for group in groups[span.first : span.stop] if group is not None}
-        for group in own:
-            _check_names(spec, group, frozenset(span.state))
+        own = {
+            group.hyperparameters
+            for group in groups[span.first : span.stop]
+            if group is not None
+        }
+        for hyperparameters in own:
+            _check_names(spec, hyperparameters, frozenset(span.state))
 
 
 def split(
@@ -135,10 +139,10 @@ def _check_number(chunk: Chunk, name: str, value: float) -> None:
         raise _refusal(chunk, f"{name!r} is {value}, which is not {wanted}")
 
 
-def _check_names(spec: OptimizerSpec, group: int, names: frozenset[str]) -> None:
-    given = unflatten_group(
-        spec.class_name, spec.hyperparameter_names, spec.groups[group].hyperparameters
-    )
+def _check_names(
+    spec: OptimizerSpec, hyperparameters: tuple[float, ...], names: frozenset[str]
+) -> None:
+    given = unflatten_group(spec.class_name, spec.hyperparameter_names, hyperparameters)
     needed = _names_of(spec.class_name, _frozen(given))
     known = _names_of(spec.class_name, _frozen({**given, **_SWITCHED_ON}))
     if spec.class_name == "SGD":

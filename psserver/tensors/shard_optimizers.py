@@ -71,8 +71,8 @@ class ShardOptimizers:
     def under(self, spec: OptimizerSpec, chunk_index: int) -> ChunkOptimizer:
         """An optimizer of a chunk as it is declared here; nobody else updates it now.
 
-        State goes on where groups were added, and begins anew where another optimizer
-        took the place.
+        State goes on where groups were changed, also that of slices which this
+        declaration lacks, and begins anew where another optimizer took the place.
         """
         held = self.held(spec.name, chunk_index)
         if held.spec is spec:
@@ -107,4 +107,6 @@ class ShardOptimizers:
     def _made(self, spec: OptimizerSpec, chunk_index: int) -> ChunkOptimizer:
         chunk = self._chunks[chunk_index]
         group_of = self._declared.group_of(spec)
-        return ChunkOptimizer(spec, chunk, group_of, self._values_of(chunk, group_of))
+        known = self._declared.known_groups(spec)
+        values = self._values_of(chunk, known)
+        return ChunkOptimizer(spec, chunk, group_of, values, stateful_entries=known)

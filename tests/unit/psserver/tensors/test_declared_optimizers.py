@@ -128,3 +128,56 @@ def test_an_unknown_declaration_is_refused(engine: ApplyEngine) -> None:
     with pytest.raises(Refusal, match="was never declared") as caught:
         engine.check_hyperparameters("optimizer", [MOMENTUM], spec_digest="x")
     assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
+
+
+def test_a_slice_that_was_taken_out_stands_still_and_keeps_its_state(
+    engine: ApplyEngine,
+) -> None:
+    step(engine, GROWN, push(True, True, False))
+    step(engine, FIRST, push(True, True, False))
+    assert values_of(engine) == pytest.approx([-1.45, -0.5, 0.0])
+
+    step(engine, GROWN, push(True, True, False))
+
+    # 0.5 * (1 + 1.9 + 2.71), and 0.5 * (1 + 1.9) for the one that had a step less.
+    assert values_of(engine) == pytest.approx([-2.805, -1.45, 0.0])
+
+
+def test_state_moves_with_a_slice_to_another_group(engine: ApplyEngine) -> None:
+    moved = sgd((), (1, 0))
+    engine.declare(moved)
+    step(engine, GROWN, push(True, True, False))
+
+    step(engine, moved, push(True, True, False))
+
+    assert values_of(engine) == pytest.approx([-1.45, -1.45, 0.0])
+
+
+def test_state_of_a_slice_that_was_taken_out_is_told_checked_and_loaded(
+    engine: ApplyEngine,
+) -> None:
+    step(engine, GROWN, push(True, True, False))
+    step(engine, FIRST, push(True, False, False))
+
+    found = engine.export_state("optimizer", 0)
+    engine.check_state("optimizer", 0, found)
+    engine.load_state("optimizer", {0: found})
+    step(engine, GROWN, push(False, True, False))
+    assert values_of(engine) == pytest.approx([-1.45, -1.45, 0.0])
+
+    wrong = {key._replace(name="exp_avg"): value for key, value in found.items()}
+    beyond = {key: value for key, value in wrong.items() if key.first == 1}
+    assert beyond, "the slices had other histories"
+    with pytest.raises(Refusal, match="the state of another"):
+        engine.check_state("optimizer", 0, beyond)
+
+
+def test_state_that_is_thrown_away_is_gone_for_slices_that_were_taken_out(
+    engine: ApplyEngine,
+) -> None:
+    step(engine, GROWN, push(True, True, False))
+    engine.load_state("optimizer", {}, spec_digest=FIRST.digest)
+
+    step(engine, GROWN, push(True, True, False))
+
+    assert values_of(engine) == pytest.approx([-1.0, -1.0, 0.0])
