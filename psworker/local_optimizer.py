@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from psworker.data.local_draws import LocalDraws
 from psworker.errors import refuse_closed
 from psworker.gradients import collect_gradients, stored_elements
+from psworker.optimizer_class import WRAPS
 from psworker.push_result import PushResult
 from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
@@ -124,6 +125,7 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
     # wraps this one.
     if hasattr(inner, _WRAPPED_BY_SCHEDULER):
         setattr(step, _WRAPPED_BY_SCHEDULER, True)
+    setattr(step, WRAPS, inner)  # a job may be given it later
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
