@@ -101,6 +101,11 @@ class GroupSteps:
         """Whether there is a gradient that a step may have to take yet."""
         return self._spent.has_others(self._tensors)
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state, as the leader."""
+        return self._leader is not None
+
     def lead(self, inner: Steps) -> Steps:
         """Takes over an optimizer of the leader, whose own steps are `inner`."""
         self._leader = inner

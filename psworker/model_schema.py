@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from pswire.optimizers import SUPPORTED, check_supported, flatten_group
+from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import (
     EntryKind,
@@ -23,6 +23,7 @@ from pswire.schema import (
 from pswire.schema_codec import check_group_count
 from pswire.torch_types import element_type_of
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.optimizer_class import class_of
 from psworker.wrappers import without_wrappers
 
 
@@ -93,43 +94,102 @@ def describe_optimizer(
         exchange_count: How many others had its place before.
 
     Raises:
-        OptimizerUnsupportedError: Shards can't run its class.
-        ConfigurationError: It holds an unknown parameter.
+        OptimizerUnsupportedError: Shards can't run what it does.
+        ConfigurationError: It holds an unknown parameter, or one twice.
         HyperparameterError: A value of a group is no number.
     """
-    kind = type(optimizer)
     try:
-        check_supported(kind.__name__, kind.__module__)
-        check_group_count(len(optimizer.param_groups), f"optimizer {name!r}")
-        _refuse_differentiable(optimizer)
-        indexes = bound.index_of_tensors()
-        groups = tuple(
-            ParameterGroup(
-                tuple(
-                    _index_of(parameter, bound, indexes, f"group {position} of {name}")
-                    for parameter in group["params"]
-                ),
-                flatten_group(kind.__name__, group, optimizer.defaults),
-            )
-            for position, group in enumerate(optimizer.param_groups)
-        )
+        class_name = class_of(optimizer, name)
     except Refusal as refusal:
         raise error_of_refusal(refusal) from None
     return OptimizerSpec(
         name=name,
-        class_name=kind.__name__,
-        hyperparameter_names=tuple(
-            each.name for each in SUPPORTED[kind.__name__].hyperparameters
-        ),
-        groups=groups,
+        class_name=class_name,
+        hyperparameter_names=SUPPORTED[class_name].names,
+        groups=describe_groups(name, class_name, optimizer, bound),
         exchange_count=exchange_count,
     )
 
 
+def describe_groups(
+    name: str, class_name: str, optimizer: torch.optim.Optimizer, bound: BoundSchema
+) -> tuple[ParameterGroup, ...]:
+    """Describes the groups that an optimizer has now.
+
+    Args:
+        name: Its name in the job.
+        class_name: Its class in `torch.optim`.
+        optimizer: Whose groups.
+        bound: The schema.
+
+    Raises:
+        ConfigurationError: A group holds an unknown parameter, or one that is in
+            another group or place too.
+        HyperparameterError: A value of a group is no number.
+        LimitError: There are too many groups.
+        UnsupportedError: A group is differentiable.
+    """
+    indexes = bound.index_of_tensors()
+    if not optimizer.param_groups:
+        raise ConfigurationError(
+            f"{name} has no parameter groups: leave one, which may be empty, or skip "
+            "the step"
+        )
+    places: dict[int, int] = {}
+    groups: list[ParameterGroup] = []
+    try:
+        check_group_count(len(optimizer.param_groups), f"optimizer {name!r}")
+        for position, group in enumerate(optimizer.param_groups):
+            where = f"group {position} of {name}"
+            found = tuple(
+                _index_of(parameter, bound, indexes, where)
+                for parameter in parameters_of(group, name, position)
+            )
+            for index in found:
+                if index in places:
+                    raise ConfigurationError(
+                        f"{where} holds {bound.schema.entries[index].name!r}, which "
+                        f"group {places[index]} holds already: a step updates a "
+                        "parameter once, so leave it in one place"
+                    )
+                places[index] = position
+            groups.append(
+                ParameterGroup(
+                    found, flatten_group(class_name, group, optimizer.defaults)
+                )
+            )
+    except Refusal as refusal:
+        raise error_of_refusal(refusal) from None
+    refuse_differentiable(optimizer)
+    return tuple(groups)
+
+
+def parameters_of(group: object, name: str, position: int) -> Sequence[object]:
+    """What a group of an optimizer holds, without a look at any value.
+
+    Raises:
+        ConfigurationError: It is not kept in an order that can be read again.
+    """
+    held = group.get("params") if isinstance(group, Mapping) else None
+    if isinstance(held, list):
+        # Not by an iterator of its own, which may wait for values of a step.
+        return tuple(list.__iter__(held))
+    if isinstance(held, tuple | nn.ParameterList):
+        return tuple(held)
+    raise ConfigurationError(
+        f"the parameters of group {position} of {name} are in an object of type "
+        f"{type(held).__name__}: they must be in a list, which is read at every step"
+    )
+
+
 def _index_of(
-    parameter: torch.Tensor, bound: BoundSchema, indexes: dict[int, int], where: str
+    parameter: object, bound: BoundSchema, indexes: dict[int, int], where: str
 ) -> int:
     index = indexes.get(id(parameter))
+    if not isinstance(parameter, torch.Tensor):
+        raise ConfigurationError(
+            f"{where} holds a {type(parameter).__name__} where a parameter belongs"
+        )
     if index is None:
         raise ConfigurationError(
             f"{where} holds a parameter of shape {list(parameter.shape)} that belongs "
@@ -217,7 +277,12 @@ def _refuse_renorming(model_name: str, model: nn.Module) -> None:
             )
 
 
-def _refuse_differentiable(optimizer: torch.optim.Optimizer) -> None:
+def refuse_differentiable(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that no group wants gradients of its own updates.
+
+    Raises:
+        UnsupportedError: One does.
+    """
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(
             "differentiable=True needs the optimizer inside this process; build it "

@@ -4,34 +4,39 @@ It is a `torch.optim.Optimizer` over the user's own parameter groups, so schedul
 gradient scalers, clipping and step hooks work on it as on any other.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
+import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pswire.compression import NO_COMPRESSION
-from pswire.optimizers import flatten_group
+from pswire.optimizers import SUPPORTED, check_values, flatten_group
 from pswire.reasons import Refusal
-from pswire.schema import OptimizerSpec
+from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.loss_scales import LossScales
-from psworker.model_schema import BoundSchema, describe_optimizer
-from psworker.optimizer_state import States, fill, states_of
+from psworker.model_schema import (
+    BoundSchema,
+    describe_groups,
+    parameters_of,
+    refuse_differentiable,
+)
+from psworker.optimizer_state import States, by_parameter, edited_states, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
 from psworker.push_compression import PushCompression
 from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
 from psworker.saved_residuals import KEY, pack_residuals, unpack_residuals
 from psworker.schedules import Schedules
+from psworker.shard_state import ShardState
 from psworker.steps import Groups, PushExtras, Steps
 from psworker.transport.values import OptimizerSettings
 from psworker.unrounded_state import held_whole, release_whole
-
-if TYPE_CHECKING:
-    import torch
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
@@ -50,12 +55,13 @@ class PreparedOptimizer(Optimizer):
     """Steps on the shards and leaves the newest admissible parameters in the model.
 
     `step()` pushes the gradients, waits as the job's mode says, and writes what comes
-    back. Optimizer state lives on the shards: `state` is empty here, and `state_dict()`
-    fetches it.
+    back. Optimizer state lives on the shards: `state` and `state_dict()` fetch it. What
+    the script does to `param_groups` and `state` between two steps is told to the job
+    before the next push.
 
     Attributes:
         name: Its name in the job.
-        spec: What the shards were told of it.
+        spec: What the shards were told of it last.
     """
 
     # Tells `torch.amp.GradScaler` to call `step` even when it found an inf, and to
@@ -72,15 +78,19 @@ class PreparedOptimizer(Optimizer):
         compression: PushCompression | None = None,
     ) -> None:
         self._is_prepared = False
+        self._bound = bound
+        self._indexes = bound.index_of_tensors()
+        self._shown: defaultdict[torch.Tensor, Any] | None = None
+        self._state = ShardState(self._fetched_state, self._name_of)
         # One group does: torch compares each with all before it, which it did when the
         # user's own were made. That list, and the groups in it, stay the user's own.
         super().__init__(inner.param_groups[:1], inner.defaults)
+        self._state.forget()
         self.param_groups = inner.param_groups
         for hooks in _HOOKS:
             setattr(self, hooks, getattr(inner, hooks))
         self._inner = inner
         self._steps = steps
-        self._bound = bound
         self._compression = compression or PushCompression(NO_COMPRESSION, bound.schema)
         # Loaded here and not yet taken by the shards.
         self._unsent: States | None = None
@@ -92,7 +102,10 @@ class PreparedOptimizer(Optimizer):
         self._is_late = False
         self._loss_scales = LossScales()
         self.name = spec.name
-        self.spec = spec
+        # Of every parameter that it has had what its state was made for.
+        self._switches: dict[int, tuple[bool, ...]] = {}
+        self._checked: Groups = ()  # the newest that are allowed
+        self._note_declared(spec)
         self._is_prepared = True
         inner.state.clear()  # what it held went to the shards with the seed
         _disarm(inner)
@@ -134,15 +147,25 @@ class PreparedOptimizer(Optimizer):
         """Current hyperparameters of each group, as they go on the wire.
 
         Raises:
-            HyperparameterError: A value is no number.
+            HyperparameterError: A value is no number, or not allowed.
         """
         try:
-            return tuple(
+            groups = tuple(
                 flatten_group(self.spec.class_name, group, self.defaults)
                 for group in self.param_groups
             )
+            if groups != self._checked:
+                for declared, values in zip(self.spec.groups, groups, strict=True):
+                    check_values(
+                        self.spec.class_name,
+                        self.spec.hyperparameter_names,
+                        values,
+                        declared=declared.hyperparameters,
+                    )
+                self._checked = groups
         except Refusal as refusal:
             raise error_of_refusal(refusal) from None
+        return groups
 
     @_disable_dynamo  # as torch does: a script may compile all of its step
     @at_entrance
@@ -171,6 +194,7 @@ class PreparedOptimizer(Optimizer):
             )
         self._refuse_retired("step")
         check_weight(weight)
+        self._follow_script()
         setattr(self, _STEP_WAS_CALLED, True)
         setattr(self._inner, _STEP_WAS_CALLED, True)
         found_inf: torch.Tensor | None = getattr(self, "found_inf", None)
@@ -222,10 +246,14 @@ class PreparedOptimizer(Optimizer):
             # What the job has measured is not known here: only the rates it led to.
             position = self.spec.hyperparameter_names.index("lr")
             for mine, theirs in zip(self.param_groups, settings.groups, strict=False):
-                mine["lr"] = theirs[position]
+                if isinstance(mine["lr"], torch.Tensor):  # others may hold it
+                    mine["lr"].fill_(theirs[position])
+                else:
+                    mine["lr"] = theirs[position]
 
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
+        self._follow_script()
         self._steps.push_nothing(self.spec, self.groups, self._extras)
 
     @at_entrance
@@ -245,20 +273,10 @@ class PreparedOptimizer(Optimizer):
         if not self._is_prepared:
             return
         try:
-            spec = describe_optimizer(
-                self.name,
-                self._inner,
-                self._bound,
-                exchange_count=self.spec.exchange_count,
-            )
-            self._steps.declare(spec)
+            self._declare()
         except BaseException:
             self.param_groups.pop()
             raise
-        self.spec = spec
-        self._digest = spec.digest
-        if self._wait is not None:
-            self.watch_parameters(self._wait)
 
     def is_of(self, inner: object) -> bool:
         """Whether this was made of that optimizer of the user's."""
@@ -292,18 +310,18 @@ class PreparedOptimizer(Optimizer):
             WaitTimeoutError: A shard did not answer in time.
         """
         self._refuse_retired("save")
-        states = self._unsent
-        if states is None:
-            states = self._steps.optimizer_state(self.name, self._digest)
+        self._take_edits()
+        held = {id(each) for group in self.param_groups for each in group["params"]}
+        # torch has no number for one that was taken out of its group.
+        shown = {p: own for p, own in self._fetched_state().items() if id(p) in held}
+        self._shown = defaultdict(dict, {**shown, **self._state.own()})
         try:
-            fill(self, self._bound.tensors, states, class_name=self.spec.class_name)
             packed = super().state_dict()
         finally:
-            self.state.clear()
+            self._shown = None
         residuals = self._compression.residuals_of(self.name)
         if residuals:
-            indexes = self._bound.index_of_tensors()
-            packed[KEY] = pack_residuals(self.param_groups, indexes, residuals)
+            packed[KEY] = pack_residuals(self.param_groups, self._indexes, residuals)
         return packed
 
     @at_entrance
@@ -318,25 +336,161 @@ class PreparedOptimizer(Optimizer):
             ValueError: The groups are of other sizes than this optimizer's.
         """
         self._refuse_retired("load")
-        indexes = self._bound.index_of_tensors()
         saved = state_dict.get(KEY, {})
-        residuals = unpack_residuals(self.param_groups, indexes, saved)
+        residuals = unpack_residuals(self.param_groups, self._indexes, saved)
         # The last of these hooks, so that it has what those of the user have made.
         unrounded = self.register_load_state_dict_pre_hook(lambda _, d: held_whole(d))
         try:
             super().load_state_dict(state_dict)
-            self._unsent = states_of(self, indexes)
+            self._unsent = states_of(self, self._indexes)
+            self._state.clear()
+            self._state.forget()
+            self._state.take_own(self.state)
         finally:
             unrounded.remove()
-            self.state.clear()
+            self._shown = None
+            self._inner.state.clear()
         self._compression.load(self.name, residuals)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes what `load_state_dict` has read, as the user's class does."""
         release_whole(state["state"])
         self._inner.__setstate__(state)
-        self.state = self._inner.state
-        self.param_groups = self._inner.param_groups
+        self._shown = self._inner.state
+        self._groups = self.param_groups = self._inner.param_groups
+
+    # What the script does to groups and state
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State by parameter, fetched from the shards when it is looked into."""
+        return self._state if self._shown is None else self._shown
+
+    @state.setter
+    def state(self, state: Mapping[Any, Any]) -> None:
+        self._state.clear()
+        self._state.update(state)
+
+    def _name_of(self, key: object) -> str | None:
+        index = self._indexes.get(id(key))
+        return None if index is None else self._bound.schema.entries[index].name
+
+    def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        self._refuse_retired("read the state of")
+        states = self._unsent
+        if states is None:
+            states = self._steps.optimizer_state(self.name, self._digest)
+        class_name = self.spec.class_name
+        return by_parameter(self._bound.tensors, states, class_name=class_name)
+
+    def _follow_script(self) -> None:
+        """Tells the job what has changed since the last step, before that is sent.
+
+        Raises:
+            ConfigurationError: It can't be told. Nothing was sent, and nothing is lost.
+        """
+        self._follow_groups()
+        if not self._state.is_untouched:
+            self._take_edits()
+            self._state.forget()
+
+    def _take_edits(self) -> None:
+        """Has the next push bring the state as the script has edited it."""
+        stateful = [self._bound.tensors[index] for index in self._switches]
+        edited = self._state.edits(stateful, is_readable=self._steps.reads_state)
+        if edited is None:
+            return
+        try:
+            self._unsent = edited_states(edited, self._indexes)
+        except ValueError as error:
+            index, problem = error.args
+            entry = self._bound.schema.entries[index]
+            raise ConfigurationError(
+                f"optimizer.state of {entry.name!r} of {entry.model} {problem}: the "
+                f"state of {self.name} is on the shards, which keep that of "
+                f"{self.spec.class_name} alone; keep what is the script's own in a "
+                "dict of its own, and take it out here"
+            ) from None
+        self._state.note_taken()
+
+    def _follow_groups(self) -> None:
+        groups = self.param_groups
+        if groups is not self._groups and self._inner.param_groups is self._groups:
+            self._inner.param_groups = groups
+        if groups is not self._inner.param_groups:
+            raise ConfigurationError(
+                f"the script has given another param_groups to the optimizer that "
+                f"prepare() was given, which steps no more: give it to the {self.name} "
+                "that prepare() returned"
+            )
+        try:
+            if self._identities_of(groups) != self._identities:
+                self._declare()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"param_groups of {self.name} have changed since the last step, and "
+                f"can't be followed: {error}"
+            ) from error.__cause__
+        refuse_differentiable(self)
+
+    def _declare(self) -> None:
+        """Tells the job of the groups as they are now."""
+        spec = self.spec
+        groups = describe_groups(spec.name, spec.class_name, self, self._bound)
+        self._refuse_switched(groups)
+        before = [frozenset(group.entry_indexes) for group in spec.groups]
+        if before != [frozenset(group.entry_indexes) for group in groups]:
+            spec = replace(spec, groups=groups)
+            self._steps.declare(spec)
+            self._digest = spec.digest
+        self._note_declared(spec)
+        if self._wait is not None:
+            self.watch_parameters(self._wait)
+
+    def _note_declared(self, spec: OptimizerSpec) -> None:
+        self.spec = spec
+        self._checked = ()
+        for group in spec.groups:
+            for index in group.entry_indexes:
+                self._switches[index] = self._switches_of(group)
+        self._note_groups()
+
+    def _note_groups(self) -> None:
+        self._groups = self.param_groups
+        self._identities = self._identities_of(self.param_groups)
+
+    def _identities_of(self, groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        return [
+            list(map(id, parameters_of(group, self.name, position)))
+            for position, group in enumerate(groups)
+        ]
+
+    def _switches_of(self, group: ParameterGroup) -> tuple[bool, ...]:
+        """What decides which state torch makes at the first step of a parameter."""
+        traits = SUPPORTED[self.spec.class_name].hyperparameters
+        return tuple(
+            bool(value)
+            for each, value in zip(traits, group.hyperparameters, strict=True)
+            if each.fixed_bool
+        )
+
+    def _refuse_switched(self, groups: Sequence[ParameterGroup]) -> None:
+        for position, group in enumerate(groups):
+            wanted = self._switches_of(group)
+            for index in group.entry_indexes:
+                if self._switches.get(index, wanted) == wanted:
+                    continue
+                names = " and ".join(
+                    each.name
+                    for each in SUPPORTED[self.spec.class_name].hyperparameters
+                    if each.fixed_bool
+                )
+                entry = self._bound.schema.entries[index]
+                raise ConfigurationError(
+                    f"group {position} has another {names} than the one in which "
+                    f"{entry.name!r} of {entry.model} has trained, and torch makes the "
+                    "state for it at the first step only: give both groups the same"
+                )
 
     @property
     def _extras(self) -> PushExtras:

@@ -21,6 +21,11 @@ class OptimizerCalls(ABC):
     def __init__(self, states: StateExchange) -> None:
         self._states = states
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state: yes."""
+        return True
+
     @abstractmethod
     def as_member(self, work: Callable[[int], T]) -> T:
         """Does work at this worker's clock, again as a new start if it was evicted.

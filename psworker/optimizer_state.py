@@ -6,6 +6,7 @@ the shape of the parameter, a count or other number has none.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -35,11 +36,9 @@ def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
     """
     found: States = {}
     for parameter, state in optimizer.state.items():
-        # Adagrad fills its state as it is built, with a step count of 0.
-        if not state or float(state.get("step", 1)) == 0:
-            continue
         index = indexes.get(id(parameter))
-        if index is not None:
+        # Adagrad fills its state as it is built, with a step count of 0.
+        if index is not None and state and float(state.get("step", 1)) != 0:
             found[index] = {
                 name: _as_sent(name, value)
                 for name, value in state.items()
@@ -48,31 +47,66 @@ def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
     return found
 
 
-def fill(
-    optimizer: Optimizer,
-    tensors: Sequence[torch.Tensor],
-    states: States,
-    *,
-    class_name: str,
-) -> None:
-    """Gives an optimizer of torch state, on the devices and in the shapes it wants.
+def edited_states(
+    edited: Mapping[torch.Tensor, Mapping[str, Any]], indexes: Mapping[int, int]
+) -> States:
+    """State as a script has left it.
 
     Args:
-        optimizer: Whose `state` is replaced.
+        edited: State by parameter; without any where it is empty.
+        indexes: Position in the schema by `id()` of the parameter.
+
+    Raises:
+        ValueError: It is none that shards could keep; says of which position, and why.
+    """
+    found: States = {}
+    for parameter, state in edited.items():
+        index = indexes[id(parameter)]
+        if not isinstance(state, Mapping):
+            raise ValueError(index, f"is a {type(state).__name__} and no dict")
+        values = {name: value for name, value in state.items() if value is not None}
+        for name, value in values.items():
+            if problem := _problem(name, value, parameter):
+                raise ValueError(index, f"holds {str(name)[:64]!r}, which {problem}")
+        if values:
+            found[index] = {
+                name: _as_sent(name, value).clone() for name, value in values.items()
+            }
+    return found
+
+
+def _problem(name: object, value: object, parameter: torch.Tensor) -> str | None:
+    """Why a value is no state of a parameter that shards could keep."""
+    if name in SCALARS:
+        is_number = isinstance(value, int | float | torch.Tensor)
+        if not is_number or torch.as_tensor(value).numel() != 1:
+            return f"is a {type(value).__name__} and no number"
+    elif not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return "is no tensor of floats"
+    elif value.shape != parameter.shape:
+        return f"has the shape {list(value.shape)}, not {list(parameter.shape)}"
+    return None
+
+
+def by_parameter(
+    tensors: Sequence[torch.Tensor], states: States, *, class_name: str
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """State as torch keeps it, on the devices and in the shapes it wants.
+
+    Args:
         tensors: Parameters by position in the schema.
         states: Of each.
         class_name: Class of torch whose state it is.
     """
-    optimizer.state.clear()
-    for index in sorted(states):  # in the order of parameters, whoever answered first
-        state = states[index]
-        parameter = tensors[index]
-        optimizer.state[parameter] = {
+    return {
+        tensors[index]: {
             name: as_count(class_name, value)
             if name in SCALARS
-            else value.view(parameter.shape).to(parameter.device)
-            for name, value in state.items()
+            else value.view(tensors[index].shape).to(tensors[index].device)
+            for name, value in states[index].items()
         }
+        for index in sorted(states)  # in their order, whoever answered first
+    }
 
 
 def gather(parts: Iterable[tuple[int, bytes]], placement: Placement) -> States:

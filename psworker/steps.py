@@ -41,6 +41,11 @@ NO_EXTRAS: Final = PushExtras()
 class Steps(Protocol):
     """Takes the steps of all optimizers of a process, see `Stepper`."""
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state."""
+        ...
+
     def step(
         self,
         spec: OptimizerSpec,

@@ -214,7 +214,8 @@ def flatten_group(
         class_name: One of `SUPPORTED`.
         group: A group of the optimizer's `param_groups`. Values may be numbers,
             booleans or tensors of one element.
-        defaults: The optimizer's `defaults`, for what torch reads from there.
+        defaults: The optimizer's `defaults`, for what torch reads from there, and for
+            what a group must have.
 
     Raises:
         Refusal: `HYPERPARAMETER_INVALID` for a value that is no number, or that is
@@ -223,16 +224,24 @@ def flatten_group(
     values = []
     for each in SUPPORTED[class_name].hyperparameters:
         source = defaults if each.from_defaults and defaults is not None else group
-        values.append(_read(class_name, each, source))
+        neutral = each.neutral if each.name not in (defaults or ()) else None
+        values.append(_read(class_name, each, source, neutral))
     return tuple(values)
 
 
-def _read(class_name: str, each: Hyperparameter, source: Mapping[str, Any]) -> float:
+def _read(
+    class_name: str,
+    each: Hyperparameter,
+    source: Mapping[str, Any],
+    neutral: float | None,
+) -> float:
     key, _, position = each.name.partition(".")
-    if key not in source and each.neutral is not None:
-        return each.neutral
+    if key not in source and neutral is not None:
+        return neutral
     try:
         value = source[key]
+        if isinstance(value, str):
+            raise TypeError("torch does not read numbers from text")
         return float(value[int(position)] if position else value)
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise Refusal(

@@ -171,10 +171,16 @@ class HostSteps(Attendance):
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            "add_param_group() is not possible with one push per host: give the "
-            "optimizer all its groups before prepare(), or start the processes without "
+            "an optimizer keeps its groups with one push per host, and takes no "
+            "add_param_group(): give it all its groups before prepare(), freeze "
+            "parameters by requires_grad_(False), or start the processes without "
             "--one-push-per-host"
         )
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state: by its leader."""
+        return True
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer after the group's last push, by its leader.

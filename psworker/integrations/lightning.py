@@ -214,7 +214,10 @@ class PSStrategy(SingleDeviceStrategy):
                 self._last_states = [each.state_dict() for each in self.optimizers]
         if self._connection is not None and is_fit:
             self._connection.close()
+        # Lightning moves the state of its optimizers, and theirs is on the shards.
+        optimizers, self.optimizers = self.optimizers, []
         super().teardown()
+        self.optimizers = optimizers
 
     def _split_sampler(self, dataloader: DataLoader[Any]) -> DistributedSampler[Any]:
         """This worker's part, in the user's order where that is one of their own."""

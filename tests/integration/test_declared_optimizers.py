@@ -1,5 +1,6 @@
 """Optimizers that change while a job runs: by groups that are added, or for others."""
 
+import collections
 import functools
 import logging
 import threading
@@ -84,6 +85,50 @@ def unfrozen(prepare: Prepare) -> Iterator[torch.Tensor]:
     yield from state_of(optimizer)
 
 
+def frozen_by_groups(prepare: Prepare) -> Iterator[torch.Tensor]:
+    """A layer is taken out of its group while gradients go on, and comes back."""
+    model: Any = small_model()
+    groups = [{"params": list(layer.parameters())} for layer in (model[0], model[2])]
+    model, optimizer = prepare(model, torch.optim.Adam(groups, lr=0.05))
+    train(model, optimizer, range(2))
+    taken_out = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = []
+    train(model, optimizer, range(2, 4))
+    yield from [each.detach().clone() for each in model.parameters()]
+    optimizer.param_groups[0]["params"] = taken_out
+    optimizer.param_groups[1]["params"].reverse()
+    train(model, optimizer, range(4, 6))
+    moved = optimizer.param_groups[0]["params"].pop()
+    optimizer.param_groups.append({**optimizer.param_groups[1], "params": [moved]})
+    optimizer.param_groups[2]["lr"] = 0.01
+    train(model, optimizer, range(6, 8))
+    del optimizer.param_groups[0]
+    train(model, optimizer, range(8, 10))
+    yield from model.parameters()
+
+
+def thrown_away(prepare: Prepare) -> Iterator[torch.Tensor]:
+    """Moments of all parameters, of one, and some of what one has."""
+    model: Any = small_model()
+    model, optimizer = prepare(model, torch.optim.Adam(model.parameters(), lr=0.05))
+    train(model, optimizer, range(3))
+    optimizer.state.clear()
+    train(model, optimizer, range(3, 5))
+    optimizer.state[model[0].weight] = {}
+    optimizer.state.pop(model[2].bias)
+    train(model, optimizer, range(5, 7))
+    optimizer.state[model[0].weight]["exp_avg"].zero_()
+    optimizer.state[model[2].weight]["step"] = torch.tensor(0.0)
+    train(model, optimizer, range(7, 9))
+    optimizer.state = collections.defaultdict(dict)
+    train(model, optimizer, range(9, 10))
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {}
+    train(model, optimizer, range(10, 12))
+    yield from model.parameters()
+    yield from state_of(optimizer)
+
+
 def refuse_all_use(old: torch.optim.Optimizer) -> None:
     uses: tuple[tuple[str, Callable[[], object]], ...] = (
         ("step", old.step),
@@ -156,7 +201,15 @@ def is_job(prepare: Prepare) -> bool:
 
 @pytest.mark.parametrize(
     "script",
-    [group_added, unfrozen, exchanged, exchanged_with_state, one_of_two_exchanged],
+    [
+        group_added,
+        unfrozen,
+        frozen_by_groups,
+        thrown_away,
+        exchanged,
+        exchanged_with_state,
+        one_of_two_exchanged,
+    ],
     ids=lambda script: script.__name__,
 )
 def test_a_change_has_the_numbers_of_one_process(
@@ -166,7 +219,9 @@ def test_a_change_has_the_numbers_of_one_process(
 
 
 @pytest.mark.parametrize(
-    "script", [group_added, exchanged], ids=lambda script: script.__name__
+    "script",
+    [group_added, frozen_by_groups, thrown_away, exchanged],
+    ids=lambda script: script.__name__,
 )
 def test_a_change_has_the_same_numbers_with_overlap(
     script: Callable[[Prepare], Iterator[torch.Tensor]], tmp_path: Path

@@ -180,7 +180,7 @@ def test_what_a_group_can_not_do_is_refused(tmp_path: Path) -> None:
             assert (
                 "a sparse gradient is not possible with one push per host" in texts[0]
             )
-            assert "add_param_group() is not possible with one push per" in texts[1]
+            assert "keeps its groups with one push per host" in texts[1]
             assert "prepare() can be called once with one push per host" in texts[2]
 
 

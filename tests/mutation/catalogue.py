@@ -3,6 +3,8 @@
 from tests.mutation.planted_bug import Edit, PlantedBug
 
 CORE = "psserver/core"
+WORKER = "psworker"
+WORKER_TESTS = "tests/unit/psworker"
 
 BUGS = (
     PlantedBug(
@@ -208,5 +210,72 @@ BUGS = (
                 "",
             ),
         ),
+    ),
+    PlantedBug(
+        "groups that the script has changed and nobody looks at",
+        (
+            Edit(
+                f"{WORKER}/optimizer.py",
+                "            if self._identities_of(groups) != self._identities:\n",
+                "            if len(groups) != len(self._identities):\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_optimizer.py"
+            "::test_groups_that_the_script_has_changed_are_declared",
+        ),
+    ),
+    PlantedBug(
+        "optimizer state that is thrown away here and not on the shards",
+        (
+            Edit(
+                f"{WORKER}/optimizer.py",
+                "            self._unsent = edited_states(edited, self._indexes)\n",
+                "            found = edited_states(edited, self._indexes)\n"
+                "            self._unsent = found or None\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_optimizer.py"
+            "::test_state_that_is_thrown_away_is_told_with_the_next_push",
+        ),
+    ),
+    PlantedBug(
+        "optimizer state that is written into and not sent",
+        (
+            Edit(
+                f"{WORKER}/shard_state.py",
+                "    return 0 if tensor.is_inference() else tensor._version\n",
+                "    return 0\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_optimizer.py"
+            "::test_state_that_is_written_into_is_sent",
+            f"{WORKER_TESTS}/test_optimizer.py"
+            "::test_what_is_saved_is_what_the_script_has_written",
+        ),
+    ),
+    PlantedBug(
+        "a step of the script's own that is dropped",
+        (
+            Edit(
+                f"{WORKER}/optimizer_class.py",
+                "        if _is_own(vars(optimizer).get(name)):\n",
+                '        if name != "step" and _is_own(vars(optimizer).get(name)):\n',
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_optimizer_class.py",),
+    ),
+    PlantedBug(
+        "state that is lost with a parameter's place in its group",
+        (
+            Edit(
+                "psserver/tensors/declared_optimizers.py",
+                "for each in (*alike, spec)\n",
+                "for each in (spec,)\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/tensors/test_declared_optimizers.py",),
     ),
 )

@@ -46,6 +46,7 @@ RESULT = PushResult(
 class RecordingSteps:
     """Stands in for the leader's own steps: notes what it was asked."""
 
+    reads_state: bool = True
     weights: list[float | None] = field(default_factory=list)
     extras: list[PushExtras] = field(default_factory=list)
 

@@ -1,5 +1,7 @@
 import copy
 import warnings
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +19,7 @@ from psworker.errors import (
 )
 from psworker.model_schema import bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
+from psworker.optimizer_state import states_of
 from psworker.prepare import point_schedulers
 from psworker.push_result import PushResult
 
@@ -42,6 +45,9 @@ class RecordingStepper:
     """Stands in for the steps of a member: notes what it was asked."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
+    reads_state: bool = True
+    held: "States" = field(default_factory=dict)
+    fetch_count: int = 0
     declared: list[OptimizerSpec] = field(default_factory=list)
     refusal: Exception | None = None
     result: PushResult = field(default_factory=lambda: outcome("applied"))
@@ -53,8 +59,12 @@ class RecordingStepper:
             on_loaded()
         return self.result
 
+    def push_nothing(self, spec: object, groups: object, extras: object) -> PushResult:
+        return self.step(spec, groups, extras=extras)
+
     def optimizer_state(self, optimizer: str, spec_digest: str) -> "States":
-        return {}
+        self.fetch_count += 1
+        return self.held
 
     def declare(self, spec: OptimizerSpec) -> None:
         if self.refusal is not None:
@@ -229,7 +239,7 @@ def test_loaded_state_goes_with_each_step_until_one_has_counted(
 
     optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
     assert optimizer.param_groups[0]["lr"] == 0.3
-    assert not optimizer.state
+    assert optimizer.state.keys() == set(model.parameters())
     assert optimizer.state_dict()["state"].keys() == {0, 1}
     stepper.result = outcome("dropped")
     optimizer.step()
@@ -349,3 +359,427 @@ def test_schedulers_say_nothing_about_the_order_of_steps(model: nn.Module) -> No
             scheduler.step(loss)
 
     assert optimizer.param_groups[0]["lr"] < 0.1
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+GROUP_EDITS: dict[str, tuple[Callable[[Any, Any], None], list[tuple[int, ...]]]] = {
+    "some taken out": (
+        lambda o, m: o.param_groups[0].update(params=[m[0].weight]),
+        [(0,), (2, 3)],
+    ),
+    "some removed in place": (
+        lambda o, m: o.param_groups[0]["params"].pop(),
+        [(0,), (2, 3)],
+    ),
+    "one appended": (
+        lambda o, m: o.param_groups[0]["params"].append(
+            o.param_groups[1]["params"].pop()
+        ),
+        [(0, 1, 3), (2,)],
+    ),
+    "a group deleted": (lambda o, m: o.param_groups.pop(0), [(2, 3)]),
+    "a group emptied": (
+        lambda o, m: o.param_groups[0]["params"].clear(),
+        [(), (2, 3)],
+    ),
+    "groups turned around": (
+        lambda o, m: o.param_groups.reverse(),
+        [(2, 3), (0, 1)],
+    ),
+    "all groups replaced": (
+        lambda o, m: setattr(
+            o,
+            "param_groups",
+            [{**o.param_groups[0], "params": tuple(m.parameters())}],
+        ),
+        [(0, 1, 2, 3)],
+    ),
+    "a group appended": (
+        lambda o, m: o.param_groups.append(
+            {**o.param_groups[0], "params": [o.param_groups[0]["params"].pop()]}
+        ),
+        [(0,), (2, 3), (1,)],
+    ),
+}
+
+
+def in_two_groups(model: nn.Sequential) -> tuple[Any, RecordingStepper]:
+    groups = [{"params": list(layer.parameters())} for layer in model]
+    return prepared(torch.optim.Adam(groups), model)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("case", GROUP_EDITS)
+def test_groups_that_the_script_has_changed_are_declared(
+    case: str, is_watched: bool
+) -> None:
+    model = two_layers()
+    optimizer, stepper = in_two_groups(model)
+    if is_watched:
+        optimizer.watch_parameters(lambda: None)
+    edit, entries = GROUP_EDITS[case]
+
+    optimizer.step()
+    edit(optimizer, model)
+    optimizer.step()
+    optimizer.step()
+
+    (declared,) = stepper.declared
+    assert [group.entry_indexes for group in declared.groups] == entries
+    digests = [step["extras"].spec_digest for step in stepper.steps]
+    assert digests == ["", declared.digest, declared.digest]
+    assert [len(step["groups"]) for step in stepper.steps] == [2, *[len(entries)] * 2]
+    if is_watched:
+        kinds = {type(group["params"]).__name__ for group in optimizer.param_groups}
+        assert kinds == {"WatchedParameters"}
+
+
+def test_other_orders_within_a_group_need_no_declaration(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    optimizer.param_groups[0]["params"].reverse()
+    optimizer.step()
+
+    assert not stepper.declared
+    assert len(stepper.steps) == 1
+
+
+def replace_one(optimizer: PreparedOptimizer, model: nn.Module) -> None:
+    optimizer.param_groups[1]["params"][0] = nn.Parameter(torch.ones(2, 2))
+
+
+REFUSED_EDITS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "another tensor": (
+        replace_one,
+        r"group 1 of optimizer holds a parameter of shape \[2, 2\] that belongs to no",
+    ),
+    "one in two groups": (
+        lambda o, m: o.param_groups[1]["params"].append(m[0].bias),
+        "group 1 of optimizer holds '0.bias', which group 0 holds already",
+    ),
+    "no parameter": (
+        lambda o, m: o.param_groups[0]["params"].append("bias"),
+        "holds a str where a parameter belongs",
+    ),
+    "an iterator": (
+        lambda o, m: o.param_groups[0].update(params=m.parameters()),
+        "of type generator: they must be in a list",
+    ),
+    "no parameters at all": (
+        lambda o, m: o.param_groups[0].pop("params"),
+        "of type NoneType: they must be in a list",
+    ),
+    "no groups": (lambda o, m: o.param_groups.clear(), "has no parameter groups"),
+    "the old one's": (
+        lambda o, m: setattr(o._inner, "param_groups", list(o.param_groups)),
+        "which steps no more",
+    ),
+    "moved between switches": (
+        lambda o, m: (
+            o.param_groups[1].update(amsgrad=True),
+            o.param_groups[1]["params"].append(o.param_groups[0]["params"].pop()),
+        ),
+        "group 1 has another amsgrad than the one in which '",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_EDITS)
+def test_groups_that_can_not_be_followed_are_refused_before_anything_is_sent(
+    case: str,
+) -> None:
+    model = two_layers()
+    optimizer, stepper = in_two_groups(model)
+    edit, text = REFUSED_EDITS[case]
+    edit(optimizer, model)
+
+    for call in (optimizer.step, optimizer.push_nothing, optimizer.step):
+        with pytest.raises(ConfigurationError, match=text):
+            call()
+
+    assert not stepper.steps
+    assert not stepper.declared
+
+
+def test_the_groups_may_be_mended_after_a_refusal() -> None:
+    model = two_layers()
+    optimizer, stepper = in_two_groups(model)
+    replace_one(optimizer, model)
+    with pytest.raises(ConfigurationError, match="param_groups of optimizer have ch"):
+        optimizer.step()
+
+    optimizer.param_groups[1]["params"][0] = model[1].weight
+    optimizer.step()
+
+    assert len(stepper.steps) == 1
+    assert not stepper.declared
+
+
+def test_switches_on_the_way_to_the_shards(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.Adam(model.parameters()), model)
+    (group,) = optimizer.param_groups
+    names = optimizer.spec.hyperparameter_names
+
+    group.update(
+        foreach=True, fused=False, capturable=True, maximize=True, unknown="kept"
+    )
+    group["betas"] = (torch.tensor(0.5), torch.tensor(0.75))
+    group["lr"] = torch.tensor(0.25)
+    optimizer.step()
+    group["lr"].fill_(0.125)
+    optimizer.step()
+
+    first, second = (
+        dict(zip(names, step["groups"][0], strict=True)) for step in stepper.steps
+    )
+    assert (first["lr"], second["lr"]) == (0.25, 0.125)
+    assert (first["betas.0"], first["betas.1"], first["maximize"]) == (0.5, 0.75, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("lr", "0.1", "lr is not a number: 0.1"),
+        ("lr", None, "lr is not a number"),
+        ("lr", torch.ones(2), "lr is not a number"),
+        ("lr", -1.0, "lr = -1.0 is less than 0"),
+        ("betas", (0.9,), "betas.1 is not a number"),
+        ("betas", 0.9, "betas.0 is not a number"),
+        ("amsgrad", True, "was 0 at prepare"),
+    ],
+)
+def test_a_value_that_no_shard_would_take_is_not_sent(
+    model: nn.Module, name: str, value: object, text: str
+) -> None:
+    optimizer, stepper = prepared(torch.optim.Adam(model.parameters()), model)
+    optimizer.param_groups[0][name] = value
+
+    with pytest.raises(HyperparameterError, match=text):
+        optimizer.step()
+    assert not stepper.steps
+
+
+@pytest.mark.parametrize("name", ["lr", "maximize"])
+def test_a_value_that_was_deleted_is_missed(model: nn.Module, name: str) -> None:
+    optimizer, _ = prepared(torch.optim.Adam(model.parameters()), model)
+    del optimizer.param_groups[0][name]
+
+    with pytest.raises(HyperparameterError, match=f"{name} is not a number: missing"):
+        optimizer.step()
+
+
+def test_a_group_that_becomes_differentiable_is_refused(model: nn.Module) -> None:
+    optimizer, stepper = prepared(torch.optim.Adam(model.parameters()), model)
+    optimizer.param_groups[0]["differentiable"] = True
+
+    with pytest.raises(UnsupportedError, match="differentiable"):
+        optimizer.step()
+    assert not stepper.steps
+
+
+# State
+
+
+def trained(model: nn.Module) -> tuple[Any, RecordingStepper]:
+    """Shards hold the state that Adam has after a step."""
+    plain = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    plain.step()
+    optimizer, stepper = prepared(torch.optim.Adam(model.parameters()), model)
+    indexes = {id(each): index for index, each in enumerate(model.parameters())}
+    stepper.held = states_of(plain, indexes)
+    return optimizer, stepper
+
+
+def test_state_is_fetched_when_it_is_read_and_not_sent_back(model: nn.Module) -> None:
+    optimizer, stepper = trained(model)
+    optimizer.step()
+    assert stepper.fetch_count == 0
+
+    for _ in range(2):
+        assert len(optimizer.state) == 2
+        assert all(parameter in optimizer.state for parameter in model.parameters())
+        entry = optimizer.state[next(model.parameters())]
+        assert entry["exp_avg"].shape == (2, 2)
+        assert float(entry["step"]) == 1
+        assert optimizer.state.get(nn.Parameter(torch.ones(1))) is None
+    assert stepper.fetch_count == 1
+    optimizer.step()
+    assert list(optimizer.state)
+    assert stepper.fetch_count == 2
+
+    assert [step["extras"].loads for step in stepper.steps] == [None, None]
+
+
+def clear(optimizer: PreparedOptimizer) -> None:
+    optimizer.state.clear()
+
+
+def assign_new(optimizer: PreparedOptimizer) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+def empty_each(optimizer: PreparedOptimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {}
+
+
+@pytest.mark.parametrize("reset", [clear, assign_new, empty_each])
+@pytest.mark.parametrize("reads_state", [True, False])
+def test_state_that_is_thrown_away_is_told_with_the_next_push(
+    model: nn.Module, reset: Callable[[Any], None], reads_state: bool
+) -> None:
+    optimizer, stepper = trained(model)
+    stepper.reads_state = reads_state
+
+    reset(optimizer)
+    optimizer.step()
+    optimizer.step()
+
+    assert [step["extras"].loads for step in stepper.steps] == [{}, None]
+    assert stepper.fetch_count == 0
+
+
+STATE_EDITS: dict[str, Callable[[Any, Any], object]] = {
+    "popped": lambda state, p: state.pop(p),
+    "deleted": lambda state, p: state.__delitem__(p),
+    "emptied": lambda state, p: state.__setitem__(p, {}),
+    "entry cleared": lambda state, p: state[p].clear(),
+}
+
+
+@pytest.mark.parametrize("case", STATE_EDITS)
+def test_state_of_one_parameter_is_thrown_away(model: nn.Linear, case: str) -> None:
+    optimizer, stepper = trained(model)
+
+    STATE_EDITS[case](optimizer.state, model.weight)
+    optimizer.step()
+
+    (step,) = stepper.steps
+    assert step["extras"].loads.keys() == {1}
+    for name, value in stepper.held[1].items():
+        assert torch.equal(step["extras"].loads[1][name], value)
+
+
+def test_state_that_is_written_into_is_sent(model: nn.Linear) -> None:
+    optimizer, stepper = trained(model)
+
+    optimizer.state[model.weight]["exp_avg"].zero_()
+    optimizer.state[model.bias]["step"] = 0
+    optimizer.state[model.bias]["exp_avg_sq"] = torch.full((2,), 4.0)
+    optimizer.step()
+
+    loads = stepper.steps[0]["extras"].loads
+    assert loads[0]["exp_avg"].eq(0).all()
+    assert torch.equal(loads[0]["exp_avg_sq"], stepper.held[0]["exp_avg_sq"])
+    assert float(loads[1]["step"]) == 0
+    assert torch.equal(loads[1]["exp_avg_sq"], torch.full((2,), 4.0))
+    assert torch.equal(loads[1]["exp_avg"], stepper.held[1]["exp_avg"])
+
+
+def test_what_is_saved_is_what_the_script_has_written(model: nn.Linear) -> None:
+    optimizer, stepper = trained(model)
+    moments = optimizer.state[model.weight]["exp_avg"]
+
+    moments.fill_(7.0)
+    saved = optimizer.state_dict()["state"]
+    moments.add_(1.0)
+    optimizer.step()
+
+    assert saved[0]["exp_avg"].eq(7.0).all()
+    assert stepper.steps[0]["extras"].loads[0]["exp_avg"].eq(8.0).all()
+
+
+def test_a_load_is_in_place_of_what_was_written(model: nn.Linear) -> None:
+    optimizer, stepper = trained(model)
+    saved = optimizer.state_dict()
+    optimizer.state.clear()
+
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+    assert stepper.steps[0]["extras"].loads.keys() == {0, 1}
+
+
+def test_writing_to_state_of_an_earlier_step_is_refused_once(model: nn.Linear) -> None:
+    optimizer, stepper = trained(model)
+    moments = optimizer.state[model.weight]["exp_avg"]
+    entry = optimizer.state[model.bias]
+    optimizer.step()
+    optimizer.step()
+
+    moments.zero_()
+    with pytest.raises(ConfigurationError, match="state of 'weight' that it had read"):
+        optimizer.step()
+    entry["step"] = 0
+    with pytest.raises(ConfigurationError, match="state of 'bias' that it had read"):
+        optimizer.step()
+    assert len(stepper.steps) == 2
+    optimizer.step()
+
+    assert [step["extras"].loads for step in stepper.steps] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "is a int and no dict"),
+        ({"exp_avg": torch.ones(3)}, "'exp_avg', which has the shape"),
+        ({"slow": "yes"}, "'slow', which is no tensor of floats"),
+        ({"step": "one"}, "'step', which is a str and no number"),
+    ],
+)
+def test_what_is_no_state_of_the_class_is_refused(
+    model: nn.Linear, value: object, text: str
+) -> None:
+    optimizer, stepper = trained(model)
+    optimizer.state[model.bias] = value
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"state of 'bias'.*{text}"):
+            optimizer.step()
+    del optimizer.state[model.bias]
+    optimizer.step()
+
+    assert stepper.steps[0]["extras"].loads.keys() == {0}
+
+
+def test_keys_of_the_script_stay_with_it(model: nn.Linear) -> None:
+    optimizer, stepper = trained(model)
+
+    optimizer.state["epoch"] = 3
+    optimizer.step()
+    saved = optimizer.state_dict()
+    other, _ = trained(model)
+    other.load_state_dict(copy.deepcopy(saved))
+
+    assert stepper.steps[0]["extras"].loads is None
+    assert saved["state"]["epoch"] == other.state["epoch"] == 3
+    assert optimizer.state["epoch"] == 3
+
+
+def test_a_copy_of_the_state_is_torchs(model: nn.Linear) -> None:
+    optimizer, _ = trained(model)
+
+    for made in (
+        copy.copy(optimizer.state),
+        copy.deepcopy(optimizer.state),
+        optimizer.state | {},
+    ):
+        assert type(made) is defaultdict
+        assert len(made) == 2
+    assert optimizer.state == optimizer.state.copy()
+    assert {type(each) for each in optimizer.state.copy().values()} == {dict}
+
+
+def test_a_parameter_that_was_taken_out_is_not_saved(model: nn.Linear) -> None:
+    optimizer, _ = trained(model)
+
+    optimizer.param_groups[0]["params"] = [model.bias]
+
+    assert optimizer.state_dict()["state"].keys() == {0}
+    assert len(optimizer.state) == 2

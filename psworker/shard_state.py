@@ -1,0 +1,311 @@
+"""`optimizer.state` of a prepared optimizer: the shards hold it, a script may edit it.
+
+It is fetched when it is first looked into, as it is after this worker's last step, and
+forgotten with the next one. Before that step it is seen what the script has changed, by
+identities and torch's counts of writes; then all of it goes to the shards, which go on
+from there. Only what is thrown away whole needs no look at what there was.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from psworker.errors import ConfigurationError
+
+Held = dict[str, Any]
+"""State of one parameter: tensors and numbers by name."""
+
+_Marks = dict[str, tuple[object, int]]
+"""Of each name the value that was there, and how often torch had written to it."""
+
+
+class _Entry(dict[str, Any]):
+    """State of one parameter. Other than a plain dict it can be referred to weakly."""
+
+
+class ShardState(defaultdict[Any, Any]):
+    """By parameter, as torch's; other keys are the script's own, and stay here."""
+
+    def __init__(
+        self,
+        fetch: Callable[[], Mapping[torch.Tensor, Held]],
+        name_of: Callable[[object], str | None],
+    ) -> None:
+        """Fetches nothing yet.
+
+        Args:
+            fetch: Returns what the shards hold now, for the caller to keep.
+            name_of: Of a parameter of the job its name, `None` of any other key.
+        """
+        super().__init__(dict)
+        self._fetch = fetch
+        self._name_of = name_of
+        self._is_touched = False
+        self._is_whole = False
+        self._is_cleared = False
+        self._marks: dict[torch.Tensor, _Marks] = {}
+        # What was handed out before earlier steps and the script still has.
+        self._old: list[tuple[weakref.ref[Any], Any, str]] = []
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the script has looked into nothing of it that it may still have."""
+        return not (self._is_touched or self._old)
+
+    def edits(
+        self, stateful: Collection[torch.Tensor], *, is_readable: bool
+    ) -> dict[torch.Tensor, Held] | None:
+        """All state as the script has it now, or None if it has changed nothing.
+
+        Args:
+            stateful: All parameters that shards may hold state of.
+            is_readable: Whether this process can read from shards. What it gives back
+                else may lack what the script has not touched.
+
+        Raises:
+            ConfigurationError: The script has written to state of an earlier step.
+        """
+        if self._old:
+            self._refuse_old()
+        if not self._is_touched:
+            return None
+        if not self._is_whole:
+            has = super().__contains__
+            if is_readable and not all(map(has, stateful)):
+                self._look()
+            else:
+                self._is_whole = self._is_cleared = True
+        if not self._is_cleared and _are_same(self._now(), self._marks):
+            return None
+        return dict(self._of_parameters())
+
+    def note_taken(self) -> None:
+        """What the script has changed so far is known."""
+        self._marks, self._is_cleared = self._now(), False
+
+    def forget(self) -> None:
+        """What was fetched holds no longer: it is fetched again when it is read."""
+        self._is_touched = self._is_whole = self._is_cleared = False
+        self._marks = {}
+        handed_out: list[tuple[torch.Tensor, Held]] = list(self._of_parameters())
+        for parameter, held in handed_out:
+            super().__delitem__(parameter)
+            self._note_old(held, self._name_of(parameter) or "")
+        handed_out.clear()
+        if self._old:
+            held = {}
+            self._old = [each for each in self._old if each[0]() is not None]
+
+    def take_own(self, state: Mapping[Any, Any]) -> None:
+        """Keeps what a script has put into a state that it has loaded."""
+        for key, value in state.items():
+            if self._name_of(key) is None:
+                super().__setitem__(key, value)
+
+    def own(self) -> dict[Any, Any]:
+        """What the script keeps here for itself."""
+        return {
+            key: value for key, value in super().items() if self._name_of(key) is None
+        }
+
+    def _of_parameters(self) -> Iterator[tuple[torch.Tensor, Held]]:
+        for key, value in super().items():
+            if self._name_of(key) is not None:
+                yield key, value
+
+    def _now(self) -> dict[torch.Tensor, _Marks]:
+        return {p: _marks_of(held) for p, held in self._of_parameters() if held}
+
+    def _look(self) -> None:
+        """Sees to it that all is here that shards hold."""
+        self._is_touched = True
+        if self._is_whole:
+            return
+        for parameter, state in self._fetch().items():
+            self._marks[parameter] = _marks_of(state)
+            if not super().__contains__(parameter):
+                super().__setitem__(parameter, _Entry(state))
+        self._is_whole = True
+
+    def _note_old(self, held: object, name: str) -> None:
+        if not isinstance(held, Mapping):
+            return
+        if isinstance(held, _Entry):
+            self._old.append((weakref.ref(held), _marks_of(held), name))
+        for value in held.values():
+            if isinstance(value, torch.Tensor):
+                self._old.append((weakref.ref(value), _count(value), name))
+
+    def _refuse_old(self) -> None:
+        self._old = [each for each in self._old if each[0]() is not None]
+        for position, (reference, mark, name) in enumerate(self._old):
+            now = reference()
+            is_same = (
+                _are_same({name: _marks_of(now)}, {name: mark})
+                if not isinstance(now, torch.Tensor)
+                else _count(now) == mark
+            )
+            if is_same:
+                continue
+            del self._old[position]  # said once
+            raise ConfigurationError(
+                f"the script has written to state of {name!r} that it had read before "
+                "an earlier step, and that the shards have gone on from: read "
+                "optimizer.state[parameter] again, and write to what that returns"
+            )
+
+    # As a dict
+
+    @override
+    def __getitem__(self, key: Any) -> Any:
+        self._look()
+        return super().__getitem__(key)
+
+    @override
+    def __missing__(self, key: Any) -> Any:
+        made = _Entry()
+        super().__setitem__(key, made)
+        return made
+
+    @override
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._is_touched = self._is_touched or self._name_of(key) is not None
+        super().__setitem__(key, value)
+
+    @override
+    def __delitem__(self, key: Any) -> None:
+        self._look()
+        super().__delitem__(key)
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        self._look()
+        return super().__contains__(key)
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        self._look()
+        return super().__iter__()
+
+    @override
+    def __reversed__(self) -> Iterator[Any]:
+        self._look()
+        return super().__reversed__()
+
+    @override
+    def __len__(self) -> int:
+        self._look()
+        return super().__len__()
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        self._look()
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as that of any dict
+
+    @override
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    @override
+    def keys(self) -> Any:
+        self._look()
+        return super().keys()
+
+    @override
+    def values(self) -> Any:
+        self._look()
+        return super().values()
+
+    @override
+    def items(self) -> Any:
+        self._look()
+        return super().items()
+
+    @override
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._look()
+        return super().get(key, default)
+
+    @override
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._look()
+        return super().setdefault(key, default)
+
+    @override
+    def pop(self, *arguments: Any) -> Any:
+        self._look()
+        return super().pop(*arguments)
+
+    @override
+    def popitem(self) -> Any:
+        self._look()
+        return super().popitem()
+
+    @override
+    def clear(self) -> None:
+        self._is_touched = self._is_whole = self._is_cleared = True
+        super().clear()
+
+    @override
+    def update(self, *others: Any, **named: Any) -> None:
+        for key, value in dict(*others, **named).items():
+            self[key] = value
+
+    @override
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    @override
+    def copy(self) -> defaultdict[Any, Any]:  # type: ignore[override]
+        self._look()
+        plain = (
+            (key, dict(value) if isinstance(value, _Entry) else value)
+            for key, value in super().items()
+        )
+        return defaultdict(dict, plain)
+
+    __copy__ = copy  # type: ignore[assignment]
+
+    @override
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    @override
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return defaultdict, (dict, dict(self.copy()))
+
+
+def _marks_of(held: object) -> _Marks:
+    """What a look later is compared with; the values stay alive by it."""
+    if not isinstance(held, Mapping):
+        return {"": (held, 0)}
+    return {
+        name: (value, _count(value) if isinstance(value, torch.Tensor) else 0)
+        for name, value in held.items()
+    }
+
+
+def _count(tensor: torch.Tensor) -> int:
+    """How often torch has written to it, which it does not count in inference."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _are_same(now: Mapping[Any, _Marks], before: Mapping[Any, _Marks]) -> bool:
+    return now.keys() == before.keys() and all(
+        marks.keys() == before[parameter].keys()
+        and all(
+            value is before[parameter][name][0] and count == before[parameter][name][1]
+            for name, (value, count) in marks.items()
+        )
+        for parameter, marks in now.items()
+    )
