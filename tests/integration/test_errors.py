@@ -2,6 +2,7 @@
 
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,11 @@ def test_another_optimizer_is_told(tmp_path: Path) -> None:
     assert "'optimizer' is SGD in the job, Adam here" in str(error)
 
 
-class OwnSGD(torch.optim.SGD):
+class OwnSGD(torch.optim.Optimizer):
     """Another class of a name that shards know."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
 
 
 OwnSGD.__name__ = "SGD"
