@@ -296,3 +296,27 @@ def test_splits_are_recorded_by_who_leads(tmp_path: Path) -> None:
 
     with Job(tmp_path) as job:
         assert run_group(job, 2, script) == [True, False]
+
+
+def test_state_is_reset_and_groups_stay(tmp_path: Path) -> None:
+    def script(ps: HostConnection, index: int) -> list[float]:
+        model: Any = nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        counts = []
+        for step in range(4):
+            if step == 2:
+                optimizer.state.clear()
+            if step == 3:
+                optimizer.state[model.bias]["step"] = 7
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            counts.append(float(optimizer.state[model.bias]["step"]))
+        optimizer.param_groups[0]["params"].pop()
+        with pytest.raises(PsError, match="keeps its groups with one push per host"):
+            optimizer.step()
+        return counts
+
+    with Job(tmp_path) as job:
+        assert run_group(job, 2, script) == [[1.0, 2.0, 1.0, 8.0]] * 2

@@ -783,3 +783,20 @@ def test_a_parameter_that_was_taken_out_is_not_saved(model: nn.Linear) -> None:
 
     assert optimizer.state_dict()["state"].keys() == {0}
     assert len(optimizer.state) == 2
+
+
+def test_a_step_that_is_set_after_prepare_is_around_the_jobs(model: nn.Module) -> None:
+    optimizer: Any
+    optimizer, stepper = prepared(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    inner = optimizer.step
+    called: list[str] = []
+
+    def step() -> None:
+        called.append("mine")
+        inner(weight=3)
+
+    optimizer.step = step
+    optimizer.step()
+
+    assert called == ["mine"]
+    assert [each["weight"] for each in stepper.steps] == [3]
