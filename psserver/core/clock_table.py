@@ -53,6 +53,7 @@ class ClockTable:
         self._unfinished: list[Departure] = []
         self._unshrunk: set[WorkerKey] = set()
         self._contributors: dict[int, tuple[Member, ...]] = {}
+        self._is_draining = False  # BSP begins after the pushes of the mode before
         self._frontier = 0
         self._version = 0
 
@@ -66,6 +67,8 @@ class ClockTable:
             if known.mode is not Mode.BSP and record.mode is not Mode.BSP:
                 # No clock of BSP lies between two modes without.
                 self.applied_clock = record.mode_clock
+        if known is not None and known.mode is not Mode.BSP and record.mode is Mode.BSP:
+            self._is_draining = True
         self.record = record
         ended = {departure.member.worker: departure for departure in record.departures}
         for worker, departure in ended.items():
@@ -96,8 +99,9 @@ class ClockTable:
             )
         ]
         self._contributors.clear()
-        if self._is_drained:
+        if self._is_draining and self._is_drained:
             assert self.record is not None
+            self._is_draining = False
             self.applied_clock = self.record.mode_clock
 
     # Members
@@ -175,8 +179,13 @@ class ClockTable:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything of the mode before is applied here."""
-        return self.record is None or self.applied_clock >= self.record.mode_clock
+        """Whether everything of the mode before is applied here.
+
+        The clock alone does not tell: two modes may begin after the same one.
+        """
+        return self.record is None or (
+            not self._is_draining and self.applied_clock >= self.record.mode_clock
+        )
 
     @property
     def next_clock(self) -> int | None:
@@ -184,8 +193,7 @@ class ClockTable:
         number = self.applied_clock + 1
         if self.record is None:
             return None
-        is_owned = number <= self.record.mode_clock
-        return number if is_owned is not (self.record.mode is Mode.BSP) else None
+        return number if self.is_settled is self.is_bsp else None
 
     # Clocks
 
@@ -233,8 +241,12 @@ class ClockTable:
 
     @property
     def frontier(self) -> int:
-        """Smallest clock over the members; its last value when nobody is there."""
-        clocks = [self.clock_of(member) for member in self.members]
+        """Smallest clock over the members; its last value when nobody is there.
+
+        Members that have ended hold it back until their pushes that count are in the
+        values: a joiner's base alone would say more than was applied.
+        """
+        clocks = [self.clock_of(member) for member in self.senders]
         self._frontier = max(self._frontier, min(clocks, default=self.applied_clock))
         return self._frontier
 
@@ -265,8 +277,6 @@ class ClockTable:
     @property
     def _is_drained(self) -> bool:
         """Whether BSP may begin, since all pushes of the mode before are done."""
-        if self.mode is not Mode.BSP or self.is_settled:
-            return False
         # One that ended may have pushed for a clock of BSP already, which comes next.
         has_streamed = any(
             self.is_streamed(end.member, self.done_of(end.member.worker) + 1)

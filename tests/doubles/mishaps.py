@@ -54,6 +54,8 @@ class Mishaps:
             found.append(self._let_fence_expire)
             if self.restarts_left:
                 found.append(self._restart_coordinator)
+                if self._losses_left and self._world.coordinator.records:
+                    found.append(self._lose_host)
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
         return found
@@ -133,13 +135,13 @@ class Mishaps:
 
     # Losses
 
+    def _live(self) -> list[SimulatedWorker]:
+        workers = self._world.workers.values()
+        return [w for w in workers if not w.is_gone and not w.is_stopped]
+
     def _random_live(self) -> SimulatedWorker | None:
-        alive = [
-            w
-            for w in self._world.workers.values()
-            if not w.is_gone and not w.is_stopped
-        ]
-        return self._world.rng.choice(alive) if alive else None
+        live = self._live()
+        return self._world.rng.choice(live) if live else None
 
     def _kill_worker(self) -> None:
         """SIGKILL: what is under way from it may or may not have arrived."""
@@ -147,12 +149,27 @@ class Mishaps:
         if worker is None:
             return
         self._losses_left -= 1
+        self._kill(worker)
+        self._world.coordinator.lose(worker)
+
+    def _lose_host(self) -> None:
+        """The coordinator is killed together with any set of workers.
+
+        They end by one record then, once the new coordinator has waited for them.
+        """
+        self._losses_left -= 1
+        live = self._live()
+        count = self._world.rng.randint(0, len(live))
+        for worker in self._world.rng.sample(live, count):
+            self._kill(worker)
+        self._restart_coordinator()
+
+    def _kill(self, worker: SimulatedWorker) -> None:
         self._world.bury(worker)
         for shard in self._world.shards:
             if self._world.rng.random() < 0.5:
                 self._world.links.cut(worker.name, shard.name)
         self._world.links.cut(worker.name, COORDINATOR)
-        self._world.coordinator.lose(worker)
 
     def _stop_worker(self) -> None:
         """SIGSTOP: its stream breaks when pings stay unanswered."""

@@ -5,7 +5,7 @@ from that, and loses every message from the old one.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from psserver.core.coordinator import CoordinatorCore
@@ -23,7 +23,7 @@ from psserver.core.coordinator_effects import (
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
-from psserver.core.record import Mode, Record, WorkerKey
+from psserver.core.record import Departure, Mode, Record, WorkerKey
 from psserver.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.core.snapshots import SnapshotEntry
 from pswire.reasons import ErrorReason, Refusal
@@ -125,6 +125,12 @@ class SimulatedCoordinator:
             else:
                 self._reconnect_worker(worker)
         return strangers
+
+    def departures_until(self, generation: int) -> Iterator[Departure]:
+        """Members that have ended by the records up to a generation."""
+        for record in self.records:
+            if record.generation <= generation:
+                yield from record.departures
 
     @property
     def has_members(self) -> bool:

@@ -406,7 +406,7 @@ class World:
         """Looks in the values for every push that must be in them by now.
 
         A pull at clock c holds each member's pushes up to c - bound, and the puller's
-        own up to c.
+        own up to c. In BSP also those of members that have ended, as far as they count.
         """
         record = shard.core.clocks.record
         assert record is not None
@@ -419,9 +419,20 @@ class World:
                 continue
             else:
                 upto = member.sequence_of(reply.clock - reply.staleness_bound)
-            for sequence in range(shard.checked[member.worker] + 1, upto + 1):
-                self._check_given(shard, member.worker, sequence)
-                shard.checked[member.worker] = sequence
+            self._check_given_upto(shard, member.worker, upto)
+        if not self.is_bsp:
+            return
+        for departure in self.coordinator.departures_until(record.generation):
+            member = departure.member
+            upto = min(departure.last_sequence, member.sequence_of(reply.clock))
+            self._check_given_upto(shard, member.worker, upto)
+
+    def _check_given_upto(
+        self, shard: SimulatedShard, worker: WorkerKey, upto: int
+    ) -> None:
+        for sequence in range(shard.checked[worker] + 1, upto + 1):
+            self._check_given(shard, worker, sequence)
+            shard.checked[worker] = sequence
 
     def _check_given(
         self, shard: SimulatedShard, worker: WorkerKey, sequence: int

@@ -278,4 +278,24 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/tensors/test_declared_optimizers.py",),
     ),
+    PlantedBug(
+        "progress from the record alone",
+        (
+            Edit(
+                f"{CORE}/clock_table.py",
+                "clocks = [self.clock_of(member) for member in self.senders]",
+                "clocks = [self.clock_of(member) for member in self.members]",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "BSP that begins beside pushes of the mode before",
+        (
+            Edit(
+                f"{CORE}/clock_table.py",
+                "self._is_draining = True",
+                "self._is_draining = record.mode_clock > self.applied_clock",
+            ),
+        ),
+    ),
 )

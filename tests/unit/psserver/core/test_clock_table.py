@@ -7,6 +7,7 @@ from psserver.core.dedupe import DedupeTable
 from psserver.core.push import Outcome
 from psserver.core.record import Record
 from tests.doubles.core_values import departure, key, member, record
+from tests.doubles.driven_shard import DrivenShard
 
 
 def table_with(*records: Record, applied_clock: int = 0) -> ClockTable:
@@ -153,3 +154,25 @@ def test_a_departure_of_no_steps_counts_none() -> None:
 
     assert gone.last_sequence == 0
     assert [newest.version_at(clock) for clock in (0, 3, 4, 9)] == [0, 0, 0, 0]
+
+
+def test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come() -> None:
+    """Its base says clock 2, of which the last contributors' pushes are staged."""
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    for name in "ab":
+        shard.push(name, chunks=[0])
+    shard.apply_all()
+    shard.freeze(2)
+    for name in "ab":
+        shard.push(name, 2, chunks=[0])
+    gone = tuple(departure(name, last_clock=2, evicted=True) for name in "ab")
+
+    shard.install(
+        record({"j": 2}, generation=2, departures=gone, departed_step_count=4)
+    )
+
+    assert shard.core.frontier == 1
+    assert not shard.core.admits_pull(key("j"), 2)
+    shard.apply_all()
+    assert shard.core.frontier == 2
+    assert shard.core.admits_pull(key("j"), 2)

@@ -420,3 +420,20 @@ def test_the_first_answer_of_bsp_brings_all_values_and_later_ones_what_changed()
         shard.apply_all()
 
     assert [each.needs_all for each in shard.of(Finish)] == [True, True, False, False]
+
+
+def test_bsp_waits_for_pushes_of_a_mode_that_began_after_the_same_clock() -> None:
+    shard = asp("a", "b")
+    shard.push("a", chunks=[0])
+    met = {"a": 1, "b": 1}
+    shard.apply_all()
+    shard.change(Mode.SSP, 1, bases=met, sequences={"a": 1, "b": 1}, bound=1)
+    shard.change(Mode.BSP, 1, bases=met, sequences={"a": 1, "b": 1})
+
+    assert not shard.core.clocks.is_settled
+    assert shard.core.clocks.next_clock is None
+
+    shard.step("b", 1, [0])
+
+    assert shard.core.clocks.is_settled
+    assert shard.core.clocks.next_clock == 2
