@@ -6,13 +6,14 @@ Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synch
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.ledger import Enrolments
@@ -35,6 +36,7 @@ from psserver.storage.job_codec import (
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.reasons import Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
 FORMAT_VERSION = 2
@@ -44,33 +46,58 @@ LOCK_TIMEOUT_S = 1.0
 """Wait for the file: its holder keeps it, so that a long wait only delays the news."""
 
 
+DATABASE: Final = "job.sqlite"
+WRITE_AHEAD_LOG: Final = "job.sqlite-wal"
+IDENTITY: Final = "job.json"
+"""Names the job of the folder, so that a database that is gone is missed."""
+
+_JOURNAL_VERSION: Final = slice(18, 20)
+_IN_WAL_MODE: Final = b"\x02\x02"
+"""Header of a database whose last process did not end in good order: part of its state
+is in the write-ahead log. Source: https://sqlite.org/fileformat2.html"""
+
+_UNREADABLE: Final = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    Refusal,
+    TypeError,
+    ValueError,
+    sqlite3.Error,
+)
+"""What decoding raises of a value that no release has written."""
+
+
 class JobStore:
-    """The file `job.sqlite` in a state folder.
+    """The database in a state folder.
 
     Raises:
-        StateFolderError: Another coordinator holds it, or another release wrote it.
+        StateFolderError: Another coordinator holds it, another release wrote it, or
+            files of it are missing or damaged. Nothing in it was changed.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        identity = self._identity()
+        self._check_log(identity)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite would make it readable for all; its log gets the same mode.
+            os.close(os.open(folder / DATABASE, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(
-                folder / "job.sqlite", isolation_level=None, timeout=LOCK_TIMEOUT_S
+                folder / DATABASE, isolation_level=None, timeout=LOCK_TIMEOUT_S
             )
         except (OSError, sqlite3.Error) as error:
-            raise _unusable(folder, error) from error
+            raise self._unusable(error) from error
         try:
+            self._check_database(identity)
             self._prepare()
-            found = self._get("format")
         except sqlite3.Error as error:
             self._db.close()
-            raise _unusable(folder, error) from error
-        if found != str(FORMAT_VERSION):
+            raise self._unusable(error) from error
+        except StateFolderError:
             self._db.close()
-            raise StateFolderError(
-                f"state folder {folder} has format {found}, this release writes "
-                f"{FORMAT_VERSION}; use another folder or the release that wrote it"
-            )
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -81,10 +108,21 @@ class JobStore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # All is in the database then: without its log it is whole.
+        with suppress(sqlite3.Error):  # no room: the log stays, for the next start
+            self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
 
     def load(self) -> StoredJob | None:
-        """What an earlier process left, None in a new folder."""
+        """What an earlier process left, None in a new folder.
+
+        Raises:
+            StateFolderError: What it left can't be read.
+        """
+        with self._reading():
+            return self._load()
+
+    def _load(self) -> StoredJob | None:
         job = self._get("job")
         if job is None:
             return None
@@ -104,23 +142,34 @@ class JobStore:
                 StoredShard(**shard)
                 for shard in json.loads(self._get("shards") or "[]")
             ),
-            incarnations=json.loads(self._get("incarnations") or "{}"),
+            incarnations={
+                worker_id: int(count)
+                for worker_id, count in json.loads(
+                    self._get("incarnations") or "{}"
+                ).items()
+            },
             worker_processes=load_processes(self._get("worker_processes") or "[]"),
             enrolments=load_enrolments(self._get("enrolments") or "[]"),
             step_rules=json.loads(self._get("step_rules") or "{}"),
         )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
-        """The data ledger that an earlier process left, in the order of opening."""
-        rows = self._db.execute(
-            "SELECT loader, epoch, value FROM epochs ORDER BY rowid"
-        ).fetchall()
-        return tuple(load_epoch(*row) for row in rows)
+        """The data ledger that an earlier process left, in the order of opening.
+
+        Raises:
+            StateFolderError: It can't be read.
+        """
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT loader, epoch, value FROM epochs ORDER BY rowid"
+            ).fetchall()
+            return tuple(load_epoch(*row) for row in rows)
 
     def save_job(self, *, job_id: str, job_seed: int, shard_count: int) -> None:
         """Keeps what makes the job this job."""
         job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
         self._put("job", json.dumps(job))
+        self._write_identity(job_id)
 
     def save_step_rules(self, rules: dict[str, str]) -> None:
         """Keeps how steps are made, which shards and workers know from their start."""
@@ -128,7 +177,8 @@ class JobStore:
 
     def count_start(self) -> int:
         """Counts a start of the coordinator after the first; returns their number."""
-        count = int(self._get("later_starts") or "0") + 1
+        with self._reading():
+            count = int(self._get("later_starts") or "0") + 1
         self._put("later_starts", str(count))
         return count
 
@@ -197,9 +247,16 @@ class JobStore:
         self._note_write()
 
     def load_splits(self) -> tuple[RecordedSplit, ...]:
-        """The splits that earlier processes recorded, in their order."""
-        rows = self._db.execute("SELECT value FROM splits ORDER BY rowid").fetchall()
-        return tuple(RecordedSplit(**json.loads(value)) for (value,) in rows)
+        """The splits that earlier processes recorded, in their order.
+
+        Raises:
+            StateFolderError: They can't be read.
+        """
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT value FROM splits ORDER BY rowid"
+            ).fetchall()
+            return tuple(RecordedSplit(**json.loads(value)) for (value,) in rows)
 
     def save_split(self, split: RecordedSplit) -> None:
         """Keeps a split."""
@@ -253,9 +310,110 @@ class JobStore:
         if failpoints.armed and not self._db.in_transaction:
             failpoints.hit("coordinator.write_durable")
 
+    # The folder
 
-def _unusable(folder: Path, error: Exception) -> StateFolderError:
-    return StateFolderError(
-        f"state folder {folder} can't be used: {error}; is another coordinator using "
-        "it, or is it not writable?"
-    )
+    def _identity(self) -> str | None:
+        """The job that the folder is of, None when no job has begun here."""
+        try:
+            text = (self._folder / IDENTITY).read_text()
+            return str(json.loads(text)["job_id"])
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(error) from error
+        except _UNREADABLE as error:
+            raise self._damaged(IDENTITY, "it names no job") from error
+
+    def _write_identity(self, job_id: str) -> None:
+        """After the database has the job: a crash in between loses nothing."""
+        new = self._folder / f"{IDENTITY}.new"
+        try:
+            file = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            try:
+                os.write(file, json.dumps({"job_id": job_id}).encode())
+                os.fsync(file)
+            finally:
+                os.close(file)
+            new.replace(self._folder / IDENTITY)
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _check_log(self, identity: str | None) -> None:
+        """Before SQLite sees the folder: it begins a new log where one is missing."""
+        if identity is None or (self._folder / WRITE_AHEAD_LOG).exists():
+            return
+        try:
+            with (self._folder / DATABASE).open("rb") as file:
+                header = file.read(_JOURNAL_VERSION.stop)
+        except OSError as error:
+            raise self._damaged(DATABASE, error.strerror or str(error)) from error
+        if header[_JOURNAL_VERSION] == _IN_WAL_MODE:
+            raise self._damaged(
+                WRITE_AHEAD_LOG,
+                "it is missing, and held the newest state, since the last coordinator "
+                f"was killed. If it is gone since sqlite3 opened {DATABASE}, which "
+                "merges the two, nothing is lost: say so with `sqlite3 "
+                f"{DATABASE} 'PRAGMA journal_mode=DELETE'` and start again",
+            )
+
+    def _check_database(self, identity: str | None) -> None:
+        """Checks that what is there is whole, and of the folder's job.
+
+        Raises:
+            StateFolderError: It is not.
+            sqlite3.Error: It can't be read now.
+        """
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise self._damaged(DATABASE, str(found))
+        has_facts = self._db.execute(
+            "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'"
+        ).fetchone()[0]
+        with self._reading():
+            job = self._get("job") if has_facts else None
+            job_id = str(json.loads(job)["job_id"]) if job is not None else None
+        if identity is not None and job_id != identity:
+            raise self._damaged(
+                DATABASE,
+                f"{IDENTITY} says that the folder is of job {identity}, the database "
+                f"has {job_id or 'no job'}",
+            )
+        version = self._get("format") if has_facts else str(FORMAT_VERSION)
+        if version != str(FORMAT_VERSION):
+            raise StateFolderError(
+                f"state folder {self._folder} has format {version}, this release "
+                f"writes {FORMAT_VERSION}; use another folder or the release that "
+                "wrote it"
+            )
+        if job_id is not None and identity is None:  # of a release before
+            self._write_identity(job_id)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _UNREADABLE as error:
+            text = f"{type(error).__name__} {error}".strip()
+            raise self._damaged(DATABASE, text) from error
+
+    def _damaged(self, file: str, text: str) -> StateFolderError:
+        return StateFolderError(
+            f"{file} in state folder {self._folder} is damaged: {text}. Nothing was "
+            "changed. Put the files of the folder back from a copy, or begin a new job "
+            "with another --state-dir"
+        )
+
+    def _unusable(self, error: Exception) -> StateFolderError:
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+            error, sqlite3.OperationalError
+        ):
+            return self._damaged(DATABASE, str(error))
+        return StateFolderError(
+            f"state folder {self._folder} can't be used: {error}; is another "
+            "coordinator using it, is the disk full, or is it not writable?"
+        )

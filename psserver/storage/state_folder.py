@@ -1,4 +1,4 @@
-"""A daemon's state folder: made when new, and one process's alone."""
+"""A daemon's state folder: made when new, for its owner alone, and one process's."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ def held_folder(folder: Path) -> Iterator[None]:
         StateFolderError: Another process holds it, or it can't be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateFolderError(

@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -164,8 +165,164 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sqlite").write_text("no database " * 100)
-    with pytest.raises(StateFolderError, match="can't be used"):
+    with pytest.raises(
+        StateFolderError, match=r"job\.sqlite .* is damaged: file is not"
+    ):
         JobStore(tmp_path)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from psserver.storage.job_store import JobStore
+store = JobStore(Path(sys.argv[1]))
+store.save_job(job_id="job-1", job_seed=7, shard_count=2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_job(folder: Path) -> None:
+    """A folder whose coordinator was killed."""
+    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=30)
+
+
+def test_after_a_kill_the_newest_state_is_there(tmp_path: Path) -> None:
+    killed_job(tmp_path)
+    with JobStore(tmp_path) as store:
+        stored = store.load()
+    assert stored is not None
+    assert stored.job_seed == 7
+
+
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        (
+            ["job.sqlite-wal"],
+            "job.sqlite-wal in state folder .* is damaged: it is miss",
+        ),
+        (["job.sqlite", "job.sqlite-wal"], "job.sqlite .* damaged: No such file"),
+    ],
+    ids=["log", "database"],
+)
+def test_a_killed_jobs_missing_file_begins_no_new_job(
+    tmp_path: Path, lost: list[str], told: str
+) -> None:
+    killed_job(tmp_path)
+    for name in lost:
+        (tmp_path / name).unlink()
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(StateFolderError, match=told):
+        JobStore(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_log_that_was_merged_is_not_missed_once_that_is_said(tmp_path: Path) -> None:
+    killed_job(tmp_path)
+    reader = sqlite3.connect(tmp_path / "job.sqlite")
+    reader.execute("SELECT 1 FROM facts")
+    reader.close()
+    assert not (tmp_path / "job.sqlite-wal").exists()
+    with pytest.raises(StateFolderError, match="PRAGMA journal_mode=DELETE"):
+        JobStore(tmp_path)
+
+    database = sqlite3.connect(tmp_path / "job.sqlite")
+    database.execute("PRAGMA journal_mode=DELETE")
+    database.close()
+
+    with JobStore(tmp_path) as store:
+        assert store.load() is not None
+
+
+def test_the_database_of_another_job_is_refused(tmp_path: Path) -> None:
+    with new_job(tmp_path / "mine"):
+        pass
+    with JobStore(tmp_path / "other") as store:
+        store.save_job(job_id="job-2", job_seed=1, shard_count=1)
+    (tmp_path / "other" / "job.sqlite").replace(tmp_path / "mine" / "job.sqlite")
+
+    with pytest.raises(
+        StateFolderError, match="is of job job-1, the database has job-2"
+    ):
+        JobStore(tmp_path / "mine")
+
+
+def test_a_folder_of_a_release_without_an_identity_gets_one(tmp_path: Path) -> None:
+    with new_job(tmp_path):
+        pass
+    (tmp_path / "job.json").unlink()
+    with JobStore(tmp_path):
+        pass
+    assert (tmp_path / "job.json").exists()
+
+
+def flip(database: Path) -> None:
+    data = bytearray(database.read_bytes())
+    for position in range(100, len(data), 37):
+        data[position] ^= 0x5A
+    database.write_bytes(data)
+
+
+def cut_off(database: Path) -> None:
+    database.write_bytes(database.read_bytes()[: database.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [flip, cut_off], ids=["flipped", "cut off"])
+def test_a_damaged_database_is_refused(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    with new_job(tmp_path):
+        pass
+    damage(tmp_path / "job.sqlite")
+    with (
+        pytest.raises(
+            StateFolderError, match=r"job\.sqlite in state folder .* damaged"
+        ),
+        JobStore(tmp_path) as store,
+    ):
+        store.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("record", '{"fence_number": 1,'),
+        ("record", "{}"),
+        ("job", "[1, 2, 3]"),
+        ("model", "{}"),
+        ("shards", b"\xff\x00"),
+        ("shards", "7"),
+        ("incarnations", "[" * 100_000),
+        ("incarnations", '{"w0": "x"}'),
+        ("enrolments", '{"loader": 1}'),
+        ("worker_processes", "[[1]]"),
+    ],
+)
+def test_a_value_that_can_not_be_read_is_refused(
+    tmp_path: Path, name: str, value: str | bytes
+) -> None:
+    with new_job(tmp_path):
+        pass
+    database = sqlite3.connect(tmp_path / "job.sqlite")
+    database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    database.commit()
+    database.close()
+
+    with (
+        pytest.raises(StateFolderError, match=r"is damaged: .* Nothing was"),
+        JobStore(tmp_path) as store,
+    ):
+        store.load()
+
+
+def test_what_is_kept_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with new_job(folder):
+        kept = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert set(kept) == {"job.sqlite", "job.sqlite-wal", "job.json"}
+    assert set(kept.values()) == {0o600}
 
 
 def test_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
