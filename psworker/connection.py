@@ -5,11 +5,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from pswire import failpoints
@@ -47,6 +49,7 @@ from psworker.prepare import (
     store_of,
 )
 from psworker.prepare_again import refuse_other_choices, sort_again
+from psworker.published import NOT_PREPARED_TEXT, published_entries
 from psworker.push_compression import PushCompression
 from psworker.push_result import PushResult
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
@@ -351,6 +354,36 @@ class Connection:
         record = to_record(name, split)
         check_recorded(split, self._loop.run(self._session.record_split(record)))
         return split
+
+    @at_entrance
+    def publish(self, *what: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Makes values that the script has set by itself those of the job.
+
+        Weights that were clamped, pruned, drawn anew, averaged or loaded: between two
+        steps the job's values are on the shards, and what a script writes into its own
+        copy is lost otherwise. State of optimizers stays as it is. All workers of a
+        script do so at the same place, and in BSP it takes a clock of its own; where
+        their values differ, those of the worker that is longest in the job count. See
+        docs/optimizers.md.
+
+        Args:
+            what: Models, parts of them, parameters and buffers, or lists of these;
+                all models by default.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet, or a tensor belongs to no
+                model that it was given.
+            OptimizerMismatchError: In BSP, another worker steps in the same clock.
+            StepTimeoutError: Some worker or shard did not come in time; calling it
+                again goes on with the same values.
+        """
+        self._refuse_closed()
+        if self._active is None or self._stepper is None:
+            raise ConfigurationError(NOT_PREPARED_TEXT)
+        self._stepper.settle()
+        bound, tensors = self._active.given.bound, self._stepper.tensors
+        optimizer = next(iter(self._active.optimizers.values()))
+        optimizer.publish(published_entries(what, bound, tensors))
 
     def _prepare_again(
         self,

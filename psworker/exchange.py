@@ -137,6 +137,7 @@ class PushExchange:
         segments: Memory shared with shards.
         asks_first: Whether another process may have sent some of it: shards are asked
             what they have.
+        publishes: Whether it has values that replace those of the job.
     """
 
     pushes: Sequence[OutgoingPush]
@@ -150,6 +151,7 @@ class PushExchange:
     encoder: PushEncoder | None = None
     segments: Segments = NO_SEGMENTS
     asks_first: bool = False
+    publishes: bool = False
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 

@@ -1,6 +1,6 @@
 """Steps of a data-parallel group, which is one worker of the job."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,6 +162,23 @@ class GroupSteps:
         self._refuse_closed()
         return self._led(
             lambda leader, extras: leader.push_nothing(spec, groups, extras), extras
+        )
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Not in a group: each process would need the values of all others.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "a group of processes that push as one can't publish values: set them "
+            "before prepare(), or start the processes without DistributedDataParallel"
         )
 
     def declare(self, spec: OptimizerSpec) -> None:

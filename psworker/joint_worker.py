@@ -1,9 +1,13 @@
 """What each of several processes that are one worker says of that worker."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Protocol, Self
 
-from psworker.errors import ConfigurationError
+import torch
+from torch import nn
+
+from psworker.errors import ConfigurationError, UnsupportedError
 
 
 class Place(Protocol):
@@ -52,6 +56,17 @@ class JointWorker(ABC):
     @abstractmethod
     def _place(self) -> Place | None:
         """That of the worker, None before `prepare`."""
+
+    def publish(self, *what: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Not in a group: each process would need the values of all the others.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "publish() is not possible in a group of processes that push as one: set "
+            "values before prepare(), or start each process as a worker of its own"
+        )
 
     @property
     def rank(self) -> int:

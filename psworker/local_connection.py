@@ -4,9 +4,12 @@ The script's own objects do the work, so that its numbers are those it had befor
 knew of psworker, bit by bit. No thread, no network.
 """
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -24,6 +27,7 @@ from psworker.prepare import (
     check_overlap,
     check_same_clip_norm,
 )
+from psworker.published import NOT_PREPARED_TEXT
 from psworker.push_result import PushResult
 from psworker.refusals import at_entrance
 from psworker.torchrun import TorchrunProcess
@@ -207,6 +211,20 @@ class LocalConnection:
         record = to_record(name, split)
         check_recorded(split, self._splits.setdefault(name, record))
         return split
+
+    @at_entrance
+    def publish(self, *what: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Changes nothing: what the script has set is what it trains with.
+
+        Args:
+            what: As `Connection.publish` has it.
+
+        Raises:
+            ConfigurationError: `prepare` was not called yet.
+        """
+        self._steps.refuse_closed()
+        if not self._is_prepared:
+            raise ConfigurationError(NOT_PREPARED_TEXT)
 
     def close(self) -> None:
         """Ends it; a later `step()` is refused, as in a job."""

@@ -5,7 +5,7 @@ gradient scalers, clipping and step hooks work on it as on any other.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
@@ -29,6 +29,7 @@ from psworker.model_schema import (
 from psworker.optimizer_state import States, by_parameter, edited_states, states_of
 from psworker.overlap.watched_parameters import WatchedParameters
 from psworker.push_compression import PushCompression
+from psworker.push_result import PushResult
 from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
 from psworker.saved_residuals import KEY, pack_residuals, unpack_residuals
@@ -255,6 +256,12 @@ class PreparedOptimizer(Optimizer):
         """Takes part in the next clock with weight 0."""
         self._follow_script()
         self._steps.push_nothing(self.spec, self.groups, self._extras)
+
+    def publish(self, entry_indexes: Collection[int]) -> PushResult:
+        """Makes values of the models those of the job; see `Connection.publish`."""
+        self._refuse_retired("publish with")
+        self._follow_script()
+        return self._steps.publish(self.spec, self.groups, entry_indexes, self._extras)
 
     @at_entrance
     def add_param_group(self, param_group: dict[str, Any]) -> None:

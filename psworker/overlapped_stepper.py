@@ -10,7 +10,7 @@ it before the script looks them up. Gradients are announced by threads of autogr
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -188,6 +188,17 @@ class OverlappedStepper(Stepper):
     ) -> PushResult:
         self._drop_ahead()
         return super().push_nothing(spec, groups, extras)
+
+    @override
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        self._drop_ahead()
+        return super().publish(spec, groups, entry_indexes, extras)
 
     @override
     def rejoin(self) -> None:

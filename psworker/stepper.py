@@ -6,12 +6,13 @@ settled before the next one begins.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import torch
 
 from pswire import failpoints
+from pswire.frames import bits_to_bytes
 from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
@@ -239,6 +240,85 @@ class Stepper(OptimizerCalls):
             self._shadow = self._store.copy()
         return self._finish(exchange, self._shadow)
 
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Makes the values of these tensors, as they are here, those of the job.
+
+        By a push of its own, which is no step: what comes back is written as after
+        one. Again as a new start where this worker was evicted meanwhile.
+
+        Raises:
+            OptimizerMismatchError: Another worker steps in the same clock.
+            StepTimeoutError: Some worker or shard did not come in time; the values
+                are kept, and go with the next call.
+        """
+        self.refuse_closed()
+        self.settle()
+        self._buffers.find(self._store)
+        values: list[torch.Tensor | None] = [None] * len(self._store.tensors)
+        # Copies: whatever has to be settled before is written into the user's own.
+        for index in entry_indexes:
+            values[index] = self._store.tensors[index].detach().clone()
+        return self._published(spec, groups, values, extras)
+
+    def _published(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushResult:
+        while True:
+            unfinished = self._unfinished
+            if unfinished is None or not unfinished.publishes:
+                self._edited.note()  # what the script has edited is what it publishes
+                if self._open(spec, extras, takes_data=False) is not None:
+                    continue  # an earlier step is settled, or this is a new start
+                self._shadow = None  # older than what is published
+                try:
+                    unfinished = self._begin_publish(spec, groups, values, extras)
+                except EvictedError:
+                    self._lose(None)
+                    continue
+            result = self._finish(unfinished, self._store)
+            if not (result.rejoined and result.dropped):
+                return result
+
+    def _begin_publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushExchange:
+        header = next_header(self._session, spec.name, self.sequence_acknowledged + 1)
+        trailer = empty_trailer(self._session, groups, extras)
+        exchange = PushExchange.begin(
+            replace(
+                header, value_entries=bits_to_bytes([v is not None for v in values])
+            ),
+            replace(trailer, weight=1.0, publishes=True),
+            ChunkSource(values),
+            placement=self._store.placement,
+            incarnations=incarnations_of_shards(self._session),
+            loop=self._loop,
+            segments=self._session.shards.segments,
+        )
+        exchange.on_loaded = extras.on_loaded
+        exchange.publishes = True
+        return exchange
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The user's tensor of each entry of the schema, where it is now."""
+        self._buffers.find(self._store)
+        return self._store.tensors
+
     def as_member(self, work: Callable[[int], T]) -> T:
         """Does work as a member; see `OptimizerCalls`."""
         while True:
@@ -247,7 +327,10 @@ class Stepper(OptimizerCalls):
             if self._lost is not None:
                 self.rejoin()
             if self._unfinished is not None:
-                self._settled = self._finish(self._unfinished, self._taken_back())
+                is_step = not self._unfinished.publishes
+                result = self._finish(self._unfinished, self._taken_back())
+                if is_step or result.rejoined:
+                    self._settled = result
             try:
                 self._catch_up()
                 return work(self.clock)
@@ -360,7 +443,10 @@ class Stepper(OptimizerCalls):
         if self._lost is not None:
             return self._lose(self._unfinished)
         if self._unfinished is not None:
-            return self._finish(self._unfinished, self._taken_back())
+            is_step = not self._unfinished.publishes
+            result = self._finish(self._unfinished, self._taken_back())
+            if is_step or result.rejoined:
+                return result
         return None
 
     def _catch_up(self) -> None:

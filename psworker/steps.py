@@ -1,6 +1,6 @@
 """What an optimizer needs of whoever takes its steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -67,6 +67,16 @@ class Steps(Protocol):
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:
         """Pushes weight 0 for the next clock."""
+        ...
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Makes the values of these tensors, as they are here, those of the job."""
         ...
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:

@@ -8,6 +8,11 @@ from psworker.buffer_policies import BufferChoice
 from psworker.push_result import PushResult
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
     from psworker.data.split_value import Split
 
 
@@ -108,6 +113,11 @@ class WorkerConnection(Protocol):
 
     def wait(self) -> None:
         """Returns once the newest values are in the models."""
+
+    def publish(
+        self, *what: "nn.Module | torch.Tensor | Iterable[torch.Tensor]"
+    ) -> None:
+        """Makes values that the script has set by itself those of the job."""
 
     def record_split(self, name: str, split: "Split") -> "Split":
         """Records a split of data, or checks it against the one of that name.

@@ -67,7 +67,9 @@ def check_clock(member: Member, push: PushId, clock: int) -> None:
 def check_phase(
     push: PushId, trailer: Trailer, others: Mapping[WorkerKey, Trailer]
 ) -> None:
-    """Checks that all pushes of a clock that have weight name one optimizer.
+    """Checks that all pushes of a clock that have weight are of one kind.
+
+    They name one optimizer, and all are steps of it or all publish values.
 
     Raises:
         Refusal: `OPTIMIZER_OUT_OF_PHASE`, with who pushed what.
@@ -80,4 +82,13 @@ def check_phase(
                 ErrorReason.OPTIMIZER_OUT_OF_PHASE,
                 f"{push.worker} pushed for optimizer {trailer.optimizer[:64]!r} in the "
                 f"clock for which {other} pushed for {theirs.optimizer[:64]!r}",
+            )
+        if theirs.weight > 0 and theirs.publishes is not trailer.publishes:
+            publisher, stepper = (
+                (push.worker, other) if trailer.publishes else (other, push.worker)
+            )
+            raise Refusal(
+                ErrorReason.OPTIMIZER_OUT_OF_PHASE,
+                f"{publisher} publishes values in the clock in which {stepper} steps: "
+                "all workers of a script publish at the same place",
             )

@@ -14,13 +14,20 @@ from pswire.reasons import Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedContribution:
-    """One worker's part of a chunk; `payload` is whatever the owner staged."""
+    """One worker's part of a chunk; `payload` is whatever the owner staged.
+
+    Attributes:
+        value_entries: Tensors of which it has values and no gradient.
+        is_source: Whether its values count where others have sent different ones.
+    """
 
     worker_id: str
     weight: float
     presence: tuple[bool, ...]
     payload: object
     loss_scale: float = 1.0
+    value_entries: frozenset[int] = frozenset()
+    is_source: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

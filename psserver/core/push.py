@@ -57,6 +57,8 @@ class Trailer:
         is_of_longest: Whether its worker was the longest member when it was made.
         scheduler_steps: Steps of the worker's schedulers of this optimizer.
         spec_digest: Declaration of the optimizer that the hyperparameters are of.
+        value_entries: Tensors of which it has values, which replace the shard's.
+        publishes: Whether all that it has are values, and it is no step.
     """
 
     optimizer: str
@@ -72,6 +74,8 @@ class Trailer:
     is_of_longest: bool = False
     scheduler_steps: tuple[int, ...] = ()
     spec_digest: str = ""
+    value_entries: frozenset[int] = frozenset()
+    publishes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -324,12 +324,16 @@ class PushProgress:
         entry, known = self._state.entry_of(push), self._open[push]
         assert entry is not None
         assert entry.trailer is not None
+        # Of all workers that publish at one place of a script one counts, or each of
+        # them would undo what was pushed since the one before.
+        is_left_out = entry.trailer.publishes and not entry.trailer.is_of_longest
+        counted = {} if is_left_out else {push.worker: entry}
         self._state.effects.append(
             ApplyChunk(
                 clock=self._clock_of(push),
                 chunk_index=chunk_index,
                 optimizer=entry.trailer.optimizer,
-                contributions=contributions_to(chunk_index, {push.worker: entry}),
+                contributions=contributions_to(chunk_index, counted),
                 total_weight=entry.trailer.weight,
                 hyperparameters=known.used.hyperparameters,
                 spec_digest=known.used.spec_digest,

@@ -36,7 +36,7 @@ def orders_to_apply(
             clock=clock,
             chunk_index=index,
             optimizer=source.optimizer,
-            contributions=contributions_to(index, entries),
+            contributions=contributions_to(index, entries, source),
             total_weight=total_weight,
             hyperparameters=source.hyperparameters,
             spec_digest=source.spec_digest,
@@ -47,7 +47,9 @@ def orders_to_apply(
 
 
 def contributions_to(
-    chunk_index: int, entries: Mapping[WorkerKey, PushEntry]
+    chunk_index: int,
+    entries: Mapping[WorkerKey, PushEntry],
+    source: Trailer | None = None,
 ) -> tuple[StagedContribution, ...]:
     """Parts of a chunk that have weight, in the order of the entries."""
     found = []
@@ -62,6 +64,8 @@ def contributions_to(
                     presence=chunk.presence,
                     payload=chunk.payload,
                     loss_scale=trailer.loss_scale,
+                    value_entries=trailer.value_entries,
+                    is_source=trailer is source,
                 )
             )
     return tuple(found)

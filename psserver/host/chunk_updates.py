@@ -204,4 +204,6 @@ def _contribution(part: StagedContribution) -> Contribution:
         loss_scale=part.loss_scale,
         rows=payload.rows,
         element_type=element_type,
+        value_entries=part.value_entries,
+        is_source=part.is_source,
     )

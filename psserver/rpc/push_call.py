@@ -20,6 +20,7 @@ from psserver.rpc.push_codec import (
     push_id,
     read_push_message,
     read_trailer,
+    value_entries_of,
 )
 from psserver.rpc.readiness import catch_up, declaration_known
 from psserver.tensors.compressed_gradients import raw_byte_count
@@ -70,6 +71,7 @@ class PushCall:
         self._host = host
         self.push = push
         self._header = header
+        self._value_entries = value_entries_of(host.model, header)
         self._entry: PushEntry | None = None
         self._ahead: ProvisionalChunks | None = ProvisionalChunks(push, self.session)
         self._reader: asyncio.Task[None] | None = None
@@ -168,7 +170,9 @@ class PushCall:
         for chunk in message.shared_chunks:
             self._take_chunk(chunk)
         if message.trailer is not None:
-            trailer = read_trailer(self._host, optimizer, message.trailer)
+            trailer = read_trailer(
+                self._host, optimizer, message.trailer, self._value_entries
+            )
             if trailer.loads_state:
                 core = self._host.model.core
                 self._host.states.check_staged(core, self.push, optimizer)
@@ -192,11 +196,20 @@ class PushCall:
             len(frame.data) if is_whole else raw_byte_count(placed, presence),
             optimizer=self._header.optimizer,
             row_indices=frame.row_indices if is_sparse else None,
+            value_entries=self._value_entries,
         )
         payload: object = frame.data
         if is_sparse:
             payload = SparsePayload(frame.data, rows, placed.byte_count)
         elif not is_whole:
+            if self._value_entries.intersection(
+                piece.entry_index for piece in placed.slices
+            ):
+                raise Refusal(
+                    ErrorReason.CHUNK_INVALID,
+                    f"chunk {frame.index} has values in encoding {frame.encoding}: "
+                    "they go as they are",
+                )
             payload = model.compressed.payload(placed, presence, frame)
         chunk = StagedChunk(digest=frame.digest, presence=presence, payload=payload)
         if self._ahead is not None:

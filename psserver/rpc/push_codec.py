@@ -192,10 +192,32 @@ def check_window(header: push_pb2.PushHeader) -> None:
         )
 
 
+def value_entries_of(model: ShardModel, header: push_pb2.PushHeader) -> frozenset[int]:
+    """Tensors of which a push has values.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    if not header.value_entries:
+        return frozenset()
+    entry_count = len(model.schema.entries)
+    bits = bits_from_bytes(header.value_entries, entry_count)
+    return frozenset(compress(range(entry_count), bits))
+
+
 def read_trailer(
-    host: ShardHost, optimizer: str, trailer: push_pb2.PushTrailer
+    host: ShardHost,
+    optimizer: str,
+    trailer: push_pb2.PushTrailer,
+    value_entries: frozenset[int] = frozenset(),
 ) -> Trailer:
     """Reads and checks a trailer.
+
+    Args:
+        host: The shard.
+        optimizer: Whose push it is.
+        trailer: As it came.
+        value_entries: Tensors of which the push has values.
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, `HYPERPARAMETER_INVALID` or
@@ -247,6 +269,8 @@ def read_trailer(
         is_of_longest=trailer.is_of_longest,
         scheduler_steps=tuple(trailer.scheduler_steps),
         spec_digest=trailer.optimizer_digest,
+        value_entries=value_entries,
+        publishes=trailer.publishes,
     )
 
 

@@ -121,6 +121,7 @@ class ApplyEngine:
         *,
         optimizer: str,
         row_indices: memoryview | None = None,
+        value_entries: frozenset[int] = frozenset(),
     ) -> ChunkRows:
         """Checks a received chunk before it is staged; changes nothing.
 
@@ -130,6 +131,7 @@ class ApplyEngine:
             byte_count: Bytes of their elements.
             optimizer: Name of the optimizer that shall apply it.
             row_indices: Of a sparse chunk, which rows came.
+            value_entries: Tensors of which it has values.
 
         Returns:
             The rows, for `Contribution`.
@@ -152,6 +154,11 @@ class ApplyEngine:
             expected = held.element_count
         else:
             allowed = self._buffers.with_all(chunk_index, membership)
+            if value_entries:
+                allowed = tuple(
+                    is_allowed or piece.entry_index in value_entries
+                    for is_allowed, piece in zip(allowed, chunk.slices, strict=True)
+                )
             expected = present_count(chunk, presence, allowed, optimizer)
         rows = read_rows(
             chunk,
@@ -163,6 +170,12 @@ class ApplyEngine:
         )
         for piece, each in zip(chunk.slices, rows, strict=False):
             if each is not None:
+                if piece.entry_index in value_entries:
+                    raise Refusal(
+                        ErrorReason.CHUNK_INVALID,
+                        f"chunk {chunk_index} has rows of tensor {piece.entry_index}, "
+                        "of which the push has values: they come whole",
+                    )
                 expected += each.element_count - piece.element_count
         expected *= chunk.element_type.byte_count
         if byte_count != expected:
@@ -248,12 +261,12 @@ class ApplyEngine:
         """
         spec = self._spec(optimizer, spec_digest)
         chunk = self._vectors.chunk(chunk_index)
-        gradients, with_buffers = self._buffers.part(chunk, contributions)
+        gradients, with_values = self._buffers.part(chunk, contributions)
         mean = self._optimizers.within(
             spec, chunk, finite_mean(chunk, gradients, total_weight)
         )
         presence = mean.presence
-        if not (any(presence) or with_buffers):
+        if not (any(presence) or with_values):
             return AppliedChunk(presence, mean.torn_worker_ids)
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and pusher is not None:
@@ -269,9 +282,10 @@ class ApplyEngine:
                 held = self._optimizers.under(spec, chunk_index)
                 held.apply(gradient, mean.presence, values, mean.positions)
                 self._masters.publish(chunk, mean.presence)
-            if with_buffers:
+            if with_values:
                 view = self._vectors.view(chunk_index)
-                taken = self._buffers.take(chunk, view, with_buffers, average)
+                taken = self._buffers.take(chunk, view, with_values, average)
+                self._masters.take(chunk, taken)
                 presence = _union(presence, taken)
         return AppliedChunk(presence, mean.torn_worker_ids)
 

@@ -1,10 +1,16 @@
-"""Buffers on a shard: what no optimizer updates, such as running statistics.
+"""What a push has on a shard beside a gradient: buffers, and values of parameters.
+
+Buffers are what no optimizer updates, such as running statistics.
 
 A push of any optimizer may hold values of buffers. Those of a clock of BSP become
 their mean, weighted over the workers that sent the slice; the value of a single one is
 taken bit for bit. A push of SSP and ASP is taken by itself, see `BufferAverage`. Which
 worker sends which buffer is the workers' own business. Values are never looked at:
 they count in no norm and in no check for finite numbers.
+
+A push may say of any tensor that it has its values, and no gradient: they replace the
+shard's. Where several of a clock have different ones, those of the worker count whose
+hyperparameters do, without any mean.
 
 Threads that work on different chunks may call at once; calls for one chunk are
 serialised by the caller.
@@ -26,7 +32,10 @@ Presence = tuple[bool, ...]
 
 @dataclass(slots=True)
 class _ChunkBuffers:
-    """Buffers in one chunk: which slices they are, and which have ever changed."""
+    """Buffers in one chunk: which slices they are, and which have ever changed.
+
+    Of a parameter, changed by values that were pushed of it.
+    """
 
     bits: Presence
     changed: Presence
@@ -65,21 +74,26 @@ class ShardBuffers:
     def part(
         self, chunk: Chunk, contributions: Sequence[Contribution]
     ) -> tuple[Sequence[Contribution], Sequence[Contribution]]:
-        """Parts contributions: what they hold of gradients, and those with buffers."""
+        """Parts contributions: what they hold of gradients, and those with values."""
         held = self._chunks.get(chunk.index)
-        if held is None:
+        if held is None and not any(each.value_entries for each in contributions):
             return contributions, ()
-        with_buffers = [
-            each
-            for each in contributions
-            if each.weight > 0 and any(_both(each.presence, held.bits))
-        ]
-        gradients = [
-            part
-            for each in contributions
-            if any((part := _gradient_of(chunk, each, held.bits)).presence)
-        ]
-        return gradients, with_buffers
+        with_values = []
+        gradients = []
+        for each in contributions:
+            bits = self._valued(chunk, each)
+            if each.weight > 0 and any(_both(each.presence, bits)):
+                with_values.append(each)
+            part = _gradient_of(chunk, each, bits)
+            if any(part.presence):
+                gradients.append(part)
+        return gradients, with_values
+
+    def _valued(self, chunk: Chunk, each: Contribution) -> Presence:
+        """Slices that count as no gradient where a contribution has them."""
+        held = self._chunks.get(chunk.index)
+        bits = (False,) * len(chunk.slices) if held is None else held.bits
+        return _union(bits, each.values(chunk)) if each.value_entries else bits
 
     def take(
         self,
@@ -88,18 +102,19 @@ class ShardBuffers:
         contributions: Sequence[Contribution],
         average: BufferAverage | None,
     ) -> Presence:
-        """Replaces buffers by what was pushed.
+        """Replaces buffers, and other values, by what was pushed.
 
         Args:
             chunk: Where they are.
             values: Elements of the chunk, 1-D, written to.
-            contributions: Those with buffers, as `part` gives them.
+            contributions: Those with values, as `part` gives them.
             average: For a push that is taken by itself; None for a clock.
 
         Returns:
             The slices that were replaced.
         """
-        held = self._chunks[chunk.index]
+        none = (False,) * len(chunk.slices)
+        held = self._chunks.setdefault(chunk.index, _ChunkBuffers(none, none))
         taken = [False] * len(chunk.slices)
         for run in _runs(chunk, held.bits, contributions, average):
             for position in range(run.first, run.stop):
@@ -152,8 +167,14 @@ def _runs(
         for each in contributions
     ]
 
+    replacing = [each.values(chunk) for each in contributions]
+
     def treatment(position: int) -> tuple[Presence, int]:
         """Who has sent a slice, and how many share its average."""
+        own = [index for index, valued in enumerate(replacing) if valued[position]]
+        if own:
+            counted = next((i for i in own if contributions[i].is_source), own[0])
+            return tuple(i == counted for i in range(len(contributions))), 1
         if not bits[position]:
             return (), 1
         senders = tuple(each.presence[position] for each in contributions)

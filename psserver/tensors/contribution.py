@@ -1,4 +1,4 @@
-"""One worker's gradient of one chunk, as it was received."""
+"""What one worker has pushed of one chunk, as it was received."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def sum_dtype(element_type: ElementType) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One worker's gradient of one chunk.
+    """One worker's gradient of one chunk, or values of some of its slices.
 
     Attributes:
         worker_id: Who sent it.
@@ -62,6 +62,8 @@ class Contribution:
         loss_scale: Factor the gradient still carries; 0 and 1 mean none.
         rows: Rows of the sparse slices.
         element_type: Type that `data` is in where it is not the chunk's.
+        value_entries: Tensors of which it has values and no gradient.
+        is_source: Whether its values count where others have sent different ones.
     """
 
     worker_id: str
@@ -71,6 +73,15 @@ class Contribution:
     loss_scale: float = 1.0
     rows: ChunkRows = ()
     element_type: ElementType | None = None
+    value_entries: frozenset[int] = frozenset()
+    is_source: bool = False
+
+    def values(self, chunk: Chunk) -> tuple[bool, ...]:
+        """For each slice of a chunk, whether it has values of it."""
+        return tuple(
+            present and piece.entry_index in self.value_entries
+            for piece, present in zip(chunk.slices, self.presence, strict=True)
+        )
 
     def elements(self, chunk: Chunk) -> torch.Tensor:
         """All that it holds, 1-D, sharing memory: read-only."""

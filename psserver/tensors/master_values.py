@@ -61,6 +61,15 @@ class MasterValues:
             )
         return self._masters[chunk_index]
 
+    def take(self, chunk: Chunk, presence: Sequence[bool]) -> None:
+        """Goes on from the values of these slices, which were replaced."""
+        master = self._masters.get(chunk.index)
+        if master is None:
+            return
+        values = self._vectors.view(chunk.index)
+        for start, stop in present_runs(chunk, presence):
+            master[start:stop].copy_(values[start:stop])
+
     def publish(self, chunk: Chunk, presence: Sequence[bool]) -> None:
         """Gives out what an update has made of the present slices."""
         master = self._masters.get(chunk.index)

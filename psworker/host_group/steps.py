@@ -6,6 +6,7 @@ group's state machine wants done, and copies the values that come of it.
 
 import logging
 import time
+from collections.abc import Collection
 from typing import Final
 
 import torch
@@ -163,6 +164,23 @@ class HostSteps(Attendance):
             optimizer=spec.name,
         )
         return self._take_part(part, extras)
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Not in a group: each process would need the values of all others.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "a group of processes that push as one can't publish values: set them "
+            "before prepare(), or start the processes without --one-push-per-host"
+        )
 
     def declare(self, spec: OptimizerSpec) -> None:
         """Refused: processes that lead later would not know of it.

@@ -222,6 +222,7 @@ def header_bytes(header: values.PushHeader, shard_incarnation: int) -> bytes:
         sequence=header.sequence,
         sequence_unacknowledged_min=header.sequence_unacknowledged_min,
         clock=header.clock,
+        value_entries=header.value_entries,
     ).SerializeToString()
 
 
@@ -242,6 +243,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         loads_state=trailer.loads_state,
         is_of_longest=trailer.is_of_longest,
         scheduler_steps=trailer.scheduler_steps,
+        publishes=trailer.publishes,
     ).SerializeToString()
 
 

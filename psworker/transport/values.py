@@ -212,7 +212,10 @@ WatchEvent = WorkerView | SeedOrder | Record | JobEnd | Waiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """Identity and place of a push, but for the shard's incarnation."""
+    """Identity and place of a push, but for the shard's incarnation.
+
+    `value_entries` has a bit for each tensor of which it has values and no gradient.
+    """
 
     job_id: str
     optimizer: str
@@ -221,6 +224,7 @@ class PushHeader:
     sequence: int
     sequence_unacknowledged_min: int
     clock: int
+    value_entries: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,7 @@ class PushTrailer:
         is_of_longest: Whether it was made by the longest member.
         scheduler_steps: Steps that each scheduler has taken.
         averaged_buffers: Bits of the buffers that are averaged in SSP and ASP.
+        publishes: Whether it has values alone and is no step.
     """
 
     weight: float
@@ -254,6 +259,7 @@ class PushTrailer:
     is_of_longest: bool = False
     scheduler_steps: tuple[int, ...] = ()
     averaged_buffers: bytes = b""
+    publishes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class PushHeader(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     SEQUENCE_UNACKNOWLEDGED_MIN_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    VALUE_ENTRIES_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     job_id: builtins.str
@@ -196,6 +197,11 @@ class PushHeader(google.protobuf.message.Message):
     """Lowest sequence whose answer the sender has not got from every shard."""
     clock: builtins.int
     """Clock the push completes. The shard derives it; this only checks it."""
+    value_entries: builtins.bytes
+    """One bit for each tensor of the schema: whether the slices of it that the
+    push has are values, which replace the shard's, and no gradient. Empty:
+    none. Values take no part in a norm and are encoded as they are.
+    """
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """Sender."""
@@ -212,9 +218,10 @@ class PushHeader(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         sequence_unacknowledged_min: builtins.int = ...,
         clock: builtins.int = ...,
+        value_entries: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "sequence", b"sequence", "sequence_unacknowledged_min", b"sequence_unacknowledged_min", "shard_incarnation", b"shard_incarnation", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "generation", b"generation", "job_id", b"job_id", "optimizer", b"optimizer", "protocol_version", b"protocol_version", "sequence", b"sequence", "sequence_unacknowledged_min", b"sequence_unacknowledged_min", "shard_incarnation", b"shard_incarnation", "value_entries", b"value_entries", "worker", b"worker"]) -> None: ...
 
 global___PushHeader = PushHeader
 
@@ -399,6 +406,7 @@ class PushTrailer(google.protobuf.message.Message):
     LOADS_STATE_FIELD_NUMBER: builtins.int
     IS_OF_LONGEST_FIELD_NUMBER: builtins.int
     SCHEDULER_STEPS_FIELD_NUMBER: builtins.int
+    PUBLISHES_FIELD_NUMBER: builtins.int
     weight: builtins.float
     """Number of samples behind the gradient. Finite, at least 0; a push of
     weight 0 counts for nothing.
@@ -435,7 +443,14 @@ class PushTrailer(google.protobuf.message.Message):
     is_of_longest: builtins.bool
     """Whether the sender is the longest member of the newest record that it knew
     when it made the push; the same for all shards. Only read with
-    `loads_state`.
+    `loads_state` and `publishes`.
+    """
+    publishes: builtins.bool
+    """Whether it publishes: all that it has are values, see `value_entries`, and
+    nothing of it is a step of the optimizer. In BSP all pushes of a clock that
+    have weight publish, or none does; where they differ those of the source of
+    the hyperparameters count. In SSP and ASP those of a push that
+    `is_of_longest` count, and others change nothing.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.schema_pb2.GroupHyperparameters]:
@@ -466,8 +481,9 @@ class PushTrailer(google.protobuf.message.Message):
         loads_state: builtins.bool = ...,
         is_of_longest: builtins.bool = ...,
         scheduler_steps: collections.abc.Iterable[builtins.int] | None = ...,
+        publishes: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["averaged_buffers", b"averaged_buffers", "chunk_bitmap", b"chunk_bitmap", "finite", b"finite", "gradient_norm", b"gradient_norm", "groups", b"groups", "is_of_longest", b"is_of_longest", "loads_state", b"loads_state", "loss_scale", b"loss_scale", "optimizer_digest", b"optimizer_digest", "publishes", b"publishes", "ranges", b"ranges", "scheduler_steps", b"scheduler_steps", "weight", b"weight"]) -> None: ...
 
 global___PushTrailer = PushTrailer
 
