@@ -1,10 +1,12 @@
 """The buffers of a worker's models: where they are, which have changed, who sends them.
 
 In the user's thread only. What a worker sends is a buffer that its script, a forward
-pass most of all, has changed since the shards' value was last written into it.
+pass most of all, has changed since the shards' value was last written into it. The same
+holds for parameters that no optimizer has, such as those of a teacher that follows what
+is trained: the leader's count.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +20,7 @@ from pswire.torch_types import TORCH_DTYPES, buffer_of, bytes_of
 from psworker.buffer_policies import BufferPolicy
 from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema
+from psworker.samples import Look, Samples
 from psworker.transport.values import Identity, Mode, Record
 from psworker.value_store import ValueStore
 
@@ -63,26 +66,56 @@ class Buffers:
     """
 
     def __init__(
-        self, bound: BoundSchema, policies: Mapping[int, BufferPolicy]
+        self,
+        bound: BoundSchema,
+        policies: Mapping[int, BufferPolicy],
+        frozen: Collection[int] = (),
     ) -> None:
         """Knows nothing of what shards hold.
 
         Args:
             bound: The models.
             policies: Of every buffer, by its entry in the schema.
+            frozen: Parameters that no optimizer has, whose values are sent like those
+                of the leader's buffers.
         """
         self._entries = bound.schema.entries
         self._policies = policies
+        self._frozen = frozenset(frozen)
         self.local = frozenset(
             index for index, each in policies.items() if each is BufferPolicy.LOCAL
         )
         slots = _slots_of(bound.models.values())
         self._slots = {
             index: slots[id(bound.tensors[index])]
-            for index in policies
+            for index in (*policies, *sorted(self._frozen))
             if index not in self.local and self._entries[index].element_count
         }
         self._marks: dict[int, _Mark] = {}
+        self._samples = Samples(())
+        self._sampled: list[int] = []
+        self._looks: dict[int, Look] = {}
+
+    def hold(self, entry_indexes: Iterable[int]) -> None:
+        """An optimizer has these now: they have gradients, and are sent no more."""
+        held = self._frozen.intersection(entry_indexes)
+        self._frozen -= held
+        for index in held:
+            self._slots.pop(index, None)
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """Parameters that no optimizer has, and whose values are sent."""
+        return self._frozen
+
+    @property
+    def value_entries(self) -> bytes:
+        """For a header, which tensors a push has values of, if it has any of them."""
+        if not self._frozen:
+            return b""
+        return bits_to_bytes(
+            [index in self._frozen for index in range(len(self._entries))]
+        )
 
     @property
     def policies(self) -> Mapping[int, BufferPolicy]:
@@ -138,15 +171,22 @@ class Buffers:
         due = [
             index
             for index in self._slots
-            if is_leader or self._policies[index] is BufferPolicy.MEAN
+            if index not in self._frozen
+            and (is_leader or self._policies[index] is BufferPolicy.MEAN)
         ]
         unsure = [index for index in due if self._looks_same(index, store)]
         digests = dict(zip(unsure, _digests_of(store, unsure), strict=True))
-        return {
-            index: store.tensors[index].detach().clone()
+        found = [
+            index
             for index in due
             if index not in digests or digests[index] != self._marks[index].digest
-        }
+        ]
+        if is_leader and self._frozen:
+            looks = self._looks_of_frozen(store)
+            found += [
+                index for index, look in looks.items() if look != self._looks.get(index)
+            ]
+        return {index: store.tensors[index].detach().clone() for index in found}
 
     def add_to(
         self, held: list[torch.Tensor | None], store: ValueStore, *, is_leader: bool
@@ -176,7 +216,20 @@ class Buffers:
         tensor = store.tensors[index]
         return mark is not None and (mark.address, mark.version) == _looks(tensor)
 
+    def _looks_of_frozen(self, store: ValueStore) -> dict[int, Look]:
+        sampled = sorted(self._frozen)
+        tensors = [store.tensors[index] for index in sampled]
+        if len(tensors) != len(self._sampled) or any(
+            a is not b for a, b in zip(tensors, self._samples.tensors, strict=True)
+        ):
+            self._samples, self._sampled = Samples(tensors), sampled
+        return dict(zip(sampled, self._samples.looks(), strict=True))
+
     def _mark(self, store: ValueStore, indexes: list[int]) -> None:
+        if not self._frozen.isdisjoint(indexes):
+            looks = self._looks_of_frozen(store)
+            self._looks.update({i: looks[i] for i in indexes if i in looks})
+            indexes = [index for index in indexes if index not in looks]
         digests = _digests_of(store, indexes)
         for index, digest in zip(indexes, digests, strict=True):
             self._marks[index] = _Mark(*_looks(store.tensors[index]), digest)

@@ -479,7 +479,7 @@ class Connection:
         schema, settings = given.bound.schema, self._session.settings
         chunk_bytes = given.compression.chunk_bytes(settings.chunk_bytes)
         placement = place(schema, settings.shard_count, chunk_bytes)
-        buffers = Buffers(given.bound, given.buffers)
+        buffers = Buffers(given.bound, given.buffers, given.followed)
         store = store_of(given, placement, local=buffers.local, overlap=overlap)
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
@@ -497,7 +497,12 @@ class Connection:
                 given=given,
                 timeout_s=step_timeout_s,
             ),
-            "edited": EditedValues(schema, given.bound.tensors),
+            "edited": EditedValues(
+                schema,
+                given.bound.tensors,
+                held=given.held,
+                followed=given.followed,
+            ),
             "buffers": buffers,
             "compression": PushCompression(given.compression, schema),
             "timeout_s": step_timeout_s,

@@ -10,7 +10,7 @@ it before the script looks them up. Gradients are announced by threads of autogr
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,7 +21,7 @@ from pswire.schema import OptimizerSpec
 from psworker.cores import usable_core_count
 from psworker.event_loop import EventLoop
 from psworker.exchange import PushExchange
-from psworker.next_push import delivery_of, incarnations_of_shards, next_header
+from psworker.next_push import delivery_of, incarnations_of_shards
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlap.chunk_copies import ChunkCopies
 from psworker.overlap.copier import Copier
@@ -190,17 +190,6 @@ class OverlappedStepper(Stepper):
         return super().push_nothing(spec, groups, extras)
 
     @override
-    def publish(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        entry_indexes: Collection[int],
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
-        self._drop_ahead()
-        return super().publish(spec, groups, entry_indexes, extras)
-
-    @override
     def rejoin(self) -> None:
         self._drop_ahead()
         was_open = self._values.is_open
@@ -223,6 +212,11 @@ class OverlappedStepper(Stepper):
     # Inside
 
     @override
+    def _published(self, *named: Any) -> PushResult:
+        self._drop_ahead()
+        return super()._published(*named)
+
+    @override
     def _lose(self, exchange: PushExchange | None) -> PushResult:
         self._drop_ahead()
         if exchange is not None:
@@ -236,8 +230,7 @@ class OverlappedStepper(Stepper):
         self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
     ) -> PushExchange:
         with self._turn:
-            sequence = self.sequence_acknowledged + 1
-            header = next_header(self._session, spec.name, sequence)
+            header = self._next_header(spec.name)
             incarnations = incarnations_of_shards(self._session)
             ahead, self._ahead = self._ahead, None
             is_empty = all(tensor is None for tensor in source.tensors)
@@ -301,7 +294,7 @@ class OverlappedStepper(Stepper):
             or not self._arrival.is_over
         ):
             return  # the step finds out what there is to do
-        header = next_header(self._session, optimizer, self.sequence_acknowledged + 1)
+        header = self._next_header(optimizer)
         self._ahead = SentAhead(
             header,
             incarnations_of_shards(self._session),

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from pswire.clipping import is_clip_norm
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.placement import Placement
-from pswire.schema import OptimizerSpec
+from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.compression import CompressionChoice, read_compression
 from psworker.errors import ConfigurationError
@@ -23,6 +23,7 @@ from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
 from psworker.overlap.arriving_values import ArrivingValues
+from psworker.overlap.expectation import held_entries
 from psworker.overlapped_stepper import OverlappedStepper
 from psworker.schedules import parts
 from psworker.sparse_gradients import refuse_modules
@@ -47,6 +48,8 @@ class Prepared:
         states: State of optimizers that have any, by name: of a loaded checkpoint.
         buffers: Policy of each buffer, by its entry in the schema.
         compression: How gradients and values are sent.
+        held: Parameters that some optimizer has, by their entries.
+        followed: Other parameters, whose values the leader sends when they change.
     """
 
     objects: tuple[Any, ...]
@@ -61,6 +64,8 @@ class Prepared:
     buffers: dict[int, BufferPolicy] = field(default_factory=dict)
     loss_scales: LossScales = field(default_factory=LossScales)
     compression: Compression = NO_COMPRESSION
+    held: frozenset[int] = frozenset()
+    followed: frozenset[int] = frozenset()
 
 
 def sort_objects(
@@ -91,6 +96,7 @@ def sort_objects(
         for name, optimizer in optimizers.items()
     }
     refuse_modules(models, bound.tensors, specs)
+    held = frozenset(index for spec in specs.values() for index in held_entries(spec))
     return Prepared(
         objects=tuple(objects),
         bound=bound,
@@ -104,6 +110,24 @@ def sort_objects(
         buffers=choose_policies(bound, buffers),
         loss_scales=LossScales(scalers),
         compression=chosen,
+        held=held,
+        followed=_followed(bound.schema, held, chosen),
+    )
+
+
+def _followed(
+    schema: ModelSchema, held: Collection[int], compression: Compression
+) -> frozenset[int]:
+    """Parameters that no optimizer has: a script may move them by itself.
+
+    Not in a job that sends fewer bytes: what came back would be rounded each time.
+    """
+    if compression != NO_COMPRESSION:
+        return frozenset()
+    return frozenset(
+        index
+        for index, entry in enumerate(schema.entries)
+        if entry.kind is EntryKind.PARAMETER and index not in held
     )
 
 
@@ -248,7 +272,7 @@ def store_of(
         overlap: Whether values come while a forward pass reads them.
     """
     named: dict[str, Any] = {
-        "buffers": given.buffers,
+        "buffers": given.followed.union(given.buffers),
         "local": local,
         "compression": given.compression,
     }

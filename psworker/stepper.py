@@ -6,10 +6,11 @@ settled before the next one begins.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
+from typing_extensions import override
 
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
@@ -37,6 +38,7 @@ from psworker.next_push import (
     next_header,
 )
 from psworker.optimizer_calls import OptimizerCalls, T
+from psworker.overlap.expectation import held_entries
 from psworker.pending import PendingData
 from psworker.push_account import PushAccount
 from psworker.push_compression import PushCompression
@@ -47,7 +49,7 @@ from psworker.stand_in import StandIn
 from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
-from psworker.transport.values import Member, PushTrailer
+from psworker.transport.values import Member, PushHeader, PushTrailer
 from psworker.value_store import ValueStore
 
 
@@ -159,6 +161,8 @@ class Stepper(OptimizerCalls):
         """
         if failpoints.armed:
             failpoints.hit("worker.step")
+        if extras.loads is not None:
+            extras = self._with_loaded_values(spec, groups, extras)
         if (result := self._open(spec, extras, takes_data=True)) is not None:
             return result
         held = gradients.gradients_of(spec, groups, self._store.tensors)
@@ -259,12 +263,43 @@ class Stepper(OptimizerCalls):
         """
         self.refuse_closed()
         self.settle()
+        values = self._values_of(entry_indexes)
+        return self._published(spec, groups, values, extras)
+
+    def _with_loaded_values(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
+    ) -> PushExtras:
+        """Publishes what was loaded into the models together with optimizer state.
+
+        A script that loads after `prepare` loads both, and both are to count or none:
+        the state goes with the values, before the step. Buffers that a forward pass
+        has changed since are this worker's still, and go with the step as always.
+
+        Returns:
+            What is left to go with the step.
+        """
+        self.refuse_closed()
+        self.settle()
+        if not self._edited.has_writes:
+            return extras
+        store = self._store
+        values = self._values_of(range(len(store.tensors)))
+        self._published(spec, groups, values, extras)
+        with torch.no_grad():
+            for index in self._buffers.policies:
+                value = values[index]
+                if value is not None and not torch.equal(value, store.tensors[index]):
+                    store.tensors[index].copy_(value)
+        return replace(extras, loads=None, on_loaded=None)
+
+    def _values_of(self, entry_indexes: Iterable[int]) -> list[torch.Tensor | None]:
+        """Copies: what has to be settled before is written into the user's own."""
         self._buffers.find(self._store)
         values: list[torch.Tensor | None] = [None] * len(self._store.tensors)
-        # Copies: whatever has to be settled before is written into the user's own.
         for index in entry_indexes:
-            values[index] = self._store.tensors[index].detach().clone()
-        return self._published(spec, groups, values, extras)
+            if index not in self._buffers.local:
+                values[index] = self._store.tensors[index].detach().clone()
+        return values
 
     def _published(
         self,
@@ -318,6 +353,11 @@ class Stepper(OptimizerCalls):
         """The user's tensor of each entry of the schema, where it is now."""
         self._buffers.find(self._store)
         return self._store.tensors
+
+    @override
+    def declare(self, spec: OptimizerSpec) -> None:
+        super().declare(spec)
+        self._buffers.hold(held_entries(spec))
 
     def as_member(self, work: Callable[[int], T]) -> T:
         """Does work as a member; see `OptimizerCalls`."""
@@ -422,7 +462,7 @@ class Stepper(OptimizerCalls):
         self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
-        self._edited.check()
+        self._edited.check(self.clock + 1)
         try:
             self._catch_up()
             if extras.loads is not None:
@@ -493,7 +533,7 @@ class Stepper(OptimizerCalls):
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        header = next_header(self._session, spec.name, self.sequence_acknowledged + 1)
+        header = self._next_header(spec.name)
         source.encoder = encoder = self.compression.encoder(
             header, loss_scale=trailer.loss_scale
         )
@@ -508,6 +548,12 @@ class Stepper(OptimizerCalls):
         )
         exchange.encoder = encoder
         return exchange
+
+    def _next_header(self, optimizer: str) -> PushHeader:
+        sequence = self.sequence_acknowledged + 1
+        header = next_header(self._session, optimizer, sequence)
+        values = self._buffers.value_entries
+        return replace(header, value_entries=values) if values else header
 
     def _conclude(self, exchange: PushExchange) -> PushResult | None:
         """Does what is left of a step whose push has begun."""

@@ -7,6 +7,7 @@ code.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
 from typing import Protocol
 
@@ -200,9 +201,12 @@ def value_entries_of(model: ShardModel, header: push_pb2.PushHeader) -> frozense
     """
     if not header.value_entries:
         return frozenset()
-    entry_count = len(model.schema.entries)
-    bits = bits_from_bytes(header.value_entries, entry_count)
-    return frozenset(compress(range(entry_count), bits))
+    return _entries_of(header.value_entries, len(model.schema.entries))
+
+
+@lru_cache(maxsize=64)
+def _entries_of(bits: bytes, entry_count: int) -> frozenset[int]:
+    return frozenset(compress(range(entry_count), bits_from_bytes(bits, entry_count)))
 
 
 def read_trailer(

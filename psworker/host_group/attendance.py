@@ -97,7 +97,7 @@ class Attendance:
             buffers=given.buffers,
             local=self._buffers.local,
         )
-        self._edited = EditedValues(schema, self._tensors)
+        self._edited = EditedValues(schema, self._tensors, held=given.held)
         self._rejoin_count = 0
         self._life_count = 0
         self.standing: Standing

@@ -288,7 +288,9 @@ class HostLeader:
             rejoining=EvictedWorker(
                 self._loop, session, model.store, given=given, timeout_s=timeout_s
             ),
-            edited=EditedValues(given.bound.schema, given.bound.tensors),
+            edited=EditedValues(
+                given.bound.schema, given.bound.tensors, held=given.held
+            ),
             buffers=model.buffers,
             compression=PushCompression(given.compression, given.bound.schema),
             timeout_s=timeout_s,

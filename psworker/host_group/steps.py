@@ -47,6 +47,12 @@ from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 
+LOADED_TEXT: Final = (
+    "a model and an optimizer were loaded after prepare(), and a group of processes "
+    "that push as one can't write the model's values to the job: load both before "
+    "prepare()"
+)
+
 _MARGIN_S: Final = 5.0
 """Beyond its own limit, the time that a leader may take to tell how it failed."""
 
@@ -112,7 +118,9 @@ class HostSteps(Attendance):
             failpoints.hit("worker.step")
         if (earlier := self._settle_earlier()) is not None:
             return earlier
-        self._edited.check()
+        if extras.loads is not None and self._edited.has_writes:
+            raise UnsupportedError(LOADED_TEXT)
+        self._edited.check(self.standing.clock + 1)
         self._buffers.find(self._store)
         held = gradients.gradients_of(spec, groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
