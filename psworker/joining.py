@@ -9,20 +9,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import xxhash
+
 from pswire.frames import SEED_CHUNK_FIELD
 from pswire.reasons import ErrorReason
+from pswire.schema import SchemaEntry
 from psworker.errors import StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
 from psworker.jump import left_s
 from psworker.optimizer_state import parts_of
 from psworker.prepare import Prepared
+from psworker.samples import Samples
 from psworker.session import Session
 from psworker.stand_in import StandIn
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
-from psworker.transport.values import Member, PushReply, SeedOrder
+from psworker.transport.values import Member, PushReply, Record, SeedOrder
 from psworker.value_store import ValueStore
 from psworker.waiting_log import WaitingLog
 
@@ -68,6 +72,10 @@ class Joining:
                 switches than its groups.
             StartTimeoutError: The job did not start in time.
         """
+        held_digests = self._store.digests()
+        looks = Samples(self._store.tensors).looks()
+        values_digest = _digest_of_all(held_digests)
+        state_digest = self._state_digest(given)
         specs = list(given.specs.values())
         loaders = list(given.loaders)
         asking = self._session.join(
@@ -76,6 +84,8 @@ class Joining:
             loaders,
             clip_grad_norm=given.clip_grad_norm,
             compression=str(given.compression),
+            values_digest=values_digest,
+            state_digest=state_digest,
         )
         self._loop.run(asking)
         deadline = time.monotonic() + timeout_s
@@ -85,7 +95,6 @@ class Joining:
         if seeded is not None and seeded.fence_number == record.fence_number:
             self._loop.run(self._session.share_memory(self._store.placement))
             return Joined(member, record.generation, ())
-        held_digests = self._store.digests()
         stand_in = None
         if not record.is_start:
             stand_in = self._loop.run(
@@ -108,7 +117,71 @@ class Joining:
             if stand_in is not None:
                 self._loop.run(stand_in.abandon())
             raise
+        others = [
+            entry
+            for entry, old, new in zip(
+                given.bound.schema.entries,
+                looks,
+                Samples(self._store.tensors).looks(),
+                strict=True,
+            )
+            if old[2] != new[2]
+        ]
+        self._tell_differing(given, record, others, values_digest, state_digest)
         return Joined(member, record.generation, replies, stand_in)
+
+    def _tell_differing(
+        self,
+        given: Prepared,
+        record: Record,
+        others: Sequence[SchemaEntry],
+        values_digest: int,
+        state_digest: int,
+    ) -> None:
+        """Says what this worker has brought and the job does not go on from."""
+        first = self._session.membership.first_values
+        if not record.is_start:
+            if state_digest:
+                logger.warning(
+                    "this worker has joined a job that trains already: its optimizers "
+                    "go on from the job's state, and what was loaded into %s before "
+                    "prepare() is not used",
+                    " and ".join(given.states),
+                )
+            return
+        if first is None:
+            return
+        has_values = first.values_digest not in (0, values_digest)
+        if state_digest and state_digest != first.state_digest:
+            logger.warning(
+                "the job starts with the values and the optimizer state of worker %s, "
+                "and what was loaded into %s of this worker is other%s: load it on "
+                "every worker before prepare(), or after prepare() on all of them",
+                first.worker_id,
+                " and ".join(given.states),
+                f", as are its values of {_named(others)}" if has_values else "",
+            )
+        elif has_values:
+            logger.info(
+                "the job starts with the values of worker %s; those of this worker "
+                "were others%s, as they are when each draws its own. If they were "
+                "loaded, load them on every worker before prepare(), or call "
+                "ps.publish(model) after it on all of them",
+                first.worker_id,
+                f" of {_named(others)}" if others else "",
+            )
+
+    def _state_digest(self, given: Prepared) -> int:
+        """Of the state of all optimizers, as it would be sent; 0 for none."""
+        if not given.states:
+            return 0
+        digest = xxhash.xxh3_64()
+        for optimizer, states in sorted(given.states.items()):
+            digest.update(optimizer.encode())
+            for chunk in self._store.placement.chunks:
+                for part in parts_of(chunk, states):
+                    digest.update(part)
+        return digest.intdigest()
 
     def _wait_member(
         self, given: Prepared, deadline: float
@@ -170,3 +243,17 @@ class Joining:
             order, messages_of, timeout_s=left_s(deadline)
         )
         self._loop.run(seeding)
+
+
+def _digest_of_all(digests: Sequence[Sequence[int]]) -> int:
+    """One digest of those of all chunks of all shards."""
+    flat = [each for own in digests for each in own]
+    return xxhash.xxh3_64_intdigest(b"".join(each.to_bytes(8, "big") for each in flat))
+
+
+def _named(entries: Sequence[SchemaEntry]) -> str:
+    if not entries:
+        return "some tensors"
+    first = entries[0]
+    more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+    return f"{first.name!r} of {first.model}{more}"

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
 from psworker.interruption import Interruption
 from psworker.transport.values import (
+    FirstValues,
     Identity,
     JobEnd,
     Member,
@@ -36,6 +37,7 @@ class Membership:
         shards: The shard map; some may have no address yet.
         seed_order: Newest order to seed.
         waiting: Whom the start waits for, as last heard.
+        first_values: What the job has started with, if that is known.
         view_count: How often the watch has begun.
         failure: Why this worker can't go on, `None` while it can.
     """
@@ -50,6 +52,7 @@ class Membership:
         self.shards: tuple[ShardAddress, ...] = ()
         self.seed_order: SeedOrder | None = None
         self.waiting: Waiting | None = None
+        self.first_values: FirstValues | None = None
         self.view_count = 0
         self.failure: PsError | None = None
 
@@ -66,9 +69,10 @@ class Membership:
     def take(self, event: WatchEvent) -> None:
         """Takes an event of the watch."""
         match event:
-            case WorkerView(record=record, shards=shards):
+            case WorkerView(record=record, shards=shards, first_values=first):
                 self.view_count += 1
                 self.shards = shards
+                self.first_values = first or self.first_values
                 if record is not None:
                     self._take_record(record)
             case SeedOrder():

@@ -182,6 +182,8 @@ class Session:
         *,
         clip_grad_norm: float = 0.0,
         compression: str = "",
+        values_digest: int = 0,
+        state_digest: int = 0,
     ) -> None:
         """Asks to become a member.
 
@@ -198,6 +200,8 @@ class Session:
                 loaders,
                 clip_grad_norm=clip_grad_norm,
                 compression=compression,
+                values_digest=values_digest,
+                state_digest=state_digest,
                 timeout_s=timeout_s,
             )
 
@@ -208,6 +212,8 @@ class Session:
             loaders,
             clip_grad_norm=clip_grad_norm,
             compression=compression,
+            values_digest=values_digest,
+            state_digest=state_digest,
         )
         self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():

@@ -21,7 +21,15 @@ from psserver.core.loss import floor_of, waiting_text
 from psserver.core.mode_change import mode_target, target_of
 from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
-from psserver.core.roster import GONE, PRESENT, Roster, WorkerEntry, WorkerState
+from psserver.core.roster import (
+    GONE,
+    NOTHING_BROUGHT,
+    PRESENT,
+    Brought,
+    Roster,
+    WorkerEntry,
+    WorkerState,
+)
 from psserver.core.shard_map import ShardSlot
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.reasons import ErrorReason, Refusal
@@ -96,6 +104,18 @@ class CoordinatorCore:
             return JobPhase.SEEDING if self.fence else JobPhase.WAITING
         joining = self.roster.in_state(WorkerState.JOINING)
         return JobPhase.RUNNING if self.record.members or joining else JobPhase.FINISHED
+
+    @property
+    def first(self) -> WorkerEntry | None:
+        """Whose values the job has started with, if this process has seen that."""
+        return self._progress.first
+
+    def brought_other(self, entry: WorkerEntry) -> tuple[str, ...]:
+        """What a worker has brought to the start that differs from what counts."""
+        member = self.record.member_of(entry.worker) if self.record else None
+        if self.first is None or member is None or member.base_clock:
+            return ()
+        return entry.brought.differing(self.first.brought)
 
     @property
     def fence(self) -> ActiveFence | None:
@@ -295,6 +315,7 @@ class CoordinatorCore:
         compression: Compression = NO_COMPRESSION,
         loaders: tuple[str, ...],
         now_ms: int,
+        brought: Brought = NOTHING_BROUGHT,
     ) -> None:
         """A worker has completed `prepare` and asks to become a member.
 
@@ -315,6 +336,7 @@ class CoordinatorCore:
             self._progress.model = model
             self._progress.effects.append(SchemaFixed())
         entry.loaders = loaders
+        entry.brought = brought
         entry.state = WorkerState.JOINING
         self._progress.pump(now_ms)
 

@@ -60,6 +60,7 @@ class JobProgress:
         wanted_mode: Mode that somebody has asked for, None when it is there.
         evicted_count: Workers that were evicted since this process began.
         failure: Why the job can't go on, empty while it can.
+        first: Whose values the job has started with, if this process has seen that.
         effects: What the owner is to do, in order.
     """
 
@@ -79,6 +80,7 @@ class JobProgress:
         self.wanted_mode: ModeTarget | None = None
         self.evicted_count = 0
         self.failure = ""
+        self.first: WorkerEntry | None = None
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
         self._orphan_clock = 0
@@ -210,6 +212,7 @@ class JobProgress:
         # By id and not by arrival: data is dealt by rank, and a run shall repeat.
         starters = tuple(entry.worker for entry in joining)
         fence = self.fences.begin(FenceKind.START, now_ms, starters=starters)
+        self.first = joining[0]
         self._prepare(fence)
         self.effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
 

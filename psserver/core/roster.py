@@ -7,6 +7,7 @@ come back within the grace it is *lost*: still a member, until a fence may take 
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from psserver.core.record import WorkerKey
 from pswire.limits import NAME_BYTES_MAX
@@ -37,6 +38,33 @@ PRESENT = (WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.LOST)
 """Stages of a member that has not said that it leaves."""
 
 
+class Brought(NamedTuple):
+    """Digests of what a worker has brought to its job.
+
+    Attributes:
+        values: Of its models' values, 0 if it did not say.
+        state: Of its optimizers' state, 0 for none.
+    """
+
+    values: int = 0
+    state: int = 0
+
+    def differing(self, first: "Brought") -> tuple[str, ...]:
+        """What of it differs from what the job has started with, in words.
+
+        A worker without optimizer state has nothing that could be lost.
+        """
+        found = []
+        if self.values and first.values and self.values != first.values:
+            found.append("values")
+        if self.state and self.state != first.state:
+            found.append("optimizer state")
+        return tuple(found)
+
+
+NOTHING_BROUGHT = Brought()
+
+
 @dataclass(slots=True)
 class WorkerEntry:
     """One start of one worker.
@@ -53,6 +81,7 @@ class WorkerEntry:
         loaders: Loaders it leases data for.
         is_condemned: Whether it is to be taken out although it lives.
         ended_ms: When it left or was evicted.
+        brought: What it has joined with.
     """
 
     worker: WorkerKey
@@ -66,6 +95,7 @@ class WorkerEntry:
     loaders: tuple[str, ...] = ()
     is_condemned: bool = False
     ended_ms: int = 0
+    brought: Brought = NOTHING_BROUGHT
 
     @property
     def where(self) -> str:

@@ -83,6 +83,7 @@ def _worker_status(
         shared_memory_shard_count=sum(
             entry.worker in slot.standing.sharing for slot in core.shards.slots
         ),
+        brought_other=core.brought_other(entry),
     )
 
 

@@ -61,6 +61,14 @@ def worker_view(core: CoordinatorCore) -> messages.WorkerView:
     )
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
+    if core.first is not None:
+        view.first_values.CopyFrom(
+            messages.FirstValues(
+                worker_id=core.first.worker.worker_id,
+                values_digest=core.first.brought.values,
+                state_digest=core.first.brought.state,
+            )
+        )
     return view
 
 

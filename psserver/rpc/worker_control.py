@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from psserver.core.coordinator_effects import EndJob
-from psserver.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.core.roster import GONE, Brought, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
@@ -130,6 +130,7 @@ class WorkerControl:
                 compression=Compression.parse(request.compression),
                 loaders=tuple(request.loaders),
                 now_ms=now_ms(),
+                brought=Brought(request.values_digest, request.state_digest),
             )
         except Refusal as refusal:
             # The worker is told; those that wait for it look here.

@@ -160,6 +160,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
         "silent_ms": _known(worker.silent_ms),
         "address": worker.address or None,
         "shared_memory_shard_count": worker.shared_memory_shard_count,
+        "brought_other": list(worker.brought_other),
     }
 
 
@@ -248,6 +249,8 @@ def _facts(status: JobStatus) -> list[str]:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     if transport := _transport_text(status):
         facts.append(f"tensors     {transport}")
+    if brought := _brought_text(status):
+        facts.append(f"began with  {brought}")
     if status.clip_grad_norm:
         facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
     if status.compression:
@@ -276,6 +279,19 @@ def _losses_text(status: JobStatus) -> str:
         f"{text}, never below {status.workers_floor}; on a loss: "
         f"{printable(status.rules.worker_loss_policy)}"
     )
+
+
+def _brought_text(status: JobStatus) -> str:
+    """Whose values the job began with, where workers brought others; else empty."""
+    others = [
+        f"{printable(each.worker_id)} brought other "
+        f"{' and '.join(printable(what) for what in each.brought_other)}"
+        for each in status.workers
+        if each.brought_other
+    ]
+    if not others:
+        return ""
+    return f"the values of the worker of rank 0; {', '.join(others)}"
 
 
 def _transport_text(status: JobStatus) -> str:

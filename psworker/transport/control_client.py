@@ -99,6 +99,8 @@ class ControlClient:
         *,
         clip_grad_norm: float = 0.0,
         compression: str = "",
+        values_digest: int = 0,
+        state_digest: int = 0,
         timeout_s: float,
     ) -> None:
         """Asks to become a member; the record comes on the watch. Idempotent."""
@@ -110,6 +112,8 @@ class ControlClient:
             loaders=loaders,
             clip_grad_norm=clip_grad_norm,
             compression=compression,
+            values_digest=values_digest,
+            state_digest=state_digest,
         )
         with translated(self.peer):
             parts = list(cut_model(request))  # here: what it refuses ends no call

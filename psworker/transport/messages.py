@@ -143,7 +143,14 @@ def watch_event_of(
     if kind == "view":
         view = message.view
         record = record_of(view.record) if view.HasField("record") else None
-        return values.WorkerView(record, shards_of(view.shards))
+        first = None
+        if view.HasField("first_values"):
+            first = values.FirstValues(
+                view.first_values.worker_id,
+                view.first_values.values_digest,
+                view.first_values.state_digest,
+            )
+        return values.WorkerView(record, shards_of(view.shards), first)
     if kind == "seed":
         return values.SeedOrder(
             message.seed.fence_number, shards_of(message.seed.shards)

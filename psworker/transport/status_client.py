@@ -53,6 +53,7 @@ class WorkerState:
     silent_ms: int
     address: str
     shared_memory_shard_count: int = 0
+    brought_other: tuple[str, ...] = ()
 
     @property
     def is_member(self) -> bool:
@@ -244,6 +245,7 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerState:
         silent_ms=message.silent_ms,
         address=message.address,
         shared_memory_shard_count=message.shared_memory_shard_count,
+        brought_other=tuple(message.brought_other),
     )
 
 

@@ -167,11 +167,21 @@ class SeedOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstValues:
+    """Whose values and optimizer state the job has started with."""
+
+    worker_id: str
+    values_digest: int
+    state_digest: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """The job as the watch begins."""
 
     record: Record | None
     shards: tuple[ShardAddress, ...]
+    first_values: FirstValues | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -877,6 +877,7 @@ class WorkerView(google.protobuf.message.Message):
 
     RECORD_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    FIRST_VALUES_FIELD_NUMBER: builtins.int
     @property
     def record(self) -> pswire.v1.membership_pb2.Record:
         """Newest record. Unset before the start."""
@@ -885,16 +886,47 @@ class WorkerView(google.protobuf.message.Message):
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.ShardAddress]:
         """All shards. Some may have no address yet."""
 
+    @property
+    def first_values(self) -> global___FirstValues:
+        """What the job has started with, if this process of the coordinator knows it."""
+
     def __init__(
         self,
         *,
         record: pswire.v1.membership_pb2.Record | None = ...,
         shards: collections.abc.Iterable[pswire.v1.membership_pb2.ShardAddress] | None = ...,
+        first_values: global___FirstValues | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["record", b"record", "shards", b"shards"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["first_values", b"first_values", "record", b"record"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_values", b"first_values", "record", b"record", "shards", b"shards"]) -> None: ...
 
 global___WorkerView = WorkerView
+
+@typing.final
+class FirstValues(google.protobuf.message.Message):
+    """What a job has started with, to be compared with what a worker has brought."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    VALUES_DIGEST_FIELD_NUMBER: builtins.int
+    STATE_DIGEST_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """Whose values and optimizer state they are."""
+    values_digest: builtins.int
+    """As in its `JoinRequest`."""
+    state_digest: builtins.int
+    """As in its `JoinRequest`."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        values_digest: builtins.int = ...,
+        state_digest: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state_digest", b"state_digest", "values_digest", b"values_digest", "worker_id", b"worker_id"]) -> None: ...
+
+global___FirstValues = FirstValues
 
 @typing.final
 class SeedOrder(google.protobuf.message.Message):
@@ -933,6 +965,8 @@ class JoinRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     CLIP_GRAD_NORM_FIELD_NUMBER: builtins.int
     COMPRESSION_FIELD_NUMBER: builtins.int
+    VALUES_DIGEST_FIELD_NUMBER: builtins.int
+    STATE_DIGEST_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     clip_grad_norm: builtins.float
@@ -943,6 +977,12 @@ class JoinRequest(google.protobuf.message.Message):
     """How gradients and values are sent, as in `ShardView`. That of the first
     worker becomes the job's.
     """
+    values_digest: builtins.int
+    """XXH3-64 over those of all chunks of its values, in the order of the
+    placement. 0 if it does not say.
+    """
+    state_digest: builtins.int
+    """The same of the state that its optimizers have, 0 for none."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -971,9 +1011,11 @@ class JoinRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         clip_grad_norm: builtins.float = ...,
         compression: builtins.str = ...,
+        values_digest: builtins.int = ...,
+        state_digest: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["schema", b"schema", "worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip_grad_norm", b"clip_grad_norm", "compression", b"compression", "job_id", b"job_id", "loaders", b"loaders", "optimizers", b"optimizers", "schema", b"schema", "state_digest", b"state_digest", "values_digest", b"values_digest", "worker", b"worker"]) -> None: ...
 
 global___JoinRequest = JoinRequest
 
@@ -1610,6 +1652,7 @@ class WorkerStatus(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     LEAD_FIELD_NUMBER: builtins.int
     SHARED_MEMORY_SHARD_COUNT_FIELD_NUMBER: builtins.int
+    BROUGHT_OTHER_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
@@ -1628,6 +1671,12 @@ class WorkerStatus(google.protobuf.message.Message):
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """Which start of which worker."""
 
+    @property
+    def brought_other(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What it has brought to the start of the job that differs from what the job
+        has started with, `values` and `optimizer state`; empty for nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -1639,9 +1688,10 @@ class WorkerStatus(google.protobuf.message.Message):
         address: builtins.str = ...,
         lead: builtins.int = ...,
         shared_memory_shard_count: builtins.int = ...,
+        brought_other: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 
