@@ -5,9 +5,11 @@ answer of all shards, a jump over clocks that closed without it, or an eviction,
 settled before the next one begins.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 from typing_extensions import override
@@ -30,7 +32,7 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.eviction import LostStart, Rejoining
 from psworker.exchange import PushExchange
-from psworker.jump import find_jump, pull_jump, pull_lost
+from psworker.jump import Jump, find_jump, pull_jump, pull_lost
 from psworker.next_push import (
     delivery_of,
     empty_trailer,
@@ -51,6 +53,8 @@ from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Member, PushHeader, PushTrailer
 from psworker.value_store import ValueStore
+
+logger: Final = logging.getLogger("psworker")
 
 
 class Stepper(OptimizerCalls):
@@ -99,6 +103,8 @@ class Stepper(OptimizerCalls):
         self._shadow: ValueStore | None = None
         self._generation = 0
         self._is_closed = False
+        # Until its first push: others have trained before it came.
+        self._is_late = stand_in is not None
         self._account = PushAccount(pending)
         self._differences = DifferenceLog()
         # A second step on the same batch, as a GAN takes it, has as many samples.
@@ -263,6 +269,8 @@ class Stepper(OptimizerCalls):
         """
         self.refuse_closed()
         self.settle()
+        if self._is_late:
+            return self._keep_values("published")
         values = self._values_of(entry_indexes)
         return self._published(spec, groups, values, extras)
 
@@ -282,6 +290,11 @@ class Stepper(OptimizerCalls):
         self.settle()
         if not self._edited.has_writes:
             return extras
+        if self._is_late:
+            self._keep_values("loaded")
+            if extras.on_loaded is not None:
+                extras.on_loaded()
+            return replace(extras, loads=None, on_loaded=None)
         store = self._store
         values = self._values_of(range(len(store.tensors)))
         self._published(spec, groups, values, extras)
@@ -291,6 +304,33 @@ class Stepper(OptimizerCalls):
                 if value is not None and not torch.equal(value, store.tensors[index]):
                     store.tensors[index].copy_(value)
         return replace(extras, loads=None, on_loaded=None)
+
+    def _keep_values(self, verb: str) -> PushResult:
+        """Goes on with the job's values, in a worker that has just joined it late.
+
+        Its script begins where those of the others were long ago: what it sets then
+        would undo what the job has trained since. A gradient that was computed of that
+        is thrown away by the next step.
+        """
+
+        def pull(clock: int) -> PushResult:
+            jump = Jump(self.generation, clock, self.sequence_acknowledged)
+            deadline = time.monotonic() + self._timeout_s
+            replies = pull_jump(
+                self._loop, self._session, self._taken_back(), jump, deadline
+            )
+            return combine(replies)
+
+        self._has_stale_gradient |= self.has_gradient
+        result = self.as_member(pull)
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        logger.warning(
+            "this worker has joined a job that trains already: what its script has %s "
+            "before its first step is not used, and the job's values stay",
+            verb,
+        )
+        return result
 
     def _values_of(self, entry_indexes: Iterable[int]) -> list[torch.Tensor | None]:
         """Copies: what has to be settled before is written into the user's own."""
@@ -593,6 +633,7 @@ class Stepper(OptimizerCalls):
             self._unfinished = None
             raise
         self._unfinished = None
+        self._is_late = False
         self._edited.note()
         self._buffers.note_written(self._store)
         result = exchange.end(result)
