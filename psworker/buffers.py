@@ -104,6 +104,11 @@ class Buffers:
             self._slots.pop(index, None)
 
     @property
+    def entries(self) -> tuple[SchemaEntry, ...]:
+        """All tensors of the models."""
+        return self._entries
+
+    @property
     def frozen(self) -> frozenset[int]:
         """Parameters that no optimizer has, and whose values are sent."""
         return self._frozen

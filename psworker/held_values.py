@@ -32,6 +32,7 @@ class HeldValues:
 
     Attributes:
         is_lost: Whether a change did not fit; the owner pulls and clears it.
+        is_rounded: Whether values come in fewer bytes than they have.
     """
 
     def __init__(self, compression: Compression, buffers: Collection[int]) -> None:
@@ -42,6 +43,7 @@ class HeldValues:
             buffers: Entries of the schema that are buffers.
         """
         method = compression.pull_method
+        self.is_rounded = method is not None
         self._method = method if method and method.sends_changes else None
         self._buffers = frozenset(buffers)
         self._held: dict[int, torch.Tensor] = {}

@@ -17,6 +17,7 @@ from typing_extensions import override
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
 from pswire.schema import OptimizerSpec
+from pswire.torch_types import bytes_of
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
@@ -301,7 +302,7 @@ class Stepper(OptimizerCalls):
         with torch.no_grad():
             for index in self._buffers.policies:
                 value = values[index]
-                if value is not None and not torch.equal(value, store.tensors[index]):
+                if value is not None and not _is_same(value, store.tensors[index]):
                     store.tensors[index].copy_(value)
         return replace(extras, loads=None, on_loaded=None)
 
@@ -362,7 +363,33 @@ class Stepper(OptimizerCalls):
                     continue
             result = self._finish(unfinished, self._store)
             if not (result.rejoined and result.dropped):
+                self._tell_counted(values)
                 return result
+
+    def _tell_counted(self, values: Sequence[torch.Tensor | None]) -> None:
+        """Says so where what has come is not what this worker has published."""
+        record = self._session.membership.record
+        longest = record.longest if record is not None else None
+        if longest is None or longest.worker == self._session.worker:
+            return
+        if self._store.held.is_rounded:
+            return
+        names = [
+            f"{entry.name!r} of {entry.model}"
+            for entry, published, now in zip(
+                self._buffers.entries, values, self._store.tensors, strict=True
+            )
+            if published is not None and not _is_same(published, now)
+        ]
+        if names:
+            logger.warning(
+                "what this worker has published of %s%s is not what counts: those of "
+                "worker %s do, which is longest in the job; have all workers publish "
+                "the same at the same place, such as with the same seed",
+                names[0],
+                f" and {len(names) - 1} more" if len(names) > 1 else "",
+                longest.worker.worker_id,
+            )
 
     def _begin_publish(
         self,
@@ -671,3 +698,9 @@ class Stepper(OptimizerCalls):
             result = exchange.end(result)
         self.last_push = result
         return result
+
+
+@torch.no_grad()
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits, or what is no number in both."""
+    return torch.equal(bytes_of(one.detach()), bytes_of(other.detach()))

@@ -134,7 +134,13 @@ class Record:
 
     def has_longest(self, worker: Identity) -> bool:
         """Whether this start of a worker is the longest member, then of lowest id."""
-        longest = min(
+        longest = self.longest
+        return longest is not None and longest.worker == worker
+
+    @property
+    def longest(self) -> "Member | None":
+        """The longest member, then of lowest id; None without any."""
+        return min(
             self.members,
             key=lambda m: (
                 m.base_clock - m.base_sequence,
@@ -143,7 +149,6 @@ class Record:
             ),
             default=None,
         )
-        return longest is not None and longest.worker == worker
 
     def member_of(self, worker: Identity) -> Member | None:
         """The member that this start of a worker is, if it is one."""

@@ -377,7 +377,7 @@ def test_values_edited_between_steps_are_warned_about_once(
     text = record.getMessage()
     assert "'2.weight'" in text
     assert "are lost" in text
-    assert "before prepare()" in text
+    assert "ps.publish(model)" in text
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

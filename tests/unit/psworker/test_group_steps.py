@@ -1,6 +1,6 @@
 """Steps of a group, of one process: what it has drawn, and whose state was loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +66,16 @@ class RecordingSteps:
 
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
+        self.extras.append(extras)
+        return RESULT
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
         self.extras.append(extras)
         return RESULT

@@ -1,5 +1,7 @@
 """One shard: what is applied, when, with whose contributions, and who is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from psserver.core.effects import (
@@ -10,6 +12,7 @@ from psserver.core.effects import (
     RefusePush,
 )
 from psserver.core.push import Outcome
+from psserver.core.record import Mode
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
@@ -185,6 +188,51 @@ def test_an_optimizer_out_of_phase_is_refused_with_who_pushed_what() -> None:
         shard.push("b", chunks=[0], optimizer="critic")
     assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
     assert shard.core.dedupe.window_of(key("b")).entries[1].trailer is None
+
+
+def test_a_step_where_another_publishes_is_refused_with_who_does_what() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.send_trailer(push_id("a"), replace(trailer([0]), publishes=True))
+
+    with pytest.raises(Refusal, match=r"a/1 publishes .* b/1 steps") as caught:
+        shard.push("b", chunks=[0])
+    assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
+
+
+def test_of_all_who_publish_the_longest_is_the_source() -> None:
+    shard = DrivenShard({"b": 0, "c": 0}, [0])
+    for name in "cb":
+        what = replace(trailer([0]), publishes=True, value_entries=frozenset({3}))
+        shard.send_trailer(push_id(name), what)
+    shard.send_chunk(push_id("c"), 0)
+    shard.send_chunk(push_id("b"), 0)
+
+    (order,) = shard.of(ApplyChunk)
+    found = [(p.worker_id, p.value_entries, p.is_source) for p in order.contributions]
+    assert found == [("b", {3}, True), ("c", {3}, False)]
+
+
+def test_a_worker_without_data_disturbs_nobody_who_publishes() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.push("a", weight=0.0)
+    shard.send_trailer(push_id("b"), replace(trailer([0]), publishes=True))
+    shard.send_chunk(push_id("b"), 0)
+
+    (order,) = shard.of(ApplyChunk)
+    assert [(p.worker_id, p.is_source) for p in order.contributions] == [("b", True)]
+
+
+@pytest.mark.parametrize("is_of_longest", [True, False])
+def test_in_asp_only_the_longest_member_publishes(*, is_of_longest: bool) -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0], mode=Mode.ASP)
+    what = replace(trailer([0]), publishes=True, is_of_longest=is_of_longest)
+    shard.send_trailer(push_id("b"), what)
+    shard.send_chunk(push_id("b"), 0)
+
+    (order,) = shard.of(ApplyChunk)
+    assert len(order.contributions) == is_of_longest
+    shard.apply_all()
+    assert shard.outcomes() == {"b": Outcome.APPLIED}
 
 
 def test_weight_0_is_never_out_of_phase() -> None:

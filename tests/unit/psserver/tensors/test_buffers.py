@@ -65,16 +65,29 @@ class Engine:
         *pushes: tuple[float, Parts],
         pusher: WorkerKey | None = None,
         average: BufferAverage | None = None,
+        value_entries: frozenset[int] = frozenset(),
+        source: int = 0,
     ) -> AppliedChunk:
         contributions = []
         for rank, (weight, parts) in enumerate(pushes):
             presence = tuple(part is not None for part in parts)
             present = [part for part in parts if part is not None]
             data = buffer_of(torch.cat(present))
-            self.engine.check_chunk(0, presence, data.nbytes, optimizer="optimizer")
+            self.engine.check_chunk(
+                0,
+                presence,
+                data.nbytes,
+                optimizer="optimizer",
+                value_entries=value_entries,
+            )
             contributions.append(
                 Contribution(
-                    worker_id=f"w{rank}", weight=weight, presence=presence, data=data
+                    worker_id=f"w{rank}",
+                    weight=weight,
+                    presence=presence,
+                    data=data,
+                    value_entries=value_entries,
+                    is_source=rank == source,
                 )
             )
         return self.engine.apply(
@@ -278,3 +291,57 @@ def test_an_optimizer_of_a_buffer_is_refused() -> None:
     assert caught.value.message == (
         "'optimizer' updates 'running', which is buffer [2] float32"
     )
+
+
+# Values of parameters
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_values_of_the_source_replace_those_of_the_shard(source: int) -> None:
+    engine = Engine(tensor(1, 1), tensor(0, 0), parameter_count=1)
+    applied = engine.apply(
+        (1, [tensor(4, NAN), tensor(2, 4)]),
+        (1, [tensor(6, 7), tensor(6, 8)]),
+        value_entries=frozenset({0, 1}),
+        source=source,
+    )
+    assert applied == AppliedChunk((True, True), ())
+    wanted = [[tensor(4, NAN), tensor(2, 4)], [tensor(6, 7), tensor(6, 8)]][source]
+    for found, exact in zip(engine.values(), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_update_after_values_were_replaced_goes_on_from_them() -> None:
+    """Also of 16 bits, of which the shard keeps more than it gives out."""
+    half = torch.bfloat16
+    engine = Engine(tensor(1, 1, dtype=half), parameter_count=1)
+    engine.apply((1, [tensor(2**-12, 0, dtype=half)]))
+    engine.apply((1, [tensor(5, 9, dtype=half)]), value_entries=frozenset({0}))
+    engine.apply((1, [tensor(2, 2, dtype=half)]))
+    assert [each.tolist() for each in engine.values()] == [[4.0, 8.0]]
+
+
+def test_values_go_beside_a_gradient_and_count_in_no_norm() -> None:
+    engine = Engine(tensor(1, 1), tensor(3, 3), parameter_count=1)
+    applied = engine.apply(
+        (1, [tensor(2, 2), tensor(NAN, 5)]), value_entries=frozenset({1})
+    )
+    assert applied == AppliedChunk((True, True), ())
+    assert engine.values()[0].tolist() == [0.0, 0.0]
+
+
+def test_a_slice_of_no_optimizer_comes_as_values_only() -> None:
+    schema = ModelSchema(
+        tuple(
+            SchemaEntry(name=name, shape=(2,), element_type=ElementType.FLOAT32)
+            for name in "ab"
+        )
+    )
+    spec = OptimizerSpec(
+        "optimizer", "SGD", SUPPORTED["SGD"].names, (ParameterGroup((0,), SGD_VALUES),)
+    )
+    engine = ApplyEngine(schema, place(schema, 1), 0, [spec])
+    both = (True, True)
+    with pytest.raises(Refusal, match="does not update"):
+        engine.check_chunk(0, both, 16, optimizer="optimizer")
+    engine.check_chunk(0, both, 16, optimizer="optimizer", value_entries=frozenset({1}))

@@ -1,0 +1,271 @@
+"""Values that a script sets by itself count on the job as they do in one process."""
+
+import copy
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+import psworker
+from psserver.core.record import Mode, StepAtomicity
+from psserver.core.roster import WorkerState
+from psworker.errors import ConfigurationError, OptimizerMismatchError
+from tests.doubles.chunk_sizes import cut_into
+from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.one_process import TOLERANCE, batch, loss_of, small_model
+
+STEP_COUNT: Final = 6
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts tensors of a few elements into chunks, on both sides alike."""
+    cut_into(monkeypatch, 24, 64)
+
+
+def normed_model() -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 3)
+    return nn.Sequential(*layers)
+
+
+def clamped(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.05, 0.05)
+
+
+def train(
+    model: nn.Module,
+    ps: Any = None,  # noqa: ANN401, a connection or none
+    rows: slice = slice(None),
+    *,
+    edit: Callable[[nn.Module], object] = clamped,
+    **options: Any,  # noqa: ANN401, as `prepare`
+) -> list[torch.Tensor]:
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.02)
+    if ps is not None:
+        model, optimizer = ps.prepare(model, optimizer, **options)
+    for step in range(STEP_COUNT):
+        optimizer.zero_grad()
+        loss_of(model, step, rows).backward()
+        optimizer.step(**({} if ps is None else {"weight": 4.0}))
+        if step % 2:
+            if ps is not None:
+                ps.wait()
+            edit(model)
+            if ps is not None:
+                ps.publish(model)
+    return [each.detach().clone() for each in model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {}),
+        ({"step_atomicity": StepAtomicity.CLOCK}, {}),
+        ({}, {"clip_grad_norm": 1e6}),
+        ({}, {"overlap": True}),
+        ({"mode": Mode.ASP}, {}),
+    ],
+    ids=["bsp", "two phases", "clipped", "overlap", "asp"],
+)
+def test_one_worker_that_publishes_is_one_process(
+    tmp_path: Path, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    with Job(tmp_path, **settings) as job, connect(job, "w0") as ps:
+        ours = train(normed_model(), ps, buffers="leader", **options)
+        assert ps.clock == STEP_COUNT + STEP_COUNT // 2
+    assert deviation(ours, train(normed_model())) <= TOLERANCE
+
+
+def test_two_workers_that_publish_are_one_process(tmp_path: Path) -> None:
+    def work(worker_id: str) -> list[torch.Tensor]:
+        rows = slice(0, 4) if worker_id == "w0" else slice(4, 8)
+        with connect(job, worker_id) as ps:
+            return train(small_model(), ps, rows)
+
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+    plain = train(small_model())
+    for ours in results.values():
+        assert deviation(ours, plain) <= TOLERANCE
+
+
+def test_where_values_differ_those_of_the_longest_count_and_the_other_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(worker_id: str) -> list[torch.Tensor]:
+        with connect(job, worker_id) as ps:
+            number = int(worker_id[1])
+
+            def draw(model: nn.Module) -> None:
+                nn.init.constant_(next(model.parameters()), number)
+
+            return train(small_model(), ps, edit=draw)
+
+    caplog.set_level(logging.WARNING, "psworker")
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+    assert all(torch.equal(a, b) for a, b in zip(*results.values(), strict=True))
+    assert results["w1"][0].eq(0).all()
+    texts = [each.getMessage() for each in caplog.records]
+    (text, *_) = [each for each in texts if "has published of '0.weight'" in each]
+    assert "worker w0" in text
+
+
+def test_a_worker_that_steps_where_another_publishes_is_told_who_did_what(
+    tmp_path: Path,
+) -> None:
+    errors: list[psworker.PsError] = []
+
+    def work(worker_id: str) -> None:
+        with connect(job, worker_id, step_timeout_s=2.0) as ps:
+            model = small_model()
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = ps.prepare(model, optimizer)
+            loss_of(model, 0).backward()
+            try:
+                if worker_id == "w0":
+                    ps.publish()
+                else:
+                    optimizer.step(weight=1)
+            except psworker.PsError as error:
+                errors.append(error)
+
+    with Job(tmp_path, workers_min=2, shard_count=1) as job:
+        run_workers({"w0": work, "w1": work})
+    (refused,) = [each for each in errors if isinstance(each, OptimizerMismatchError)]
+    assert "w0/1 publishes values in the clock in which w1/1 steps" in str(refused)
+
+
+def test_what_publish_takes(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = normed_model()
+        with pytest.raises(ConfigurationError, match=r"call prepare\(\) first"):
+            ps.publish(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ps.prepare(model, optimizer, buffers="leader")
+        for what in (model, model[0], model[2].weight, list(model[2].parameters())):
+            ps.publish(what)
+        with pytest.raises(ConfigurationError, match="no prepared model"):
+            ps.publish(torch.zeros(3))
+        with pytest.raises(ConfigurationError, match="a Linear that has no tensor"):
+            ps.publish(nn.Linear(2, 2))
+        assert ps.clock == 4
+
+
+def restarted(ps: Any, *, is_plain: bool) -> list[torch.Tensor]:  # noqa: ANN401
+    model = normed_model()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.02)
+    if not is_plain:
+        model, optimizer = ps.prepare(model, optimizer, buffers="leader")
+    saved: Any = None
+    for step in range(STEP_COUNT):
+        if step == 4:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        if step == 1:
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    return [each.detach().clone() for each in model.state_dict().values()]
+
+
+def test_model_and_optimizer_that_are_loaded_after_prepare_count_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        ours = restarted(ps, is_plain=False)
+    assert deviation(ours, restarted(None, is_plain=True)) <= TOLERANCE
+    assert not [each for each in caplog.records if "lost" in each.getMessage()]
+
+
+class Taught(nn.Module):
+    """A student, and a teacher that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = small_model()
+        self.teacher = small_model().requires_grad_(False)
+
+    def loss(self, step: int) -> torch.Tensor:
+        inputs, targets = batch(step)
+        outputs = self.student(inputs)
+        own = nn.functional.mse_loss(outputs, targets)
+        return own + nn.functional.mse_loss(outputs, self.teacher(inputs))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        pairs = zip(self.teacher.parameters(), self.student.parameters(), strict=True)
+        for mine, theirs in pairs:
+            mine.lerp_(theirs, 0.2)
+
+
+def teach(ps: Any = None) -> Taught:  # noqa: ANN401
+    model = Taught()
+    optimizer: Any = torch.optim.SGD(model.student.parameters(), lr=0.1)
+    if ps is not None:
+        model, optimizer = ps.prepare(model, optimizer)
+    for step in range(STEP_COUNT):
+        optimizer.zero_grad()
+        model.loss(step).backward()
+        optimizer.step()
+        model.follow()
+    if ps is not None:
+        loss_of(model.student, 9).backward()  # what the last step has left goes too
+        optimizer.step()
+    return model
+
+
+def test_a_teacher_is_followed_and_a_later_worker_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        ours = teach(ps)
+        late = Taught()
+        with connect(job, "w1") as other:
+            other.prepare(late, torch.optim.SGD(late.student.parameters(), lr=0.1))
+            found = [each.detach().clone() for each in late.teacher.parameters()]
+    plain = list(teach().teacher.parameters())
+    assert deviation(list(ours.teacher.parameters()), plain) <= TOLERANCE
+    assert deviation(found, plain) <= TOLERANCE
+    assert not [each for each in caplog.records if "values of" in each.getMessage()]
+
+
+def test_a_worker_is_told_what_it_brings_and_does_not_seed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(worker_id: str) -> float:
+        with connect(job, worker_id) as ps:
+            model = small_model()
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            if worker_id == "w1":
+                loss_of(model, 0).backward()
+                optimizer.step()
+            ps.prepare(model, optimizer)
+            if worker_id == "w1":
+                core = job.coordinator.core
+                others = job.ask(
+                    lambda: [
+                        core.brought_other(each)
+                        for each in core.roster.in_state(WorkerState.MEMBER)
+                    ]
+                )
+                assert ("values", "optimizer state") in others
+            return float(next(model.parameters()).detach().flatten()[0])
+
+    caplog.set_level(logging.WARNING, "psworker")
+    with Job(tmp_path, workers_min=2) as job:
+        results = run_workers({"w0": work, "w1": work})
+    assert results["w0"] == results["w1"]
+    texts = [each.getMessage() for each in caplog.records]
+    (text,) = [each for each in texts if "the job starts with" in each]
+    assert "of worker w0" in text
+    assert "'0.weight' of model and 3 more" in text
