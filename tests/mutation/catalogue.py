@@ -298,4 +298,74 @@ BUGS = (
             ),
         ),
     ),
+    PlantedBug(
+        "published values that the next update does not go on from",
+        (
+            Edit(
+                "psserver/tensors/apply_engine.py",
+                "                self._masters.take(chunk, taken)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/tensors/test_buffers.py::"
+            "test_an_update_after_values_were_replaced_goes_on_from_them",
+        ),
+    ),
+    PlantedBug(
+        "published values taken for a gradient",
+        (
+            Edit(
+                "psserver/tensors/buffers.py",
+                "        return _union(bits, each.values(chunk)) if each.value_entries "
+                "else bits\n",
+                "        return bits\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/tensors/test_buffers.py::"
+            "test_values_of_the_source_replace_those_of_the_shard",
+        ),
+    ),
+    PlantedBug(
+        "every member of an asynchronous job publishes",
+        (
+            Edit(
+                f"{CORE}/push_progress.py",
+                "entry.trailer.publishes and not entry.trailer.is_of_longest",
+                "False",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/core/test_shard_core.py::"
+            "test_in_asp_only_the_longest_member_publishes",
+        ),
+    ),
+    PlantedBug(
+        "edits told by torch's count of writes alone",
+        (
+            Edit(
+                "psworker/samples.py",
+                "        bits = [part.tobytes() for part in self._parts]\n",
+                '        bits = [b"" for part in self._parts]\n',
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_edited_values.py::test_an_edit_is_named_once_with_its_step",
+        ),
+    ),
+    PlantedBug(
+        "a model that was loaded with its optimizer is left behind",
+        (
+            Edit(
+                "psworker/stepper.py",
+                "            extras = self._with_loaded_values(spec, groups, extras)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_published_values.py::"
+            "test_model_and_optimizer_that_are_loaded_after_prepare_count_together",
+        ),
+    ),
 )
