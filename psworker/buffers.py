@@ -6,6 +6,7 @@ holds for parameters that no optimizer has, such as those of a teacher that foll
 is trained: the leader's count.
 """
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,8 @@ from psworker.model_schema import BoundSchema
 from psworker.samples import Look, Samples
 from psworker.transport.values import Identity, Mode, Record
 from psworker.value_store import ValueStore
+
+logger: Final = logging.getLogger("psworker")
 
 _COMPARED_BYTES_MAX: Final = 64 << 10
 """Buffers up to this size are compared by their bytes. Of larger ones, those that only
@@ -97,7 +100,7 @@ class Buffers:
         self._looks: dict[int, Look] = {}
 
     def hold(self, entry_indexes: Iterable[int]) -> None:
-        """An optimizer has these now: they have gradients, and are sent no more."""
+        """Sends no more values of these: an optimizer has them, or the script not."""
         held = self._frozen.intersection(entry_indexes)
         self._frozen -= held
         for index in held:
@@ -138,7 +141,7 @@ class Buffers:
         Raises:
             ConfigurationError: One has another shape or type, or is gone.
         """
-        for index, slot in self._slots.items():
+        for index, slot in list(self._slots.items()):
             tensor = slot.tensor
             if tensor is store.tensors[index]:
                 continue
@@ -148,7 +151,17 @@ class Buffers:
                 or tuple(tensor.shape) != entry.shape
                 or tensor.dtype != TORCH_DTYPES[entry.element_type]
             ):
-                raise ConfigurationError(_changed_text(entry, tensor))
+                if index not in self._frozen:
+                    raise ConfigurationError(_changed_text(entry, tensor))
+                logger.warning(
+                    "parameter %r of %s, which no optimizer has, is %s now: it is not "
+                    "followed any more, and snapshots keep what the job has of it",
+                    entry.name,
+                    entry.model,
+                    _now_text(tensor),
+                )
+                self.hold([index])
+                continue
             store.put(index, tensor)
             self._marks.pop(index, None)
 
@@ -300,13 +313,14 @@ def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
 
 
 def _changed_text(entry: SchemaEntry, tensor: torch.Tensor | None) -> str:
-    now = (
-        "gone"
-        if tensor is None
-        else f"of shape {list(tensor.shape)} and type {str(tensor.dtype)[6:]}"
-    )
     return (
-        f"buffer {entry.name!r} of {entry.model} is {now}, but the job has it as "
-        f"{entry.described}: keep it so, or leave it to every worker with "
+        f"buffer {entry.name!r} of {entry.model} is {_now_text(tensor)}, but the job "
+        f"has it as {entry.described}: keep it so, or leave it to every worker with "
         f"prepare(..., buffers={{{entry.name!r}: 'local'}})"
     )
+
+
+def _now_text(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return "gone"
+    return f"of shape {list(tensor.shape)} and type {str(tensor.dtype)[6:]}"

@@ -269,3 +269,38 @@ def test_a_worker_is_told_what_it_brings_and_does_not_seed(
     (text,) = [each for each in texts if "the job starts with" in each]
     assert "of worker w0" in text
     assert "'0.weight' of model and 3 more" in text
+
+
+def test_what_a_late_worker_sets_before_its_first_step_does_not_undo_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = small_model()
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        trained = [each.detach().clone() for each in model.parameters()]
+        with connect(job, "w1") as other:
+            late = small_model()
+            own: Any = torch.optim.Adam(late.parameters(), lr=0.1)
+            late, own = other.prepare(late, own)
+            late.load_state_dict(small_model().state_dict())
+            other.publish(late)
+            found = [each.detach().clone() for each in late.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(found, trained, strict=True))
+    assert "joined a job that trains already" in caplog.text
+
+
+def test_a_frozen_part_may_be_taken_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        model = Taught()
+        optimizer: Any = torch.optim.SGD(model.student.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        del model.teacher[0].weight
+        model.teacher[0].weight = nn.Parameter(torch.zeros(2, 5), requires_grad=False)
+        loss_of(model.student, 0).backward()
+        optimizer.step(weight=1)
+    assert "'teacher.0.weight' of model, which no optimizer has" in caplog.text
