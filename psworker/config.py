@@ -102,7 +102,7 @@ def find_worker_id(
     """The wanted worker id, from the argument or `PS_WORKER_ID`; empty if none.
 
     torchrun gives all processes of a group the same environment, and each its rank: the
-    id is then `r3`, or `ID-r3`.
+    id is then `r3`, or `ID-r3`. Variables that another launcher has left do not count.
     """
     if worker_id:
         return worker_id

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from pswire import failpoints
 from pswire.placement import place
-from psworker import event_loop, fork_guard
+from psworker import event_loop, fork_guard, own_places
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
 from psworker.compression import CompressionChoice
@@ -33,7 +33,10 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.group_channel import refuse_late_group
 from psworker.job_splits import check_recorded, to_record
+from psworker.joining import OtherOrderError
+from psworker.left_behind import reduced
 from psworker.model_schema import describe_optimizer
+from psworker.named_objects import NamedObjects
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import states_of
 from psworker.overlap.arriving_values import ArrivingValues
@@ -118,7 +121,15 @@ class Connection:
         except BaseException:
             _give_up(config)
             raise
-        return cls(config, loop, session)
+        made = cls(config, loop, session)
+        own_places.take(
+            made,
+            str(config.coordinator),
+            config.worker_id,
+            # An evicted worker registers anew, under another record of membership.
+            is_out=lambda: session.membership.failure is not None,
+        )
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +151,13 @@ class Connection:
         return (
             f"<psworker.Connection {self.worker_id} at {self._config.coordinator}, "
             f"{state}>"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: it is this process that is the worker."""
+        return reduced(
+            f"the connection of worker {self.worker_id}",
+            "it is this process that is the worker",
         )
 
     @property
@@ -223,22 +241,27 @@ class Connection:
     @at_entrance
     def prepare(
         self,
+        /,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
 
         Returns when the job has started and the model holds its values. Give it
-        everything at once. Called again with the same models and a new optimizer, it
-        puts that in the place of the last one, on all shards; all workers of a script
-        do so at the same place.
+        everything at once; where there are several of a kind, by name, as in
+        `prepare(generator=G, discriminator=D, opt_g=og, opt_d=od)`: what has no name
+        is matched between workers by its place in the call. Called again with the same
+        models and a new optimizer, it puts that in the place of the last one, on all
+        shards; all workers of a script do so at the same place.
 
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader`,
                 `LRScheduler` and `GradScaler`; at least one model and one optimizer.
+                Or one dict of them, with names as keys.
             clip_grad_norm: Largest L2 norm of the gradient of a step, taken over all
                 workers and shards; a larger one is scaled down to it, as
                 `torch.nn.utils.clip_grad_norm_` does in one process. The same on every
@@ -254,10 +277,13 @@ class Connection:
                 for each as it reads it. The numbers are the same. See `wait`.
             compression: How to send fewer bytes: `"bf16"`, `"fp16"`, `"int8"`, `"topk"`
                 or `"onebit"`, or a `Compression`; the same on every worker.
+            named: Further objects, by the names that they have in the job and in
+                snapshots.
 
         Returns:
-            The same in the same order, a single one as it is: models, schedulers and
-            scalers themselves, optimizers and loaders that work on the job.
+            The same in the order of the call, a single one as it is, a dict for a
+            dict: models, schedulers and scalers themselves, optimizers and loaders
+            that work on the job.
 
         Raises:
             ConfigurationError: What was given does not go together, or
@@ -268,7 +294,8 @@ class Connection:
             StartTimeoutError: The job did not start in time.
         """
         self._refuse_closed()
-        refuse_late_group(objects)
+        call = NamedObjects.of(objects, named)
+        refuse_late_group(call.objects)
         check_overlap(overlap)
         if self._active is not None:
             if overlap and not isinstance(self._stepper, OverlappedStepper):
@@ -277,9 +304,9 @@ class Connection:
                     "leave overlap out when prepare() is called again"
                 )
             refuse_other_choices(self._active.given, buffers, compression)
-            return self._prepare_again(self._active, objects, clip_grad_norm)
+            return self._prepare_again(self._active, call, clip_grad_norm)
         given = sort_objects(
-            objects,
+            call,
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
@@ -298,7 +325,8 @@ class Connection:
             loader for loader in replaced.values() if isinstance(loader, LeasedLoader)
         )
         by_loader = dict(replaced)
-        self._stepper = stepper = self._join(given, overlap=overlap)
+        given, stepper = self._join(given, overlap=overlap)
+        self._stepper = stepper
         optimizers = {
             name: made_optimizer(optimizer, given.specs[name], stepper, given)
             for name, optimizer in given.optimizers.items()
@@ -313,8 +341,7 @@ class Connection:
         for each in optimizers.values():
             each.follow(given.schedulers, is_late=stepper.member.base_clock > 0)
         replaced.update(by_id)
-        results = tuple(replaced.get(id(each), each) for each in objects)
-        return results[0] if len(results) == 1 else results
+        return call.returned(replaced)
 
     def wait(self) -> None:
         """Returns once the newest values are in the models.
@@ -388,14 +415,14 @@ class Connection:
     def _prepare_again(
         self,
         active: "_Active",
-        objects: Sequence[Any],
+        call: NamedObjects,
         clip_grad_norm: float | None,
     ) -> Any:  # noqa: ANN401, what was given
         """Puts new optimizers in the place of those of the last call."""
         assert self._stepper is not None, "the worker has joined"
         given = active.given
         check_same_clip_norm(clip_grad_norm, given.clip_grad_norm or None)
-        again = sort_again(objects, given, active.optimizers, active.loaders)
+        again = sort_again(call, given, active.optimizers, active.loaders)
         specs = {
             name: describe_optimizer(
                 name,
@@ -419,8 +446,7 @@ class Connection:
         for name in again.optimizers:
             active.optimizers[name].follow(again.schedulers, is_late=False)
         active.link.start(self._stepper, active.optimizers)
-        results = tuple(replaced.get(id(each), each) for each in objects)
-        return results[0] if len(results) == 1 else results
+        return call.returned(replaced)
 
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing."""
@@ -453,6 +479,7 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = True
+        own_places.give_up(self)
         if self._stepper is not None:
             self._stepper.close()
         atexit.unregister(self._at_exit)
@@ -474,8 +501,19 @@ class Connection:
     def _refuse_closed(self) -> None:
         refuse_closed(is_closed=self._is_closed)
 
-    def _join(self, given: Prepared, *, overlap: bool) -> Stepper:
-        """Becomes a member; the models then hold the job's values."""
+    def _join(self, given: Prepared, *, overlap: bool) -> tuple[Prepared, Stepper]:
+        """Becomes a member; the models then hold the job's values.
+
+        Returns:
+            What was given, in the job's order, and who steps.
+        """
+        try:
+            return given, self._join_in_order(given, overlap=overlap)
+        except OtherOrderError as other:
+            given = given.in_order(other.positions)
+        return given, self._join_in_order(given, overlap=overlap)
+
+    def _join_in_order(self, given: Prepared, *, overlap: bool) -> Stepper:
         schema, settings = given.bound.schema, self._session.settings
         chunk_bytes = given.compression.chunk_bytes(settings.chunk_bytes)
         placement = place(schema, settings.shard_count, chunk_bytes)

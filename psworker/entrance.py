@@ -1,10 +1,11 @@
 """`connect()`: to a job, to a job as part of a group, or to none."""
 
 import logging
+import os
 from dataclasses import replace
 from typing import Final
 
-from psworker import fork_guard, notebook
+from psworker import fork_guard, notebook, own_places
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
@@ -21,13 +22,16 @@ from psworker.group_connection import GroupConnection
 from psworker.host_connection import HostConnection
 from psworker.host_group.meeting import group_of
 from psworker.host_group.place import find_host_place
+from psworker.launch_plan import LOCAL_RANK_VARIABLE
 from psworker.launched import note_connected, note_started
 from psworker.local_connection import LocalConnection, alone_text
 from psworker.refusals import at_entrance
-from psworker.torchrun import find_torchrun
+from psworker.torchrun import count_text, find_torchrun, rank_text
 from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
+
+_told_rank = ""
 
 _MARGIN_S: Final = 60.0
 """Beyond its own limits, the time that a leader may take to tell how it failed."""
@@ -75,7 +79,7 @@ def connect(
         arm_failpoints()
         group = find_torchrun()
         if group is None or group.rank == 0:
-            logger.warning(alone_text(group))
+            logger.warning(alone_text(group, count_text()))
         return LocalConnection(find_worker_id(worker_id))
     config = WorkerConfig(
         coordinator=coordinator,
@@ -94,8 +98,11 @@ def connect(
             'DataLoader multiprocessing_context="fork"'
         )
     arm_failpoints()
+    _tell_rank()
     place = (str(coordinator), config.worker_id)
     notebook.close_earlier(*place)
+    if not notebook.is_running():
+        own_places.make_room(*place)
     host_place = find_host_place()
     if host_place is not None:
         name = group_of(host_place.group, str(coordinator))
@@ -114,3 +121,17 @@ def connect(
     note_connected()
     notebook.watch(connection, *place)
     return connection
+
+
+def _tell_rank() -> None:
+    """Says once what was believed of ranks that the environment names.
+
+    Under `psworker run` they matter to nobody: it tells its processes apart by itself.
+    """
+    global _told_rank
+    text = rank_text()
+    if not text or text == _told_rank:
+        return
+    _told_rank = text
+    is_expected = find_torchrun() is not None or LOCAL_RANK_VARIABLE in os.environ
+    logger.log(logging.INFO if is_expected else logging.WARNING, "%s", text)

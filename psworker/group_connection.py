@@ -26,6 +26,7 @@ from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
 from psworker.job_splits import check_recorded, to_record
 from psworker.joint_worker import JointWorker
+from psworker.named_objects import NamedObjects
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, point_schedulers, sort_objects
 from psworker.push_result import PushResult
@@ -108,11 +109,13 @@ class GroupConnection(JointWorker):
     @at_entrance
     def prepare(
         self,
+        /,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job, as one worker if the models are data-parallel.
 
@@ -125,9 +128,10 @@ class GroupConnection(JointWorker):
             UnsupportedError: `overlap` for data-parallel models.
         """
         self._refuse_closed()
+        call = NamedObjects.of(objects, named)
         wrapped = [
             (each, data_parallel_in(each))
-            for each in objects
+            for each in call.objects
             if isinstance(each, nn.Module)
         ]
         if self._steps is not None:
@@ -144,6 +148,7 @@ class GroupConnection(JointWorker):
                 buffers=buffers,
                 overlap=overlap,
                 compression=compression,
+                **named,
             )
         if overlap:
             raise UnsupportedError(
@@ -154,7 +159,7 @@ class GroupConnection(JointWorker):
         self._check_models([inner for _, inner in wrapped])
         plain = {id(each): inner.module for each, inner in wrapped if inner is not None}
         given = sort_objects(
-            [plain.get(id(each), each) for each in objects],
+            call.replaced(plain),
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
@@ -163,8 +168,7 @@ class GroupConnection(JointWorker):
         self._steps, results = self._join(given, wrapped[0][1], buffers)
         for key, loader in loaders.items():
             results[key] = CountedLoader(loader, self._steps)
-        prepared = tuple(results.get(id(each), each) for each in objects)
-        return prepared[0] if len(prepared) == 1 else prepared
+        return call.returned(results)
 
     def wait(self) -> None:
         """Returns once the newest values are in the models; see `Connection.wait`."""
@@ -246,16 +250,17 @@ class GroupConnection(JointWorker):
         assert first is not None, "all models are wrapped"
         inner = self._inner
         prepared: tuple[Any, ...] = ()
-        objects = [each for each in given.objects if not isinstance(each, DataLoader)]
+        call = given.objects.without(lambda each: isinstance(each, DataLoader))
 
         def join() -> GroupPlace:
             nonlocal prepared
             assert inner is not None, "the leader is registered"
             prepared = inner.prepare(
-                *objects,
+                *call.positional,
                 clip_grad_norm=given.clip_grad_norm or None,
                 buffers=buffers,
                 compression=given.compression,
+                **call.by_name,
             )
             return _place_of(inner)
 
@@ -271,7 +276,7 @@ class GroupConnection(JointWorker):
         if inner is not None:
             results = {
                 id(mine): theirs
-                for mine, theirs in zip(objects, prepared, strict=True)
+                for mine, theirs in zip(call.objects, prepared, strict=True)
                 if isinstance(mine, Optimizer)
             }
             for optimizer in results.values():

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from psworker import event_loop, fork_guard
+from psworker import event_loop, fork_guard, own_places
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.compression import CompressionChoice
 from psworker.config import WorkerConfig
@@ -24,6 +24,7 @@ from psworker.host_group.refused import refuse_unsupported
 from psworker.host_group.steps import HostSteps
 from psworker.job_splits import check_recorded, to_record
 from psworker.joint_worker import JointWorker
+from psworker.named_objects import NamedObjects
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, check_overlap, point_schedulers, sort_objects
 from psworker.push_result import PushResult
@@ -58,6 +59,9 @@ class HostConnection(JointWorker):
         self._process_id = os.getpid()
         self._error_at_start = getattr(sys, "last_value", None)
         atexit.register(self._at_exit)
+        own_places.take(
+            self, str(config.coordinator), config.worker_id, is_out=self._is_out
+        )
 
     def __exit__(
         self,
@@ -81,6 +85,11 @@ class HostConnection(JointWorker):
     def is_leader(self) -> bool:
         """Whether this process speaks to the job now; another one may later."""
         return self._steps is not None and self._steps.is_leader
+
+    def _is_out(self) -> bool:
+        """Whether the job is over, or goes on without the group, as far as seen."""
+        leader = self._steps.leader if self._steps is not None else None
+        return leader is not None and leader.is_out
 
     @property
     def worker_id(self) -> str:
@@ -109,11 +118,13 @@ class HostConnection(JointWorker):
     @at_entrance
     def prepare(
         self,
+        /,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Meets the other processes and joins the job with them, as one worker.
 
@@ -121,7 +132,8 @@ class HostConnection(JointWorker):
         values; see `Connection.prepare`.
 
         Returns:
-            The same in the same order, a single one as it is.
+            The same in the order of the call, a single one as it is, a dict for a
+            dict.
 
         Raises:
             UnsupportedError: A group can't do that yet.
@@ -135,8 +147,9 @@ class HostConnection(JointWorker):
                 "everything at once, or start the processes without "
                 "--one-push-per-host"
             )
+        call = NamedObjects.of(objects, named)
         given = sort_objects(
-            objects,
+            call,
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
@@ -169,8 +182,7 @@ class HostConnection(JointWorker):
             each.follow(given.schedulers, is_late=steps.standing.clock > 0)
         replaced.update(optimizers)
         link.start(steps, next(iter(optimizers.values())))
-        prepared = tuple(replaced.get(id(each), each) for each in objects)
-        return prepared[0] if len(prepared) == 1 else prepared
+        return call.returned(replaced)
 
     def wait(self) -> None:
         """Returns at once: a step that has returned is complete."""
@@ -198,6 +210,7 @@ class HostConnection(JointWorker):
         if self.is_closed:
             return
         self._is_closed = True
+        own_places.give_up(self)
         atexit.unregister(self._at_exit)
         if leaves:
             for loader in self._loaders:

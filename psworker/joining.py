@@ -14,7 +14,7 @@ import xxhash
 from pswire.frames import SEED_CHUNK_FIELD
 from pswire.reasons import ErrorReason
 from pswire.schema import SchemaEntry
-from psworker.errors import StartTimeoutError
+from psworker.errors import SchemaMismatchError, StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.exchange import receive
 from psworker.jump import left_s
@@ -34,6 +34,31 @@ logger: Final = logging.getLogger("psworker")
 
 _SEED_RETRY_S: Final = 0.5
 _USELESS: Final = frozenset({ErrorReason.HYPERPARAMETER_INVALID})
+
+
+class OtherOrderError(SchemaMismatchError):
+    """The job has the same tensors in another order, which holds for all workers.
+
+    Attributes:
+        positions: Position in the job of each tensor here.
+    """
+
+    def __init__(self, positions: Sequence[int], names: Sequence[str]) -> None:
+        """Says how they differ.
+
+        Args:
+            positions: Position in the job of each tensor here.
+            names: Of the tensors here.
+        """
+        here = next(i for i, position in enumerate(positions) if i != position)
+        super().__init__(
+            f"the job's model has the same tensors in another order: {names[here]!r} "
+            f"is number {here} here and {positions[here]} there; a module that is "
+            "filled from a set or from a listing of files has another order in each "
+            "process: fill it from sorted(...)",
+            reason=ErrorReason.SCHEMA_MISMATCH,
+        )
+        self.positions = positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +91,8 @@ class Joining:
         """Joins, and returns when the tensors hold the job's values.
 
         Raises:
-            SchemaMismatchError: The job trains another model.
+            SchemaMismatchError: The job trains another model; it is an
+                `OtherOrderError` where only the order of the tensors differs.
             OptimizerMismatchError: The job uses another optimizer.
             HyperparameterError: This worker seeds, and its optimizer state is of other
                 switches than its groups.
@@ -87,7 +113,12 @@ class Joining:
             values_digest=values_digest,
             state_digest=state_digest,
         )
-        self._loop.run(asking)
+        answer = self._loop.run(asking)
+        if answer.order:
+            entries = given.bound.schema.entries
+            raise OtherOrderError(answer.order, [entry.name for entry in entries])
+        for note in answer.notes:
+            logger.warning("%s", note)
         deadline = time.monotonic() + timeout_s
         member, seeded = self._wait_member(given, deadline)
         record = self._session.membership.record

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
 
 from psworker.errors import ConfigurationError, UnsupportedError
+from psworker.left_behind import reduced
 
 
 class Place(Protocol):
@@ -46,6 +47,18 @@ class JointWorker(ABC):
 
     def __enter__(self) -> Self:
         return self
+
+    @property
+    @abstractmethod
+    def worker_id(self) -> str:
+        """The worker's name."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: it is this process that is a part of the worker."""
+        return reduced(
+            f"the connection of worker {self.worker_id or 'without an id'}",
+            "it is this process that is a part of the worker",
+        )
 
     @property
     def is_closed(self) -> bool:

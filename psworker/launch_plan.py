@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from psworker.cores import usable_core_count
+from psworker.torchrun import RUN_ID_VARIABLE
 
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
 COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
@@ -79,6 +80,8 @@ class LaunchPlan:
         environment[COUNT_VARIABLE] = str(self.process_count)
         environment.pop("PS_WORKER_ID", None)
         environment.pop(GROUP_VARIABLE, None)
+        # torchrun has started us, and not these: a rank is no longer theirs.
+        environment.pop(RUN_ID_VARIABLE, None)
         if self.host_group and self.process_count > 1:
             environment[GROUP_VARIABLE] = self.host_group
         if self.history:

@@ -20,7 +20,9 @@ from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError
 from psworker.job_splits import check_recorded, to_record
 from psworker.local_optimizer import LocalSteps, attach
+from psworker.named_objects import NamedObjects
 from psworker.prepare import (
+    KINDS,
     check_clip_norm,
     check_kinds,
     check_objects,
@@ -53,6 +55,7 @@ class LocalConnection:
         self._is_prepared = False
         self._prepared: list[object] = []
         self._loaders: dict[int, Any] = {}  # by id() of the user's, which are kept
+        self._unnamed_count = 0  # of loaders
         self._splits: dict[str, RecordedSplit] = {}
 
     def __enter__(self) -> Self:
@@ -138,11 +141,13 @@ class LocalConnection:
     @at_entrance
     def prepare(
         self,
+        /,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
 
@@ -157,10 +162,12 @@ class LocalConnection:
                 own.
             overlap: Changes nothing: there is nobody to send to.
             compression: Changes nothing either.
+            named: Further objects, by name.
 
         Returns:
-            The same objects in the same order, a single one as it is; in the place of a
-            loader one with the same batches that has a report.
+            The same objects in the order of the call, a single one as it is, a dict
+            for a dict; in the place of a loader one with the same batches that has a
+            report.
 
         Raises:
             ConfigurationError: Something is missing, or of a kind that is not taken.
@@ -170,26 +177,29 @@ class LocalConnection:
         check_overlap(overlap)
         read_compression(compression)
         read_choice(buffers)
-        fresh = [each for each in objects if not self._is_known_loader(each)]
+        call = NamedObjects.of(objects, named)
+        fresh = call.without(self._is_known_loader)
         if self._is_prepared:
             check_same_clip_norm(clip_grad_norm, self._steps.clip_grad_norm)
             check_kinds(fresh)
         else:
             check_objects(fresh)
+            for base, kind in KINDS.items():
+                fresh.of_kind(base, kind)  # checks the names
             self._steps.clip_grad_norm = clip_grad_norm
-        for each in fresh:
+        for each, given in zip(fresh.objects, fresh.names, strict=True):
             if any(each is known for known in self._prepared):
                 continue  # given again, with another optimizer perhaps
             self._prepared.append(each)
             if isinstance(each, Optimizer):
                 attach(each, self._steps)
             elif isinstance(each, DataLoader):
-                name = f"loader{len(self._loaders) or ''}"
+                name = given or f"loader{self._unnamed_count or ''}"
+                self._unnamed_count += not given
                 loader = local_loader(each, self._steps.draws, name=name)
                 self._loaders[id(each)] = loader
         self._is_prepared = True
-        results = tuple(self._loaders.get(id(each), each) for each in objects)
-        return results[0] if len(results) == 1 else results
+        return call.returned(self._loaders)
 
     def _is_known_loader(self, each: object) -> bool:
         """Whether it is a loader that an earlier call has returned."""
@@ -231,11 +241,12 @@ class LocalConnection:
         self._steps.is_closed = True
 
 
-def alone_text(group: TorchrunProcess | None) -> str:
+def alone_text(group: TorchrunProcess | None, count_text: str = "") -> str:
     """What a script is told once when it trains without a job.
 
     Args:
         group: Its place in a torchrun group, if it has one.
+        count_text: Which variable says that this is one of several processes.
     """
     text = (
         "no coordinator is named, so this process trains alone, as without psworker; "
@@ -246,5 +257,10 @@ def alone_text(group: TorchrunProcess | None) -> str:
         text += (
             f"; each of the {group.process_count} processes of this torchrun group "
             "does, unless the model is wrapped in DistributedDataParallel"
+        )
+    elif count_text:
+        text += (
+            f"; {count_text} is in the environment: where so many processes were "
+            "started, each of them trains a model of its own"
         )
     return text

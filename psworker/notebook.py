@@ -46,6 +46,11 @@ def close_earlier(coordinator: str, worker_id: str) -> None:
     earlier.connection.close()
 
 
+def is_running() -> bool:
+    """Whether cells run here: one of them may well make several connections."""
+    return _running_shell() is not None
+
+
 def watch(connection: WorkerConnection, coordinator: str, worker_id: str) -> None:
     """From now on says what a cell that fails means for the job."""
     shell = _running_shell()

@@ -19,6 +19,7 @@ from pswire.optimizers import SUPPORTED, check_values, flatten_group
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.left_behind import reduced
 from psworker.loss_scales import LossScales
 from psworker.model_schema import (
     BoundSchema,
@@ -114,11 +115,10 @@ class PreparedOptimizer(Optimizer):
     def __repr__(self) -> str:
         return f"PreparedOptimizer {self.name!r} of {self._inner!r}"
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Refused: a copy would push a second time for the same worker."""
-        raise UnsupportedError(
-            f"{self.name} can't be copied or pickled: it stands for one on the shards; "
-            "take its state_dict()"
+        return reduced(
+            self.name, "it stands for one on the shards; take its state_dict()"
         )
 
     def step_through(self, wrap: Callable[[Steps], Steps]) -> None:

@@ -1,9 +1,10 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -20,6 +21,8 @@ from psworker.compression import CompressionChoice, read_compression
 from psworker.errors import ConfigurationError
 from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
+from psworker.named_objects import NamedObjects, no_object_text
+from psworker.object_marks import mark_loaders, mark_models
 from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import States, states_of
 from psworker.overlap.arriving_values import ArrivingValues
@@ -30,13 +33,18 @@ from psworker.sparse_gradients import refuse_modules
 from psworker.stepper import Stepper
 from psworker.value_store import ValueStore
 
+KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
+)
+"""Kinds of objects that have names in a job, by what the names begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What `prepare` was given, by the names that things have in the job.
 
     Attributes:
-        objects: In the order of the call.
+        objects: As they were given.
         bound: The schema of all models, with their tensors.
         models: Models by name.
         optimizers: Optimizers by name.
@@ -52,7 +60,7 @@ class Prepared:
         followed: Other parameters, whose values the leader sends when they change.
     """
 
-    objects: tuple[Any, ...]
+    objects: NamedObjects
     bound: BoundSchema
     models: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
@@ -67,9 +75,52 @@ class Prepared:
     held: frozenset[int] = frozenset()
     followed: frozenset[int] = frozenset()
 
+    def in_order(self, order: Sequence[int]) -> Self:
+        """The same with the tensors in the order of the job.
+
+        Args:
+            order: Position there of each tensor here.
+        """
+        positions = dict(enumerate(order))
+        sources = sorted(positions, key=positions.__getitem__)
+        schema = self.bound.schema
+        bound = replace(
+            self.bound,
+            schema=ModelSchema(
+                tuple(schema.entries[source] for source in sources), schema.marks
+            ),
+            tensors=tuple(self.bound.tensors[source] for source in sources),
+        )
+        return replace(
+            self,
+            bound=bound,
+            specs={
+                name: replace(
+                    spec,
+                    groups=tuple(
+                        replace(
+                            group,
+                            entry_indexes=tuple(
+                                positions[index] for index in group.entry_indexes
+                            ),
+                        )
+                        for group in spec.groups
+                    ),
+                )
+                for name, spec in self.specs.items()
+            },
+            states={
+                name: {positions[index]: each for index, each in states.items()}
+                for name, states in self.states.items()
+            },
+            buffers={positions[index]: each for index, each in self.buffers.items()},
+            held=frozenset(positions[index] for index in self.held),
+            followed=frozenset(positions[index] for index in self.followed),
+        )
+
 
 def sort_objects(
-    objects: Sequence[Any],
+    objects: NamedObjects | Sequence[Any],
     *,
     clip_grad_norm: float | None = None,
     buffers: BufferChoice = None,
@@ -82,13 +133,17 @@ def sort_objects(
         OptimizerUnsupportedError: Shards can't run an optimizer.
         UnsupportedError: A tensor can't be sent.
     """
+    if not isinstance(objects, NamedObjects):
+        objects = NamedObjects.of(objects, {})
     check_objects(objects)
     check_clip_norm(clip_grad_norm)
-    scalers = (each for each in objects if isinstance(each, GradScaler))
+    given = objects.objects
+    scalers = (each for each in given if isinstance(each, GradScaler))
     chosen = read_compression(compression)
-    models = _named("model", objects, nn.Module)
-    optimizers = _named("optimizer", objects, Optimizer)
-    bound = bind_models(models)
+    models, optimizers, loaders = (
+        objects.of_kind(base, kind) for base, kind in KINDS.items()
+    )
+    bound = _marked(bind_models(models), models, loaders, objects)
     indexes = bound.index_of_tensors()
     states = {name: states_of(each, indexes) for name, each in optimizers.items()}
     specs = {
@@ -98,13 +153,13 @@ def sort_objects(
     refuse_modules(models, bound.tensors, specs)
     held = frozenset(index for spec in specs.values() for index in held_entries(spec))
     return Prepared(
-        objects=tuple(objects),
+        objects=objects,
         bound=bound,
         models=models,
         optimizers=optimizers,
         specs=specs,
-        loaders=_named("loader", objects, DataLoader),
-        schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
+        loaders=loaders,
+        schedulers=tuple(each for each in given if isinstance(each, LRScheduler)),
         clip_grad_norm=float(clip_grad_norm or 0.0),
         states={name: state for name, state in states.items() if state},
         buffers=choose_policies(bound, buffers),
@@ -147,13 +202,19 @@ def point_schedulers(
                 scheduler.optimizer = optimizer
 
 
-def _named(base: str, objects: Sequence[Any], kind: type[Any]) -> dict[str, Any]:
-    """Objects of a kind as `model`, `model1`, `model2` ..., in order."""
-    found = [each for each in objects if isinstance(each, kind)]
-    return {f"{base}{position or ''}": each for position, each in enumerate(found)}
+def _marked(
+    bound: BoundSchema,
+    models: Mapping[str, nn.Module],
+    loaders: Mapping[str, DataLoader[Any]],
+    objects: NamedObjects,
+) -> BoundSchema:
+    """The same with what tells models and loaders apart from each other."""
+    named = objects.by_name
+    marks = mark_models(models, named) + mark_loaders(loaders, named)
+    return replace(bound, schema=replace(bound.schema, marks=marks))
 
 
-def check_objects(objects: Sequence[Any]) -> None:
+def check_objects(objects: NamedObjects) -> None:
     """Checks that these may be prepared together.
 
     Raises:
@@ -161,7 +222,7 @@ def check_objects(objects: Sequence[Any]) -> None:
     """
     check_kinds(objects)
     if not all(
-        any(isinstance(each, kind) for each in objects)
+        any(isinstance(each, kind) for each in objects.objects)
         for kind in (nn.Module, Optimizer)
     ):
         raise ConfigurationError(
@@ -222,8 +283,15 @@ def check_overlap(overlap: bool) -> None:
         )
 
 
-def kinds_text(each: object) -> str:
-    """The refusal of an object of another kind than `prepare` takes."""
+def kinds_text(each: object, name: str = "") -> str:
+    """The refusal of an object of another kind than `prepare` takes.
+
+    Args:
+        each: The object.
+        name: What the script calls it, if it does.
+    """
+    if name:
+        return no_object_text(name, each)
     return (
         f"prepare() does not take a {type(each).__name__}: it takes models "
         "(nn.Module), optimizers (torch.optim), loaders (DataLoader), learning rate "
@@ -231,20 +299,20 @@ def kinds_text(each: object) -> str:
     )
 
 
-def check_kinds(objects: Sequence[Any]) -> None:
+def check_kinds(objects: NamedObjects) -> None:
     """Checks that all are of kinds that `prepare` takes, each once.
 
     Raises:
         ConfigurationError: Something is not.
     """
     seen: set[int] = set()
-    for each in objects:
+    for each, name in zip(objects.objects, objects.names, strict=True):
         if isinstance(each, PreparedOptimizer):
             raise ConfigurationError(f"{each.name} was prepared already")
         if not isinstance(
             each, nn.Module | Optimizer | DataLoader | LRScheduler | GradScaler
         ):
-            raise ConfigurationError(kinds_text(each))
+            raise ConfigurationError(kinds_text(each, name))
         if id(each) in seen:
             raise ConfigurationError(f"a {type(each).__name__} was given twice")
         seen.add(id(each))

@@ -1,6 +1,6 @@
 """What `prepare` is given when it is called again: other optimizers for its models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.compression import CompressionChoice, read_compression
 from psworker.errors import ConfigurationError
 from psworker.loss_scales import LossScales
+from psworker.named_objects import NamedObjects
 from psworker.optimizer import PreparedOptimizer
 from psworker.prepare import Prepared, kinds_text
 from psworker.wrappers import without_wrappers
@@ -60,7 +61,7 @@ def refuse_other_choices(
 
 
 def sort_again(
-    objects: Sequence[Any],
+    call: NamedObjects,
     given: Prepared,
     optimizers: Mapping[str, PreparedOptimizer],
     loaders: Mapping[int, Any],
@@ -68,7 +69,7 @@ def sort_again(
     """Finds what each object is in the job.
 
     Args:
-        objects: What was given now.
+        call: What was given now.
         given: What was given first.
         optimizers: The job's by name, as prepared last.
         loaders: Prepared loaders by `id()` of what they were made from.
@@ -76,12 +77,13 @@ def sort_again(
     Raises:
         ConfigurationError: It does not fit what was given first.
     """
+    objects = call.objects
     schedulers = tuple(each for each in objects if _is(each, LRScheduler))
     scalers = LossScales(each for each in objects if _is(each, GradScaler))
     found = PreparedAgain({}, {}, schedulers, scalers)
     models = [without_wrappers(each) for each in given.models.values()]
     prepared = list(loaders.values())
-    for each in objects:
+    for each, name in zip(objects, call.names, strict=True):
         if _is(each, nn.Module):
             if not any(without_wrappers(each) is model for model in models):
                 raise ConfigurationError(
@@ -96,24 +98,39 @@ def sort_again(
                 "loaders out, and go on with those that it has returned"
             )
         elif not _is(each, Optimizer | LRScheduler | GradScaler):
-            raise ConfigurationError(kinds_text(each))
-    _match([each for each in objects if _is(each, Optimizer)], optimizers, found)
+            raise ConfigurationError(kinds_text(each, name))
+    _match(call, optimizers, found)
     return found
 
 
 def _match(
-    given: Sequence[Any],
+    call: NamedObjects,
     optimizers: Mapping[str, PreparedOptimizer],
     found: PreparedAgain,
 ) -> None:
-    """Matches optimizers by their order, as their names were given."""
-    if len(given) != len(optimizers) or len({id(each) for each in given}) < len(given):
+    """Matches optimizers by name; those without one by their order in the job."""
+    named = {name: each for name, each in call.by_name.items() if _is(each, Optimizer)}
+    unknown = [name for name in named if name not in optimizers]
+    if unknown:
+        raise ConfigurationError(
+            f"prepare() again takes the names of the first call: {unknown[0]!r} is "
+            f"none of the job's optimizers, which are {', '.join(optimizers)}"
+        )
+    unnamed = [each for each in call.positional if _is(each, Optimizer)]
+    left = [name for name in optimizers if name not in named]
+    given = [*named.values(), *unnamed]
+    # With names those that stay may be left out.
+    is_short = len(unnamed) != len(left) and not (named and not unnamed)
+    if is_short or len({id(each) for each in given}) < len(given):
         raise ConfigurationError(
             f"prepare() again takes as many optimizers as the job has, which are "
             f"{', '.join(optimizers)}, in the order of the first call: a new one where "
-            "one is exchanged, and the prepared one where not"
+            "one is exchanged, and the prepared one where not; or those that are "
+            f"exchanged by name, as in {next(iter(optimizers))}=..."
         )
-    for each, (name, known) in zip(given, optimizers.items(), strict=True):
+    pairs = [*named.items(), *zip(left, unnamed, strict=False)]
+    for name, each in pairs:
+        known = optimizers[name]
         if each is known:
             continue
         if isinstance(each, PreparedOptimizer) or any(

@@ -13,7 +13,12 @@ from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from pswire.schema import ModelSchema, OptimizerSpec
 from psworker.config import WorkerConfig
-from psworker.errors import EvictedError, JobEndedError, StartTimeoutError
+from psworker.errors import (
+    EvictedError,
+    JobEndedError,
+    SchemaMismatchError,
+    StartTimeoutError,
+)
 from psworker.membership import Membership
 from psworker.pending import DataReport
 from psworker.push_history import PushHistory
@@ -23,7 +28,13 @@ from psworker.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
-from psworker.transport.values import Identity, JobSettings, Member, SeedOrder
+from psworker.transport.values import (
+    Identity,
+    JobSettings,
+    JoinAnswer,
+    Member,
+    SeedOrder,
+)
 from psworker.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -92,7 +103,7 @@ class Session:
         self._has_left = False
         self._silent_since: float | None = None
         self._asked_view_count = 0
-        self._ask_again: Callable[[], Coroutine[Any, Any, None]] = _nothing
+        self._ask_again: Callable[[], Coroutine[Any, Any, object]] = _nothing
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -184,7 +195,7 @@ class Session:
         compression: str = "",
         values_digest: int = 0,
         state_digest: int = 0,
-    ) -> None:
+    ) -> JoinAnswer:
         """Asks to become a member.
 
         Raises:
@@ -192,8 +203,8 @@ class Session:
             OptimizerMismatchError: The job uses another optimizer.
         """
 
-        async def attempt(timeout_s: float) -> None:
-            await self.control.join(
+        async def attempt(timeout_s: float) -> JoinAnswer:
+            return await self.control.join(
                 self.worker,
                 schema,
                 optimizers,
@@ -206,18 +217,28 @@ class Session:
             )
 
         self.shards.clip_grad_norm = clip_grad_norm
-        self._ask_again = lambda: self.join(
-            schema,
-            optimizers,
-            loaders,
-            clip_grad_norm=clip_grad_norm,
-            compression=compression,
-            values_digest=values_digest,
-            state_digest=state_digest,
-        )
+
+        async def ask_again() -> None:
+            answer = await self.join(
+                schema,
+                optimizers,
+                loaders,
+                clip_grad_norm=clip_grad_norm,
+                compression=compression,
+                values_digest=values_digest,
+                state_digest=state_digest,
+            )
+            if answer.order:
+                raise SchemaMismatchError(
+                    "the coordinator was started again before the job began, and "
+                    "another worker, whose model has its tensors in another order, was "
+                    "first since: start this worker again"
+                )
+
+        self._ask_again = ask_again
         self._asked_view_count = max(1, self.membership.view_count)
         with told_to_users():
-            await self.membership.unless_failed(
+            return await self.membership.unless_failed(
                 until_decided(attempt, now() + CALL_TIMEOUT_S)
             )
 

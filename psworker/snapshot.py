@@ -25,6 +25,7 @@ from psworker.errors import (
     WaitTimeoutError,
     error_of_refusal,
 )
+from psworker.left_behind import reduced
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
 from psworker.refusals import at_entrance
 from psworker.retries import now
@@ -179,6 +180,13 @@ class SnapshotReader:
         # Both are used on the event loop only.
         self._control: ControlClient | None = None
         self._shards: dict[tuple[str, int], SnapshotClient] = {}
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: its connections are of this process."""
+        return reduced(
+            f"the snapshot reader of {self._address}",
+            "its connections are of this process; open another one",
+        )
 
     @at_entrance
     def latest(self, timeout: float = 60.0) -> Snapshot:

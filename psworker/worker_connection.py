@@ -98,16 +98,19 @@ class WorkerConnection(Protocol):
 
     def prepare(
         self,
+        /,
         *objects: Any,  # noqa: ANN401
         clip_grad_norm: float | None = None,
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: str | Compression | None = None,
+        **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.
 
         Returns:
-            The same in the same order, a single one as it is.
+            The same in the order of the call, a single one as it is, a dict for a
+            dict.
         """
         ...
 

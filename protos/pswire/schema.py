@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from pswire.limits import (
@@ -18,6 +18,7 @@ from pswire.limits import (
     NAME_BYTES_MAX,
     PLACEMENT_VERSION,
 )
+from pswire.object_marks import ObjectMark, check_marks
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -131,9 +132,15 @@ class SchemaEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelSchema:
-    """All tensors of a job, in the one order that placement uses."""
+    """All tensors of a job, in the one order that placement uses.
+
+    Attributes:
+        entries: The tensors.
+        marks: What tells models and loaders apart; not part of the digest.
+    """
 
     entries: tuple[SchemaEntry, ...]
+    marks: tuple[ObjectMark, ...] = field(default=(), compare=False)
 
     def validate(self) -> None:
         """Checks what a hostile client could get wrong.
@@ -147,6 +154,7 @@ class ModelSchema:
                 f"the model has {len(self.entries)} tensors, the limit is "
                 f"{ENTRY_COUNT_MAX}",
             )
+        check_marks(self.marks)
         seen: set[tuple[str, str]] = set()
         element_count = 0
         for entry in self.entries:
@@ -175,21 +183,43 @@ class ModelSchema:
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def order_of(self, other: "ModelSchema") -> tuple[int, ...] | None:
+        """Position here of each entry of `other`; None where the entries differ.
+
+        Entries are matched by their names, of which a tied one has several: a module
+        that is filled from a set registers them in another order in each process.
+        """
+        positions = {
+            _match_key(entry): position for position, entry in enumerate(self.entries)
+        }
+        if len(other.entries) != len(self.entries):
+            return None
+        found = [positions.get(_match_key(entry)) for entry in other.entries]
+        order = tuple(position for position in found if position is not None)
+        return order if len(set(order)) == len(found) else None
+
     def differences(self, other: "ModelSchema") -> list[str]:
         """Lines that say how `other` differs, by name; empty when it does not.
 
-        Entries are matched by name. A pure difference of order is one line.
+        Entries are matched by name, in whatever order they come.
         """
         mine = {(entry.model, entry.name): entry for entry in self.entries}
         theirs = {(entry.model, entry.name): entry for entry in other.entries}
         lines = list(_entry_differences(mine, theirs))
-        if not lines and list(mine) != list(theirs):
-            first = next((a, b) for a, b in zip(mine, theirs, strict=True) if a != b)
-            lines.append(
-                f"! order of registration: {first[0][1]!r} in the job, "
-                f"{first[1][1]!r} here"
+        models = [sorted({model for model, _ in each}) for each in (mine, theirs)]
+        if all(models) and models[0] != models[1]:
+            lines.insert(
+                0,
+                f"! the models are {', '.join(models[0])} in the job, "
+                f"{', '.join(models[1])} here: give prepare() the same models, under "
+                "the same names, on all workers",
             )
         return lines
+
+
+def _match_key(entry: SchemaEntry) -> tuple[object, ...]:
+    names = frozenset((entry.name, *entry.tied_names))
+    return entry.model, names, entry.shape, entry.element_type, entry.kind
 
 
 def _check_entry(entry: SchemaEntry) -> None:
@@ -286,12 +316,16 @@ class OptimizerSpec:
 
     @property
     def digest(self) -> str:
-        """Tells declarations of one optimizer apart; values of groups are not in it."""
+        """Tells declarations of one optimizer apart; values of groups are not in it.
+
+        Nor is the order of a group's parameters, which differs with that of
+        registration and changes no number.
+        """
         what = [
             self.class_name,
             self.exchange_count,
             self.hyperparameter_names,
-            [group.entry_indexes for group in self.groups],
+            [sorted(group.entry_indexes) for group in self.groups],
         ]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
 

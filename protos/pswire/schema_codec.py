@@ -7,6 +7,7 @@ counts that agree. Whether a shard can run an optimizer is the shard's to say.
 from collections.abc import Sequence
 
 from pswire.limits import GROUP_COUNT_MAX
+from pswire.object_marks import ObjectMark
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (
     ElementType,
@@ -38,7 +39,18 @@ def schema_to_message(schema: ModelSchema) -> schema_pb2.ModelSchema:
                 trainable=entry.trainable,
             )
             for entry in schema.entries
-        ]
+        ],
+        marks=[
+            schema_pb2.ObjectMark(
+                kind=mark.kind,
+                name=mark.name,
+                described=mark.described,
+                structure=mark.structure,
+                content=mark.content,
+                named=mark.named,
+            )
+            for mark in schema.marks
+        ],
     )
 
 
@@ -48,7 +60,20 @@ def schema_from_message(message: schema_pb2.ModelSchema) -> ModelSchema:
     Raises:
         Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`, naming the entry.
     """
-    schema = ModelSchema(tuple(_entry_from_message(item) for item in message.entries))
+    schema = ModelSchema(
+        tuple(_entry_from_message(item) for item in message.entries),
+        tuple(
+            ObjectMark(
+                kind=mark.kind,
+                name=mark.name,
+                described=mark.described,
+                structure=mark.structure,
+                content=mark.content,
+                named=mark.named,
+            )
+            for mark in message.marks
+        ),
+    )
     schema.validate()
     return schema
 

@@ -1,7 +1,11 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from pswire.clipping import is_clip_norm
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.object_marks import LOADER, MODEL, doubts, exchanged, order_difference
 from pswire.optimizers import check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -61,16 +65,15 @@ class JobModel:
             self.clip_grad_norm = clip_grad_norm
             self.compression = compression
             return True
-        lines = self.schema.differences(schema)
-        if lines:
-            shown = lines[:DIFFERENCE_LINES_MAX]
-            if len(lines) > len(shown):
-                shown.append(f"... and {len(lines) - len(shown)} more")
+        self._refuse_other_order(schema)
+        order = self.schema.order_of(schema)
+        if order is None:
+            lines = self.schema.differences(schema)
             raise Refusal(
                 ErrorReason.SCHEMA_MISMATCH,
-                "this worker's model differs from the job's:\n  " + "\n  ".join(shown),
+                _listed("this worker's model differs from the job's", lines),
             )
-        self._compare_optimizers(optimizers)
+        self._compare_optimizers([_in_order(each, order) for each in optimizers])
         if clip_grad_norm != self.clip_grad_norm:
             raise Refusal(
                 ErrorReason.OPTIMIZER_MISMATCH,
@@ -85,6 +88,20 @@ class JobModel:
                 "same",
             )
         return False
+
+    def order_of(self, schema: ModelSchema) -> tuple[int, ...]:
+        """Position in the job of each tensor of a worker that agrees.
+
+        Empty where it has the job's order anyway.
+        """
+        order = self.schema.order_of(schema) if self.schema is not None else None
+        if order is None or order == tuple(range(len(order))):
+            return ()
+        return order
+
+    def doubts(self, schema: ModelSchema) -> list[str]:
+        """What the log of a worker that agrees should say, a line each."""
+        return doubts(self.schema.marks, schema.marks) if self.schema else []
 
     @property
     def all_optimizers(self) -> tuple[OptimizerSpec, ...]:
@@ -156,37 +173,144 @@ class JobModel:
             return 0
         return sum(entry.byte_count for entry in self.schema.entries)
 
-    def _compare_optimizers(self, theirs: tuple[OptimizerSpec, ...]) -> None:
-        mine = self.optimizers
-        if [o.name for o in mine] != [o.name for o in theirs]:
+    def _refuse_other_order(self, schema: ModelSchema) -> None:
+        """Refuses models or loaders that come in another order than the job's.
+
+        Raises:
+            Refusal: `SCHEMA_MISMATCH` or `DATA_ORDER_MISMATCH`, with both orders.
+        """
+        assert self.schema is not None, "compared with a job's"
+        for kind, reason in (
+            (MODEL, ErrorReason.SCHEMA_MISMATCH),
+            (LOADER, ErrorReason.DATA_ORDER_MISMATCH),
+        ):
+            lines = order_difference(self.schema.marks, schema.marks, kind)
+            if lines:
+                what = f"this worker's {kind}s come in another order than the job's"
+                raise Refusal(reason, _listed(what, [*lines, _ORDER_ADVICE]))
+
+    def _compare_optimizers(self, optimizers: Sequence[OptimizerSpec]) -> None:
+        """Compares what a worker has, in terms of the job's tensors."""
+        mine = {each.name: each for each in self.optimizers}
+        theirs = {each.name: each for each in optimizers}
+        if sorted(mine) != sorted(theirs) or len(theirs) != len(optimizers):
             raise Refusal(
                 ErrorReason.OPTIMIZER_MISMATCH,
-                f"the job has optimizers {[o.name for o in mine]}, this worker has "
-                f"{[o.name for o in theirs]}",
+                f"the job has optimizers {list(mine)}, this worker has "
+                f"{[each.name for each in optimizers]}",
             )
-        for job, worker in zip(mine, theirs, strict=True):
+        self._refuse_exchanged(mine, theirs)
+        for name, job in mine.items():
+            worker = theirs[name]
             if job.class_name != worker.class_name:
                 raise Refusal(
                     ErrorReason.OPTIMIZER_MISMATCH,
-                    f"optimizer {job.name!r} is {job.class_name} in the job, "
+                    f"optimizer {name!r} is {job.class_name} in the job, "
                     f"{worker.class_name} here",
                 )
             if job.hyperparameter_names != worker.hyperparameter_names:
                 raise Refusal(
                     ErrorReason.OPTIMIZER_MISMATCH,
-                    f"optimizer {job.name!r} has hyperparameters "
+                    f"optimizer {name!r} has hyperparameters "
                     f"{list(job.hyperparameter_names)} in the job, "
                     f"{list(worker.hyperparameter_names)} here: the torch versions "
                     "differ",
                 )
-            groups = [g.entry_indexes for g in job.groups]
-            if groups != [g.entry_indexes for g in worker.groups]:
+            if _groups_of(job) != _groups_of(worker):
                 raise Refusal(
                     ErrorReason.OPTIMIZER_MISMATCH,
-                    f"optimizer {job.name!r} groups the parameters otherwise: "
-                    f"{[len(g) for g in groups]} parameters in its groups in the job, "
-                    f"{[len(g.entry_indexes) for g in worker.groups]} here",
+                    f"optimizer {name!r} groups the parameters otherwise: "
+                    f"{[len(g) for g in _groups_of(job)]} parameters in its groups in "
+                    f"the job, {[len(g) for g in _groups_of(worker)]} here"
+                    f"{self._first_other(job, worker)}",
                 )
+
+    def _refuse_exchanged(
+        self, mine: dict[str, OptimizerSpec], theirs: dict[str, OptimizerSpec]
+    ) -> None:
+        """Refuses optimizers that come in another order than the job's.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`, with both orders.
+        """
+        likenesses: tuple[Callable[[OptimizerSpec], object], ...] = (
+            lambda spec: (spec.class_name, _groups_of(spec)),
+            # Two over the same parameters: of what they began with.
+            lambda spec: (_groups_of(spec), [g.hyperparameters for g in spec.groups]),
+        )
+        for likeness in likenesses:
+            job, worker = (
+                {name: repr(likeness(spec)) for name, spec in specs.items()}
+                for specs in (mine, theirs)
+            )
+            moved = exchanged(job, worker)
+            if moved:
+                lines = [
+                    f"! {name}: {self._held(mine[name])} in the job, "
+                    f"{self._held(theirs[name])} here, which is {target} in the job"
+                    for name, target in moved.items()
+                ]
+                what = "this worker's optimizers come in another order than the job's"
+                raise Refusal(
+                    ErrorReason.OPTIMIZER_MISMATCH,
+                    _listed(what, [*lines, _ORDER_ADVICE]),
+                )
+
+    def _held(self, spec: OptimizerSpec) -> str:
+        """An optimizer, for people: its class, rates and what it updates."""
+        assert self.schema is not None, "compared with a job's"
+        entries = [
+            self.schema.entries[index]
+            for group in spec.groups
+            for index in group.entry_indexes
+        ]
+        if not entries:
+            return f"{spec.class_name} over nothing"
+        rates = ", ".join(f"{group.hyperparameters[0]:g}" for group in spec.groups)
+        first = f"{entries[0].model}.{entries[0].name}"
+        more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+        return f"{spec.class_name} (lr={rates}) over {first}{more}"
+
+    def _first_other(self, job: OptimizerSpec, worker: OptimizerSpec) -> str:
+        """The first tensor that only one of two has in a group, in words."""
+        assert self.schema is not None, "compared with a job's"
+        pairs = zip(_groups_of(job), _groups_of(worker), strict=False)
+        for position, (mine, theirs) in enumerate(pairs):
+            for index in sorted(set(mine) ^ set(theirs)):
+                entry = self.schema.entries[index]
+                where = "in the job" if index in mine else "here"
+                return (
+                    f"; only {where} {entry.model}.{entry.name} is in group {position}"
+                )
+        return ""
+
+
+_ORDER_ADVICE = (
+    "give prepare() the same order on all workers, or name what belongs together, as "
+    "in ps.prepare(generator=G, discriminator=D, opt_g=og, opt_d=od)"
+)
+
+
+def _listed(what: str, lines: list[str]) -> str:
+    """What differs, with its lines, as many as a person will read."""
+    shown = lines[:DIFFERENCE_LINES_MAX]
+    if len(lines) > len(shown):
+        shown.append(f"... and {len(lines) - len(shown)} more")
+    return f"{what}:\n  " + "\n  ".join(shown)
+
+
+def _in_order(spec: OptimizerSpec, order: tuple[int, ...]) -> OptimizerSpec:
+    """An optimizer of a worker in terms of the job's tensors."""
+    groups = (
+        replace(group, entry_indexes=tuple(order[i] for i in group.entry_indexes))
+        for group in spec.groups
+    )
+    return replace(spec, groups=tuple(groups))
+
+
+def _groups_of(spec: OptimizerSpec) -> list[list[int]]:
+    """Parameters of each group, in one order whatever the worker's was."""
+    return [sorted(group.entry_indexes) for group in spec.groups]
 
 
 def _clip_text(clip_grad_norm: float) -> str:

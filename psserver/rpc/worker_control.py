@@ -138,7 +138,10 @@ class WorkerControl:
             log.warning("%s was not taken into the job: %s", entry.worker, first_line)
             raise
         self._host.pump()
-        return messages.JoinResponse()
+        model = self._host.core.model
+        return messages.JoinResponse(
+            order=model.order_of(schema), notes=model.doubts(schema)
+        )
 
     async def _read_join(
         self, requests: AsyncIterator[messages.JoinRequest]

@@ -23,6 +23,7 @@ from psserver.core.record import (
     WorkerKey,
 )
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.object_marks import ObjectMark
 from pswire.schema import (
     ElementType,
     EntryKind,
@@ -137,7 +138,9 @@ def load_enrolments(text: str) -> Enrolments:
     )
 
 
-def _fields_of(value: SchemaEntry | OptimizerSpec | ParameterGroup) -> dict[str, Any]:
+def _fields_of(
+    value: SchemaEntry | ObjectMark | OptimizerSpec | ParameterGroup,
+) -> dict[str, Any]:
     # `asdict` copies each value: three times as long for a model of 200,000 tensors.
     return {each: getattr(value, each) for each in value.__slots__}
 
@@ -151,7 +154,10 @@ def dump_model(
     """Writes what a job trains."""
     return json.dumps(
         {
-            "schema": {"entries": [_fields_of(entry) for entry in schema.entries]},
+            "schema": {
+                "entries": [_fields_of(entry) for entry in schema.entries],
+                "marks": [_fields_of(mark) for mark in schema.marks],
+            },
             "optimizers": [
                 _fields_of(optimizer)
                 | {"groups": [_fields_of(group) for group in optimizer.groups]}
@@ -195,8 +201,10 @@ def load_model(
         )
         for optimizer in data["optimizers"]
     )
+    # A file of an earlier release has no marks.
+    marks = tuple(ObjectMark(**mark) for mark in data["schema"].get("marks", []))
     return (
-        ModelSchema(entries),
+        ModelSchema(entries, marks),
         optimizers,
         data.get("clip_grad_norm", 0.0),
         Compression.parse(data.get("compression", "")),

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from psworker.data.fetching import counting, refuse_own_iteration
 from psworker.data.source import SampleCount
+from psworker.left_behind import reduced
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,14 @@ class CountedLoader:
     def __len__(self) -> int:
         """Batches of the user's loader, which are this worker's alone."""
         return len(self._loader)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: what it hands out is counted for this process."""
+        return reduced(
+            self._name,
+            "what it hands out is counted for this process; copy the DataLoader that "
+            "was given to prepare()",
+        )
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
         if name == "_loader":

@@ -18,6 +18,7 @@ from psworker.data.order import EpochOrder, OrderSource
 from psworker.data.source import DataSource
 from psworker.epoch_report import EpochReport
 from psworker.errors import ConfigurationError, EvictedError
+from psworker.left_behind import reduced
 from psworker.refusals import at_entrance
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ class LeasedLoader:
         all workers at once.
         """
         return self._report
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: what it hands out is counted for this process."""
+        return reduced(
+            self._name,
+            "what it hands out is counted for this process; copy the DataLoader that "
+            "was given to prepare()",
+        )
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
         if name == "_loader":  # Not yet set while being unpickled or copied.

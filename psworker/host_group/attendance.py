@@ -142,7 +142,12 @@ class Attendance:
         core = HostCore(seat, count=self._host.count, patience_ms=patience_ms)
         memory = HostMemory(self._given.bound.schema, seat, self._given.buffers)
         room = Room(
-            self._loop, core, memory, digest=self._digest, on_lead=self._take_lead
+            self._loop,
+            core,
+            memory,
+            digest=self._digest,
+            marks=self._given.bound.schema.marks,
+            on_lead=self._take_lead,
         )
         return Life(core, memory, room)
 

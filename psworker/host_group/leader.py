@@ -149,6 +149,14 @@ class HostLeader:
         with told_to_users():
             return self._opening.result()
 
+    @property
+    def is_out(self) -> bool:
+        """Whether the job is over, or goes on without the group."""
+        opening = self._opening
+        if opening is None or not opening.done() or opening.exception() is not None:
+            return False
+        return opening.result().membership.failure is not None
+
     async def ready(self) -> Session:
         """As `session`, on the event loop."""
         assert self._opening is not None, "opened by whoever has made it leader"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pswire.memory_segments import SegmentError
+from pswire.object_marks import ObjectMark
 from pswire.segment_handshake import address_of, check_peer
 from pswire.shared_layout import SegmentHeader
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
@@ -49,6 +50,7 @@ class Hello:
             those alone.
         header: Of its memory.
         view: Of who was there before, the newest one it knows.
+        marks: What tells its models and loaders apart.
     """
 
     seat: Seat
@@ -56,6 +58,7 @@ class Hello:
     count: int
     header: SegmentHeader
     view: View | None = None
+    marks: tuple[ObjectMark, ...] = ()
 
 
 class Link:

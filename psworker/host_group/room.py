@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from pswire.memory_segments import SegmentError
+from pswire.object_marks import LOADER, MODEL, ObjectMark, order_difference
 from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop
@@ -67,6 +68,7 @@ class Room:
         memory: HostMemory,
         *,
         digest: str,
+        marks: tuple[ObjectMark, ...],
         on_lead: Callable[[Lead], Desk],
     ) -> None:
         """Is alone yet.
@@ -76,6 +78,7 @@ class Room:
             core: The state machine.
             memory: Takes the memory of others.
             digest: Of what was prepared.
+            marks: What tells its models and loaders apart.
             on_lead: Called on the loop when this process is to lead; who answers what
                 others ask from now on.
         """
@@ -83,6 +86,7 @@ class Room:
         self._loop = loop
         self._memory = memory
         self._digest = digest
+        self._marks = marks
         self._count = 0
         self._on_lead = on_lead
         self._links: dict[Seat, Link] = {}
@@ -244,15 +248,25 @@ class Room:
 
     def _hello(self, view: View | None = None) -> Hello:
         header = self._memory.segment.header
-        return Hello(self.core.seat, self._digest, self._count, header, view)
+        return Hello(
+            self.core.seat, self._digest, self._count, header, view, self._marks
+        )
 
     def _refusal(self, hello: object) -> str:
         """Why a process that comes is not taken in; empty if it is."""
         if not isinstance(hello, Hello) or hello.digest != self._digest:
             return (
-                "it has prepared other models, optimizers, loaders or options; "
-                "all processes of a host's group run the same script"
+                "it has prepared other models, optimizers, loaders or options, or has "
+                "registered modules in another order (as from a set: fill them from "
+                "sorted(...)); all processes of a host's group run the same script"
             )
+        for kind in (MODEL, LOADER):
+            lines = order_difference(self._marks, hello.marks, kind)
+            if lines:
+                return (
+                    f"it gives its {kind}s in another order ({'; '.join(lines)}); name "
+                    "them, as in ps.prepare(generator=G, discriminator=D, ...)"
+                )
         if hello.count != self._count:
             return (
                 f"it was told that the group has {hello.count} processes, the others "

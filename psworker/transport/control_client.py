@@ -102,7 +102,7 @@ class ControlClient:
         values_digest: int = 0,
         state_digest: int = 0,
         timeout_s: float,
-    ) -> None:
+    ) -> values.JoinAnswer:
         """Asks to become a member; the record comes on the watch. Idempotent."""
         request = pb.JoinRequest(
             job_id=self._job_id,
@@ -117,7 +117,8 @@ class ControlClient:
         )
         with translated(self.peer):
             parts = list(cut_model(request))  # here: what it refuses ends no call
-            await self._stub.Join(iter(parts), timeout=timeout_s)
+            response = await self._stub.Join(iter(parts), timeout=timeout_s)
+        return values.JoinAnswer(tuple(response.order), tuple(response.notes))
 
     async def declare_optimizer(
         self, worker: values.Identity, spec: OptimizerSpec, *, timeout_s: float

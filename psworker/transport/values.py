@@ -48,6 +48,20 @@ class JobSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    """What the coordinator says of a model that agrees with the job's.
+
+    Attributes:
+        order: Position in the job of each of the worker's tensors; empty where the
+            job has them in the same order.
+        notes: What the worker's log should say, a line each.
+    """
+
+    order: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ClockChoice:
     """A clock with those whose pushes it consists of, in the order of worker ids.
 

@@ -301,6 +301,7 @@ def test_of_a_torchrun_group_without_a_job_one_process_speaks_for_all(
 ) -> None:
     monkeypatch.delenv("PS_COORDINATOR", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for rank in range(4):
         monkeypatch.setenv("RANK", str(rank))
         psworker.connect().close()

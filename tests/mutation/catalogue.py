@@ -368,4 +368,66 @@ BUGS = (
             "test_model_and_optimizer_that_are_loaded_after_prepare_count_together",
         ),
     ),
+    PlantedBug(
+        "models matched by their place although they have names",
+        (
+            Edit(
+                "psworker/named_objects.py",
+                """            name = given or f"{base}{unnamed_count or ''}"
+            unnamed_count += not given
+""",
+                """            name = f"{base}{unnamed_count or ''}"
+            unnamed_count += 1
+""",
+            ),
+        ),
+        tests=("tests/unit/psworker/test_named_objects.py",),
+    ),
+    PlantedBug(
+        "classes of models that are not compared",
+        (
+            Edit(
+                "psworker/object_marks.py",
+                '        yield f"{name}:{_class_name(module)}"\n',
+                "        yield name\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/test_object_marks.py",),
+    ),
+    PlantedBug(
+        "equal models in another order that are taken as they come",
+        (
+            Edit(
+                "protos/pswire/object_marks.py",
+                "        {name: mark.content for name, mark in theirs.items() "
+                "if mark.content},\n",
+                "        {name: mark.content for name, mark in mine.items() "
+                "if mark.content},\n",
+            ),
+        ),
+        tests=("tests/unit/pswire/test_object_marks.py",),
+    ),
+    PlantedBug(
+        "tensors in another order that are taken as they come",
+        (
+            Edit(
+                f"{CORE}/job_model.py",
+                "        return order\n",
+                "        return ()\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_job_model.py",),
+    ),
+    PlantedBug(
+        "a rank that was left in the environment counts",
+        (
+            Edit(
+                "psworker/torchrun.py",
+                "    if named is None or not (variables.get(RUN_ID_VARIABLE) or "
+                "_is_connected(*named)):\n",
+                "    if named is None:\n",
+            ),
+        ),
+        tests=("tests/unit/psworker/test_torchrun.py",),
+    ),
 )

@@ -1025,9 +1025,27 @@ class JoinResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    ORDER_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    @property
+    def order(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Position in the job of each of the worker's tensors, where the job has the
+        same tensors in another order. The worker then goes by the job's order.
+        """
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the worker's log should say of how it differs from the job, a line
+        each.
+        """
+
     def __init__(
         self,
+        *,
+        order: collections.abc.Iterable[builtins.int] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["notes", b"notes", "order", b"order"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

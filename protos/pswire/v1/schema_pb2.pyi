@@ -150,22 +150,74 @@ class SchemaEntry(google.protobuf.message.Message):
 global___SchemaEntry = SchemaEntry
 
 @typing.final
+class ObjectMark(google.protobuf.message.Message):
+    """What tells an object of `prepare` from another one that could stand in its
+    place: a worker that gives two of them in another order is refused by it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIBED_FIELD_NUMBER: builtins.int
+    STRUCTURE_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    NAMED_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """Which objects have this name: `model` or `loader`."""
+    name: builtins.str
+    """Name in the job, such as `model1`."""
+    described: builtins.str
+    """What it is, for people, such as `Generator`."""
+    structure: builtins.str
+    """Digest of how it is built: the classes and names of all modules of a model
+    and the shapes of its tensors, the classes and sizes of a loader.
+    """
+    content: builtins.str
+    """Digest of what it held first. Empty where `structure` tells it from all
+    others of its worker.
+    """
+    named: builtins.bool
+    """Whether the script has named it, so that its place in the call tells
+    nothing.
+    """
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        described: builtins.str = ...,
+        structure: builtins.str = ...,
+        content: builtins.str = ...,
+        named: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "described", b"described", "kind", b"kind", "name", b"name", "named", b"named", "structure", b"structure"]) -> None: ...
+
+global___ObjectMark = ObjectMark
+
+@typing.final
 class ModelSchema(google.protobuf.message.Message):
     """All tensors of a job, in the one order that placement uses."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: builtins.int
+    MARKS_FIELD_NUMBER: builtins.int
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SchemaEntry]:
         """Parameters in the order of registration, then buffers."""
+
+    @property
+    def marks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ObjectMark]:
+        """What tells models and loaders apart. Not part of the schema's digest."""
 
     def __init__(
         self,
         *,
         entries: collections.abc.Iterable[global___SchemaEntry] | None = ...,
+        marks: collections.abc.Iterable[global___ObjectMark] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "marks", b"marks"]) -> None: ...
 
 global___ModelSchema = ModelSchema
 

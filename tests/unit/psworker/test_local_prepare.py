@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.errors import ClosedError, ConfigurationError
 from psworker.local_connection import LocalConnection
@@ -22,6 +23,25 @@ def test_another_optimizer_may_be_prepared_half_way() -> None:
     assert (again, same) == (model, second)
     assert ps.clock == 2
     assert ps.is_leader
+
+
+def test_names_give_a_dict_for_a_dict_and_name_the_loader() -> None:
+    ps = LocalConnection()
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
+
+    prepared = ps.prepare({"net": model, "opt": optimizer, "train": loader})
+
+    assert list(prepared) == ["net", "opt", "train"]
+    assert prepared["net"] is model
+    assert prepared["opt"] is optimizer
+    for (x,) in prepared["train"]:
+        model(x).sum().backward()
+        optimizer.step()
+    assert prepared["train"].report.loader == "train"
+    again = ps.prepare(net=model, train=prepared["train"])
+    assert again == (model, prepared["train"])
 
 
 def test_what_it_does_not_take_is_refused_again_too() -> None:

@@ -25,6 +25,36 @@ def test_things_get_the_names_of_their_kind_in_order() -> None:
     assert given.specs["optimizer1"].groups[0].entry_indexes == (2, 3)
 
 
+def test_all_that_goes_by_tensors_takes_the_order_of_the_job() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters()},
+        {"params": model[1].parameters(), "lr": 0.5},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    model(torch.ones(2, 1)).sum().backward()
+    optimizer.step()
+    given = sort_objects([model, optimizer])
+    names = [entry.name for entry in given.bound.schema.entries]
+    count = len(names)
+
+    other = given.in_order([*range(1, count), 0])
+
+    entries = other.bound.schema.entries
+    assert [entry.name for entry in entries] == [names[-1], *names[:-1]]
+    for entry, tensor in zip(entries, other.bound.tensors, strict=True):
+        assert model.state_dict(keep_vars=True)[entry.name] is tensor
+    indexes = [each.entry_indexes for each in other.specs["optimizer"].groups]
+    assert indexes == [(1, 2), (3, 4)]
+    assert {entries[index].name for index in other.buffers} == {
+        names[index] for index in given.buffers
+    }
+    assert {
+        entries[index].name: state for index, state in other.states["optimizer"].items()
+    } == {names[index]: state for index, state in given.states["optimizer"].items()}
+    assert other.bound.schema.marks == given.bound.schema.marks
+
+
 @pytest.mark.parametrize("missing", ["model", "optimizer"])
 def test_a_model_and_an_optimizer_are_needed(missing: str) -> None:
     model = nn.Linear(1, 1)
@@ -46,8 +76,8 @@ def test_a_norm_beyond_all_floats_is_refused() -> None:
 
 
 def test_another_kind_of_thing_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="does not take a dict"):
-        sort_objects([nn.Linear(1, 1), {}])
+    with pytest.raises(ConfigurationError, match="does not take a list"):
+        sort_objects([nn.Linear(1, 1), []])
 
 
 def test_the_same_thing_twice_is_refused() -> None:

@@ -11,6 +11,7 @@ from psserver.core.job_model import (
     JobModel,
 )
 from psserver.core.roster import WorkerState
+from pswire.object_marks import LOADER, MODEL, ObjectMark
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, OptimizerSpec, SchemaEntry
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, sgd
@@ -94,6 +95,124 @@ def test_a_difference_of_optimizers_is_named(
     assert refusal.reason is ErrorReason.OPTIMIZER_MISMATCH
     with pytest.raises(Refusal, match=text):
         raise refusal
+
+
+def two(name: str, index: int, rate: float = 0.1) -> OptimizerSpec:
+    spec = with_rate(rate)
+    (group,) = spec.groups
+    return replace(spec, name=name, groups=(replace(group, entry_indexes=(index,)),))
+
+
+def test_the_same_tensors_in_another_order_agree_and_the_order_is_told() -> None:
+    model = JobModel()
+    model.agree(schema("a", "b", "c"), (two("o", 2),))
+    theirs = schema("c", "a", "b")
+
+    assert not model.agree(theirs, (two("o", 0),))
+
+    assert model.order_of(theirs) == (2, 0, 1)
+    assert model.order_of(schema("a", "b", "c")) == ()
+    with pytest.raises(Refusal, match=r"only here model\.a is in group 0"):
+        model.agree(theirs, (two("o", 1),))
+
+
+def test_a_tied_tensor_is_the_same_by_whichever_name_it_was_registered_first() -> None:
+    job, here = (
+        ModelSchema((replace(schema(first).entries[0], tied_names=(second,)),))
+        for first, second in ("ab", "ba")
+    )
+    model = JobModel()
+    model.agree(job, OPTIMIZERS)
+    assert not model.agree(here, OPTIMIZERS)
+    assert model.order_of(here) == ()
+
+
+def test_optimizers_agree_in_any_order_by_name() -> None:
+    model = JobModel()
+    model.agree(schema("a", "b"), (two("x", 0), two("y", 1)))
+    assert not model.agree(schema("a", "b"), (two("y", 1), two("x", 0)))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (
+            (two("x", 1), two("y", 0)),
+            r"x: SGD \(lr=0\.1\) over model\.a in the job, SGD \(lr=0\.1\) over "
+            r"model\.b here, which is y in the job",
+        ),
+        ((two("x", 1), two("y", 1)), "'x' groups the parameters otherwise"),
+    ],
+)
+def test_optimizers_in_another_order_are_named_with_both_orders(
+    theirs: tuple[OptimizerSpec, ...], text: str
+) -> None:
+    model = JobModel()
+    model.agree(schema("a", "b"), (two("x", 0), two("y", 1)))
+    with pytest.raises(Refusal, match=text) as caught:
+        model.agree(schema("a", "b"), theirs)
+    assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
+
+
+def test_two_optimizers_of_the_same_tensors_are_told_by_their_first_rates() -> None:
+    model = JobModel()
+    model.agree(schema("a"), (two("x", 0, 0.1), two("y", 0, 0.2)))
+    with pytest.raises(Refusal, match="optimizers come in another order"):
+        model.agree(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.1)))
+    # Another rate is no other order: they need not agree.
+    assert not model.agree(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.3)))
+
+
+def marked(*contents: str, structures: str = "AA", kind: str = MODEL) -> ModelSchema:
+    marks = tuple(
+        ObjectMark(
+            kind=kind,
+            name=f"model{number or ''}",
+            described=structure,
+            structure=structure,
+            content=content,
+        )
+        for number, (structure, content) in enumerate(
+            zip(structures, contents, strict=True)
+        )
+    )
+    return replace(schema("a", "b"), marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("job", "here", "reason"),
+    [
+        (marked("1", "2"), marked("2", "1"), ErrorReason.SCHEMA_MISMATCH),
+        (
+            marked("", "", structures="AB"),
+            marked("", "", structures="BA"),
+            ErrorReason.SCHEMA_MISMATCH,
+        ),
+        (
+            marked("1", "2", kind=LOADER),
+            marked("2", "1", kind=LOADER),
+            ErrorReason.DATA_ORDER_MISMATCH,
+        ),
+    ],
+)
+def test_models_and_loaders_in_another_order_are_refused(
+    job: ModelSchema, here: ModelSchema, reason: ErrorReason
+) -> None:
+    model = JobModel()
+    model.agree(job, OPTIMIZERS)
+    with pytest.raises(Refusal, match="in another order than the job's") as caught:
+        model.agree(here, OPTIMIZERS)
+    assert caught.value.reason is reason
+    assert "generator=G" in caught.value.message
+
+
+def test_models_that_nothing_tells_apart_agree_with_a_doubt() -> None:
+    model = JobModel()
+    assert model.doubts(marked("1", "2")) == []
+    model.agree(marked("1", "2"), OPTIMIZERS)
+    here = marked("3", "4")
+    assert not model.agree(here, OPTIMIZERS)
+    assert len(model.doubts(here)) == 1
 
 
 def test_the_first_worker_fixes_what_is_trained() -> None:
