@@ -78,7 +78,8 @@ class CoordinatorConfig:
         chunk_kib: KiB of a full chunk; None for what suits the model.
         lease_ttl_ms: Bound on the detection of a lost process. Shorter finds it
             sooner, and takes slow machines for dead ones.
-        job_seed: From which the seeds of all epochs follow; 0 for a random one.
+        job_seed: From which the seeds of all epochs follow; 0 for none: the orders
+            of data are those that the workers draw.
         history: Where it writes its history, see `pswire.history`; empty for none.
     """
 

@@ -136,7 +136,10 @@ class JobOptions:
         ),
     ] = 10.0
     seed: Annotated[
-        int, typer.Option(help="Seed of the data order; 0 takes a random one.")
+        int,
+        typer.Option(
+            help="Seed of the data order; 0 leaves it to the workers' own samplers."
+        ),
     ] = 0
 
     def config(self, listen: ListenConfig, state_dir: Path) -> CoordinatorConfig:

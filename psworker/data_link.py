@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from psworker.data.order import EpochShape
-from psworker.data.source import Lease, LeaseRequest
+from psworker.data.origin import Origin
+from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.event_loop import EventLoop
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import DataReport, PendingData
@@ -75,6 +76,18 @@ class DataLink:
         return max(1, len(record.members)) if record is not None else 1
 
     @property
+    def rank(self) -> int:
+        """This worker's place among these, from 0."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return self._stepper.member.rank
+
+    def dealt_count(self, batch_count: int) -> int:
+        """Of the batches of an epoch those that this worker gets."""
+        # Rounded up, what the first one gets.
+        place = 0 if self.sharer_count else self.rank
+        return part_in_rounds(batch_count, place, self.worker_count)
+
+    @property
     def has_gradient(self) -> bool:
         """Whether a gradient was begun that no step has taken yet."""
         return self._stepper is not None and self._stepper.has_gradient
@@ -89,11 +102,16 @@ class DataLink:
         self._stepper.rejoin()
 
     def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
-    ) -> Future[int]:
-        """Opens an epoch; its seed."""
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> Future[Origin]:
+        """Opens an epoch; what its order is drawn from."""
 
-        async def attempt(timeout_s: float) -> int:
+        async def attempt(timeout_s: float) -> Origin:
             return await self._session.control.open_epoch(
                 self._session.worker,
                 loader,
@@ -101,6 +119,7 @@ class DataLink:
                 position_count=shape.position_count,
                 batch_size=shape.batch_size,
                 drop_last=shape.drop_last,
+                origin=origin,
                 report=report,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )

@@ -97,6 +97,11 @@ class GroupSteps:
         return self._channel.process_count
 
     @property
+    def rank(self) -> int:
+        """This process's place among these, from 0."""
+        return self._channel.rank
+
+    @property
     def has_gradient(self) -> bool:
         """Whether there is a gradient that a step may have to take yet."""
         return self._spent.has_others(self._tensors)

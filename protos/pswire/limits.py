@@ -87,6 +87,10 @@ SHARD_COUNT_MAX: Final = 1024
 WORKER_COUNT_MAX: Final = 1_000_000
 """Largest number of workers that an option may name."""
 
+ORDER_ORIGIN_BYTES_MAX: Final = 16 << 10
+"""Largest random state that an epoch's order is drawn from. All that a sampler may draw
+from (torch, numpy, Python, two generators) is 13 KiB, compressed."""
+
 STALENESS_BOUND_DEFAULT: Final = 3
 """Clocks that workers may be apart in SSP when nobody says: a step that takes four
 times as long then stops nobody, and no gradient is much older than the values."""

@@ -17,6 +17,7 @@ from psserver.core.epoch_account import EpochAccount
 from psserver.core.position_set import PositionSet
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 
 HELD_COUNT_MAX = 4_096
@@ -63,6 +64,24 @@ class EpochShape:
         return self.position_count
 
 
+Origin = int | bytes
+"""What an epoch's order is drawn from: the job's seed, or a worker's random state."""
+
+
+def check_origin(origin: bytes) -> None:
+    """Checks what a client sends to draw an order from.
+
+    Raises:
+        Refusal: `LIMIT_EXCEEDED`.
+    """
+    if len(origin) > ORDER_ORIGIN_BYTES_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"an epoch's order would be drawn from {len(origin)} bytes, at most "
+            f"{ORDER_ORIGIN_BYTES_MAX} are kept",
+        )
+
+
 @dataclass(slots=True)
 class EpochLedger:
     """One epoch of one loader.
@@ -71,6 +90,7 @@ class EpochLedger:
         loader: Name of the loader.
         epoch: Number of the epoch.
         shape: How it is cut.
+        origin: What the order is drawn from: of the worker that opened the epoch.
         order_digest: Digest of the order, once a worker has registered it.
         registrant: Who registered it.
         cursor: Next position that was never dealt.
@@ -89,6 +109,7 @@ class EpochLedger:
     loader: str
     epoch: int
     shape: EpochShape
+    origin: bytes = b""
     order_digest: int | None = None
     registrant: WorkerKey | None = None
     cursor: int = 0

@@ -26,7 +26,7 @@ class JobSettings:
         cut_timeout_ms: Time in which a decided cut must be copied.
         pin_ttl_ms: Time for which a reader may read a snapshot, without what its bytes
             take.
-        job_seed: From which the seeds of all epochs follow.
+        job_seed: From which the seeds of all epochs follow; 0 for none.
         worker_loss_policy: What to do when a worker is lost.
         step_atomicity: When a push is applied.
         backup_worker_count: In BSP, workers that a clock need not wait for.

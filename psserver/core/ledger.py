@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin, check_origin
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -15,7 +15,8 @@ class DataLedger:
     """All epochs of all loaders of a job.
 
     Args:
-        job_seed: From which the seed of each epoch follows.
+        job_seed: From which the seed of each epoch follows; 0 for none: the worker
+            that opens an epoch says what its order is drawn from.
     """
 
     def __init__(self, job_seed: int) -> None:
@@ -48,28 +49,38 @@ class DataLedger:
         consumed: tuple[DataRange, ...] = (),
         dropped: tuple[DataRange, ...] = (),
         skipped: tuple[DataRange, ...] = (),
-    ) -> int:
-        """Opens an epoch and returns its seed.
+        *,
+        origin: bytes = b"",
+    ) -> Origin:
+        """Opens an epoch and returns what all workers draw its order from.
+
+        Of an epoch that is over nobody draws any more, and its origin is not kept: a
+        worker that comes late goes through it with its own.
 
         What the worker holds of the loader's earlier epochs and does not report as
         consumed, dropped or skipped is dealt again. A push that is under way may be of
         the epoch before, and of none that is older.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE`, or `DATA_ORDER_MISMATCH` when the epoch is
-                open with another shape; no state changed.
+            Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, or `DATA_ORDER_MISMATCH`
+                when the epoch is open with another shape; no state changed.
         """
         shape.validate()
+        check_origin(origin)
         known = self._epochs.get((loader, epoch))
         if known is not None and known.shape != shape:
             raise Refusal(
                 ErrorReason.DATA_ORDER_MISMATCH,
                 f"epoch {epoch} of {loader[:64]!r} has {known.shape.position_count} "
                 f"samples in batches of {known.shape.batch_size}, {worker} has "
-                f"{shape.position_count} in batches of {shape.batch_size}",
+                f"{shape.position_count} in batches of {shape.batch_size}: one that "
+                "grows or shrinks must have done so on all workers when they begin "
+                "an epoch",
             )
         if known is None:
-            self._epochs[loader, epoch] = EpochLedger(loader, epoch, shape)
+            known = EpochLedger(loader, epoch, shape)
+            known.origin = b"" if self._job_seed else origin
+            self._epochs[loader, epoch] = known
         self.enroll(worker, (loader,))
         self.consume(worker, consumed)
         self.drop(worker, dropped)
@@ -77,14 +88,20 @@ class DataLedger:
         earlier = [n for name, n in self._epochs if name == loader and n < epoch]
         for number in sorted(earlier):
             self._epochs[loader, number].give_back(worker)
+            if self._epochs[loader, number].is_closed:
+                self._epochs[loader, number].origin = b""
         for number in sorted(earlier)[:-1]:
             self._epochs[loader, number].pass_by(worker)
-        return self.seed_of(loader, epoch)
+        if self._job_seed:
+            return self.seed_of(loader, epoch)
+        return origin if known.is_closed else known.origin
 
     def register_order(
         self, worker: WorkerKey, loader: str, epoch: int, order_digest: int
     ) -> EpochLedger:
         """Checks the worker's order against the first one registered.
+
+        In an epoch that is over no order counts any more.
 
         Who asks takes part in the rounds from here on, if it did not before.
 
@@ -101,7 +118,7 @@ class DataLedger:
         if ledger.order_digest is None:
             ledger.order_digest = order_digest
             ledger.registrant = worker
-        elif ledger.order_digest != order_digest:
+        elif ledger.order_digest != order_digest and not ledger.is_closed:
             raise Refusal(
                 ErrorReason.DATA_ORDER_MISMATCH,
                 f"{worker} draws epoch {epoch} of {loader[:64]!r} in another order "

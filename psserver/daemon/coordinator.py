@@ -1,7 +1,6 @@
 """The coordinator daemon."""
 
 import logging
-import secrets
 
 import grpc_health.v1.health
 import grpc_health.v1.health_pb2 as health_messages
@@ -33,9 +32,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     """
     config.validate()
     with held_folder(config.state_dir), JobStore(config.state_dir) as store:
-        settings = config.job_settings(
-            job_id=new_job_id(), job_seed=config.job_seed or secrets.randbits(62)
-        )
+        settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
         host = CoordinatorHost(settings, store)
         host.history = CoordinatorHistory.open(config.history, host.core.settings)
         server = make_server(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.epoch_account import EpochAccount
-from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
@@ -61,15 +61,16 @@ class DataLeases:
         loader: str,
         epoch: int,
         shape: EpochShape,
+        origin: bytes,
         report: DataReport,
-    ) -> int:
-        """Opens an epoch for a worker and returns its seed."""
+    ) -> Origin:
+        """Opens an epoch for a worker; what its order is drawn from."""
         ledgers = self._core.ledger
         given_back = [
             each for each in ledgers.epochs() if each.is_dealt_to(entry.worker)
         ]
         known_count = len(ledgers.epochs())
-        seed = ledgers.open_epoch(
+        opened = ledgers.open_epoch(
             entry.worker,
             loader,
             epoch,
@@ -77,6 +78,7 @@ class DataLeases:
             report.consumed,
             report.dropped,
             report.skipped,
+            origin=origin,
         )
         self._open += ledgers.epochs()[known_count:]
         self._keep(
@@ -87,7 +89,7 @@ class DataLeases:
             }
         )
         self._changes.notify()
-        return seed
+        return opened
 
     def take_report(self, entry: WorkerEntry, report: DataReport) -> None:
         """Takes a worker's report of its data."""

@@ -39,7 +39,7 @@ class DataControl:
         check_loader_name(request.loader)
         if request.epoch < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
-        seed = self._host.data.open_epoch(
+        origin = self._host.data.open_epoch(
             entry,
             request.loader,
             request.epoch,
@@ -48,9 +48,12 @@ class DataControl:
                 batch_size=request.batch_size,
                 drop_last=request.drop_last,
             ),
+            request.origin,
             read_data_report(request),
         )
-        return messages.OpenEpochResponse(seed=seed)
+        if isinstance(origin, int):
+            return messages.OpenEpochResponse(seed=origin)
+        return messages.OpenEpochResponse(origin=origin)
 
     async def lease_data(
         self, request: messages.LeaseDataRequest, context: Context

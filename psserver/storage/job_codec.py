@@ -4,6 +4,7 @@ JSON and not protobuf, so that the file can be read with sqlite3 and a text edit
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -216,6 +217,7 @@ def dump_epoch(ledger: EpochLedger) -> str:
     return json.dumps(
         {
             "shape": asdict(ledger.shape),
+            "origin": b64encode(ledger.origin).decode(),
             "order_digest": ledger.order_digest,
             "registrant": ledger.registrant,
             "cursor": ledger.cursor,
@@ -241,6 +243,8 @@ def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
         loader,
         epoch,
         EpochShape(**data["shape"]),
+        # A file of an earlier release has none: its job has a seed.
+        origin=b64decode(data.get("origin", "")),
         order_digest=data["order_digest"],
         registrant=WorkerKey(*registrant) if registrant else None,
         cursor=data["cursor"],

@@ -7,13 +7,14 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from psworker.data.fetching import counting, refuse_own_iteration
+from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import SampleCount
 from psworker.left_behind import reduced
 
 _log = logging.getLogger(__name__)
 
 
-class CountedLoader:
+class CountedLoader(PreparedLoader):
     """A loader over a stream, or one whose sampler gives each worker its own part.
 
     Its batches are its own; only their sizes are noted, as the weight of the next
@@ -34,11 +35,11 @@ class CountedLoader:
             LoaderRefused: Its class has an iteration of its own.
         """
         refuse_own_iteration(loader)
-        self._loader = loader
         self._counting: DataLoader[Any] | None = None
         self._source = source
         self._name = name
         self._worker_count: int | None = None
+        self._loader = loader
 
     def __len__(self) -> int:
         """Batches of the user's loader, which are this worker's alone."""
@@ -52,11 +53,6 @@ class CountedLoader:
             "was given to prepare()",
         )
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
-        if name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
     def set_epoch(self, epoch: int) -> None:
         """Passes the epoch on to what has a `set_epoch`: the sampler, or the stream."""
         pass_epoch_on(self._loader, epoch)
@@ -68,8 +64,8 @@ class CountedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._tell_about_splitting()
-        if self._counting is None:
-            self._counting = counting(self._loader)
+        # Anew each time: what the script has set on its loader since counts.
+        self._counting = counting(self._loader, older=self._counting)
         is_done = False
         try:
             for sample_count, batch in self._counting:

@@ -51,12 +51,20 @@ def fetching(
     return made
 
 
-def noting(loader: DataLoader[Any], feed: object) -> DataLoader[Any]:
-    """A copy that draws through a feed and is the user's in all else."""
+def noting(
+    loader: DataLoader[Any], feed: object, *, older: DataLoader[Any] | None
+) -> DataLoader[Any]:
+    """A copy that draws through a feed and is the user's in all else.
+
+    Args:
+        loader: The user's.
+        feed: What it draws through.
+        older: The copy before this one, whose persistent processes go on.
+    """
     made = copy.copy(loader)
     options = vars(made)
     options["sampler" if loader.batch_sampler is None else "batch_sampler"] = feed
-    options["_iterator"] = None
+    options["_iterator"] = older._iterator if older is not None else None
     return made
 
 
@@ -71,14 +79,21 @@ def end_processes(iterator: object) -> None:
         end()
 
 
-def counting(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A copy whose batches come with the number of their samples before them."""
+def counting(
+    loader: DataLoader[Any], *, older: DataLoader[Any] | None
+) -> DataLoader[Any]:
+    """A copy whose batches come with the number of their samples before them.
+
+    Args:
+        loader: The user's.
+        older: The copy before this one, whose persistent processes go on.
+    """
     made = copy.copy(loader)
     options = vars(made)
     options["collate_fn"] = _CountingCollate(
         loader.collate_fn, is_batched=loader.batch_sampler is not None
     )
-    options["_iterator"] = None
+    options["_iterator"] = older._iterator if older is not None else None
     return made
 
 

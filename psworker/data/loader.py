@@ -14,7 +14,9 @@ from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
 from psworker.data.fetching import end_processes, fetching, refuse_own_iteration
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
 from psworker.data.missed_epochs import MissedEpochs
-from psworker.data.order import EpochOrder, OrderSource
+from psworker.data.order import EpochDraw, EpochOrder, OrderSource
+from psworker.data.origin import Origin
+from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import DataSource
 from psworker.epoch_report import EpochReport
 from psworker.errors import ConfigurationError, EvictedError
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("psworker")
 
 
-class LeasedLoader:
+class LeasedLoader(PreparedLoader):
     """A `DataLoader` whose batches are shared out between the workers of a job.
 
     Together the workers see every sample of an epoch once. Which worker gets which
@@ -51,7 +53,6 @@ class LeasedLoader:
             LoaderRefused: It can't be leased; the text says why and what to do.
         """
         refuse_own_iteration(loader)
-        self._loader = loader
         self._source = source
         self._name = name
         self._missed = MissedEpochs(name)
@@ -62,19 +63,21 @@ class LeasedLoader:
         self._fetcher: DataLoader[Any] | None = None
         self._seeds = torch.Generator()
         self._newest: weakref.ref[_EpochIterator] | None = None
+        self._loader = loader
 
     def __len__(self) -> int:
-        """Batches of an epoch that this worker may expect now: its equal part.
+        """Batches of an epoch that this worker gets, if the workers stay the same.
 
-        In BSP with full rounds that is what it gets. Otherwise fast workers get more
-        than this, and slow ones less. `batch_count` is that of all workers.
+        Exact in BSP, where the last round may not reach the later ranks. Otherwise its
+        equal part, rounded up: fast workers get more, and slow ones less.
+        `batch_count` is that of all workers.
         """
-        return -(-self.batch_count // self._source.worker_count)
+        return self._source.dealt_count(self.batch_count)
 
     @property
     def batch_count(self) -> int:
         """Batches of a whole epoch, over all workers."""
-        return self._orders.shape.batch_count
+        return self._orders.shape().batch_count
 
     @property
     def report(self) -> EpochReport | None:
@@ -93,11 +96,6 @@ class LeasedLoader:
             "was given to prepare()",
         )
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
-        if name == "_loader":  # Not yet set while being unpickled or copied.
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch, from 0, that the next iteration opens."""
         if epoch < 0:
@@ -114,23 +112,34 @@ class LeasedLoader:
         older = self._newest() if self._newest is not None else None
         if older is not None:
             older.give_up()
+        self._seed_processes()
         made = _EpochIterator(self._name, epoch, self._batches(epoch))
         self._newest = weakref.ref(made)
         return made
+
+    def _seed_processes(self) -> None:
+        """Takes the random number that a plain loader takes for worker processes.
+
+        Once an iteration, however often a pipeline is filled, which begins with the
+        same number. Processes that persist have it from the first one.
+        """
+        if self._loader.persistent_workers and self._fetcher is not None:
+            return
+        generator = self._loader.generator or torch.default_generator
+        self._seeds.set_state(generator.get_state())
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
 
     def _batches(self, epoch: int) -> Generator[Any, None, None]:
         batch_count = 0
         rejoin_count = -1
         is_done = False
-        # As a plain loader does once an epoch, however often a pipeline is filled.
-        seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._seeds.manual_seed(int(seed))
+        draw = self._orders.begin(epoch)
         try:
             # Once, and once more for each time that this worker has joined again.
             while rejoin_count != self._source.rejoin_count:
                 rejoin_count = self._source.rejoin_count
                 try:
-                    for batch in self._batches_held(epoch):
+                    for batch in self._batches_held(epoch, draw):
                         batch_count += 1
                         self._missed.note_batch(epoch)
                         yield batch
@@ -138,7 +147,8 @@ class LeasedLoader:
                     if rejoin_count == self._source.rejoin_count:
                         self._source.rejoin()
             is_done = True
-            if not batch_count and self.batch_count:
+            draw.end()
+            if not batch_count and draw.shape.batch_count:
                 self._missed.add(epoch)
         finally:
             if not is_done and not self._source.has_gradient:
@@ -146,14 +156,14 @@ class LeasedLoader:
             if not self._loader.persistent_workers:
                 self._fetcher = None
 
-    def _batches_held(self, epoch: int) -> Iterator[Any]:
+    def _batches_held(self, epoch: int, draw: EpochDraw) -> Iterator[Any]:
         """Batches of an epoch for as long as this start of the worker may have any."""
-        order = self._orders.draw(self._open(epoch), epoch)
+        order = draw.order(self._open(epoch, draw))
         leases = EpochLeases(
             self._source,
             loader=self._name,
             epoch=epoch,
-            shape=self._orders.shape,
+            shape=draw.shape,
             order_digest=order.digest,
             batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
         )
@@ -166,12 +176,12 @@ class LeasedLoader:
                 self._report = replace(leases.report, unit=order.unit)
                 _warn_unused(self._report)
 
-    def _open(self, epoch: int) -> int:
+    def _open(self, epoch: int, draw: EpochDraw) -> Origin:
         self._source.settle()
         report = self._source.pending.take_last_report(self._name)
         try:
             return self._source.open_epoch(
-                self._name, epoch, self._orders.shape, report
+                self._name, epoch, draw.shape, draw.own, report
             ).result()
         except BaseException:
             self._source.pending.return_report(report)

@@ -9,10 +9,11 @@ from torch.utils.data import BatchSampler, DataLoader
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
 from psworker.data.fetching import noting
 from psworker.data.local_draws import EpochDraws, LocalDraws
+from psworker.data.prepared_loader import PreparedLoader
 from psworker.epoch_report import EpochReport
 
 
-class LocalLoader:
+class LocalLoader(PreparedLoader):
     """A `DataLoader` that notes what it hands out, and which steps took it.
 
     Its batches, and the random numbers that are drawn for them, are those of the loader
@@ -22,13 +23,13 @@ class LocalLoader:
     def __init__(
         self, loader: DataLoader[Any], draws: LocalDraws, *, name: str = "loader"
     ) -> None:
-        self._loader = loader
         self._draws = draws
         self._name = name
         self._epoch = 0
         self._report: EpochReport | None = None
         self._feed = _NotingSampler(loader)
-        self._fetcher = noting(loader, self._feed)
+        self._fetcher: DataLoader[Any] | None = None
+        self._loader = loader
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -47,11 +48,6 @@ class LocalLoader:
         """
         return self._report
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
-        if name == "_loader":  # Not yet set while being unpickled or copied.
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch, from 0, and tells the sampler, if that wants to know."""
         self._epoch = epoch
@@ -60,6 +56,8 @@ class LocalLoader:
     def __iter__(self) -> "_LocalIteration":
         epoch = self._epoch
         self._epoch += 1
+        # Anew each time: what the script has set on its loader since counts.
+        self._fetcher = noting(self._loader, self._feed, older=self._fetcher)
         # Begun at once, not with the first batch: so the plain loader draws its seeds.
         batches = iter(self._fetcher)
         return _LocalIteration(self, epoch, batches, self._feed.sizes)

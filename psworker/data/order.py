@@ -1,11 +1,13 @@
-"""The order of an epoch: every worker draws the same one from the epoch's seed.
+"""The order of an epoch: that which the worker draws that opens it.
 
-The coordinator leases runs of positions in this order, so all workers must agree on
-it; they compare its digest.
+The others draw it from the same random state, or all from the job's seed. The
+coordinator leases runs of positions in this order, so all workers must agree on it;
+they compare its digest.
 """
 
 import contextlib
-import random
+import copy
+import logging
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -19,10 +21,22 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
-    Sampler,
+    SequentialSampler,
 )
 
+from psworker.data.origin import (
+    Origin,
+    copy_generators,
+    drawing_from,
+    draws_by_generator,
+    generator_of,
+    is_fixed,
+    is_spent,
+    take_origin,
+)
 from psworker.errors import UnsupportedError
+
+logger: Final = logging.getLogger("psworker")
 
 Positions = npt.NDArray[np.int64]
 
@@ -35,7 +49,7 @@ class LoaderRefused(UnsupportedError, TypeError):
 
 @dataclass(frozen=True, slots=True)
 class EpochShape:
-    """What the coordinator must know of an epoch before its seed is drawn.
+    """What the coordinator must know of an epoch before its order is drawn.
 
     Attributes:
         position_count: Positions of the epoch: samples, or batches where these
@@ -94,8 +108,8 @@ class EpochOrder:
 class OrderSource:
     """Draws the order of an epoch from the sampler of the user's loader.
 
-    Attributes:
-        shape: How epochs are cut.
+    It looks at the loader each time: whatever a script changes there, or in the data
+    set, counts from the next epoch on, as without a job.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -104,40 +118,208 @@ class OrderSource:
         Raises:
             LoaderRefused: It can't; the text says why.
         """
-        self._is_batched = True
-        self._is_ragged = False
-        self._draws_batches = False
-        if loader.batch_sampler is None:
-            self._sampler: Any = loader.sampler
+        self._loader = loader
+        self._look: _Look | None = None
+        if type(loader.batch_sampler) is BatchSampler or loader.batch_sampler is None:
             _check_length(self._sampler)
-            self._draws_batches = _draws_lists(self._sampler)
-            self._is_batched = self._draws_batches
-            batch_size, drop_last = 1, False
-        elif type(loader.batch_sampler) is BatchSampler:
-            self._sampler = loader.batch_sampler.sampler
-            _check_length(self._sampler)
-            batch_size = loader.batch_sampler.batch_size
-            drop_last = loader.batch_sampler.drop_last
-        else:
-            self._sampler = loader.batch_sampler
-            self._draws_batches = True
-        self._count_max = _count_max(self._sampler, loader)
-        if self._draws_batches:
-            self.shape = self._shape_of(self._draw(_DRY_RUN_SEED))
-        else:
-            self.shape = EpochShape(len(self._sampler), batch_size, drop_last)
+        self.shape()
 
-    def draw(self, seed: int, epoch: int) -> EpochOrder:
+    def shape(self) -> EpochShape:
+        """How an epoch would be cut that was opened now.
+
+        Raises:
+            LoaderRefused: The batch sampler draws without an end.
+        """
+        batch_sampler: Any = self._loader.batch_sampler
+        if self._draws_batches:
+            return self._looked_at().shape
+        sampler: Any = self._sampler
+        if batch_sampler is None:
+            return EpochShape(len(sampler), 1, drop_last=False)
+        return EpochShape(
+            len(sampler), batch_sampler.batch_size, batch_sampler.drop_last
+        )
+
+    def begin(self, epoch: int) -> "EpochDraw":
+        """This worker's part in an epoch, before that is opened.
+
+        Like the epoch of a plain loader it takes random numbers once, however often the
+        worker has to open it.
+        """
+        return EpochDraw(
+            self._sampler,
+            epoch,
+            self.shape(),
+            dataset=self._loader.dataset,
+            count_max=_count_max(self._sampler, self._loader),
+            is_batched=self._is_batched,
+            draws_batches=self._draws_batches,
+            is_ragged=self._draws_batches and self._looked_at().is_ragged,
+        )
+
+    @property
+    def _sampler(self) -> Any:  # noqa: ANN401, whatever the user has given
+        batch_sampler: Any = self._loader.batch_sampler
+        if batch_sampler is None:
+            return self._loader.sampler
+        if type(batch_sampler) is BatchSampler:
+            return batch_sampler.sampler
+        return batch_sampler
+
+    @property
+    def _draws_batches(self) -> bool:
+        batch_sampler = self._loader.batch_sampler
+        if batch_sampler is None:
+            return self._looked_at().draws_batches
+        return type(batch_sampler) is not BatchSampler
+
+    @property
+    def _is_batched(self) -> bool:
+        return self._loader.batch_sampler is not None or self._draws_batches
+
+    def _looked_at(self) -> "_Look":
+        """What only drawing tells of a sampler: done anew when its length changes."""
+        sampler, loader = self._sampler, self._loader
+        lengths = _length(sampler), _length(loader.dataset)
+        look = self._look
+        if look is None or look.sampler is not sampler or look.lengths != lengths:
+            is_batch_sampler = loader.batch_sampler is not None
+            shape, is_ragged = None, False
+            draws_batches = is_batch_sampler or _draws_lists(sampler, loader.dataset)
+            if draws_batches:
+                count_max = _count_max(sampler, loader)
+                with _looking(sampler, loader.dataset) as looked:
+                    batches = _drawn_batches(looked, count_max)
+                shape, is_ragged = _shape_of(batches)
+            look = _Look(sampler, lengths, draws_batches, shape, is_ragged)
+            self._look = look
+        return look
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is known of a sampler only by drawing from it, or a copy.
+
+    Attributes:
+        sampler: Which one.
+        lengths: Of it and of the data set when it was looked at.
+        draws_batches: Whether it draws lists of indices.
+        shape_or_none: If so, how it cuts an epoch.
+        is_ragged: If so, whether these differ in size.
+    """
+
+    sampler: Any
+    lengths: tuple[int | None, int | None]
+    draws_batches: bool
+    shape_or_none: EpochShape | None
+    is_ragged: bool
+
+    @property
+    def shape(self) -> EpochShape:
+        """How it cuts an epoch."""
+        assert self.shape_or_none is not None
+        return self.shape_or_none
+
+
+class EpochDraw:
+    """One epoch's order, as one worker draws it.
+
+    Attributes:
+        shape: How the epoch is cut.
+        own: What this worker's own sampler draws it from.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,  # noqa: ANN401, whatever the user has given
+        epoch: int,
+        shape: EpochShape,
+        *,
+        dataset: object,
+        count_max: int,
+        is_batched: bool,
+        draws_batches: bool,
+        is_ragged: bool,
+    ) -> None:
+        self._sampler = sampler
+        self._epoch = epoch
+        self.shape = shape
+        self._dataset = dataset
+        self._count_max = count_max
+        self._is_batched = is_batched
+        self._draws_batches = draws_batches
+        self._is_ragged = is_ragged
+        self.own = take_origin(sampler)
+        self._drawn: tuple[Origin, EpochOrder] | None = None
+        self._rest: Iterator[Any] = iter(())
+        self._has_drawn_own = False
+
+    def order(self, origin: Origin) -> EpochOrder:
         """The epoch's order, as indices into the dataset.
+
+        The random numbers that the user's sampler takes for it are those of a plain
+        loader, also where the order is drawn from another worker's.
 
         Raises:
             LoaderRefused: The sampler drew another number of samples than it has
                 said, or something that is no index.
+            DataOrderError: The origin is none.
         """
-        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if self._drawn is None or self._drawn[0] != origin:
+            self._drawn = origin, self._order(self._indices(origin))
+        return self._drawn[1]
+
+    def end(self) -> None:
+        """The epoch was iterated to its end, where samplers may draw once more."""
+        for _ in self._rest:
+            pass
+
+    def _indices(self, origin: Origin) -> list[Any]:
+        sampler = self._sampler
+        set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
-            set_epoch(epoch)
-        drawn = self._draw(seed)
+            set_epoch(self._epoch)
+        if is_fixed(sampler):
+            return list(sampler)
+        if draws_by_generator(sampler):
+            return self._indices_by_generator(origin)
+        if origin != self.own:
+            if not self._has_drawn_own:
+                self._spend_own()
+            self._has_drawn_own = True
+            with drawing_from(origin, sampler):
+                return self._begun(sampler)
+        self._has_drawn_own = True
+        return self._begun(sampler)
+
+    def _indices_by_generator(self, origin: Origin) -> list[Any]:
+        sampler = self._sampler
+        own_generator = sampler.generator
+        if type(sampler) is RandomSampler and own_generator is None:
+            own_generator = generator_of(self.own)
+        generator = None if origin == self.own else generator_of(origin)
+        own: list[Any] = []
+        if generator is None or not (self._has_drawn_own or is_spent(self.own)):
+            # It draws once more where it ends, as a plain loader's does that is
+            # iterated to its end.
+            self._rest = iter(_drawing_by(sampler, own_generator))
+            own = list(islice(self._rest, len(sampler)))
+            self._has_drawn_own = True
+        return own if generator is None else list(_drawing_by(sampler, generator))
+
+    def _spend_own(self) -> None:
+        """Takes the random numbers that the user's sampler would, and nothing else."""
+        with _untouched(self._sampler, self._dataset) as looked:
+            self._begun(looked)
+            if looked is not self._sampler:
+                copy_generators(looked, self._sampler)
+
+    def _begun(self, sampler: Any) -> list[Any]:  # noqa: ANN401, as the user's
+        if self._draws_batches:
+            return _drawn_batches(sampler, self._count_max)
+        return list(islice(sampler, self._count_max + 1))
+
+    def _order(self, drawn: list[Any]) -> EpochOrder:
         if self._draws_batches:
             return self._order_of_batches(drawn)
         order = _positions(drawn)
@@ -156,46 +338,98 @@ class OrderSource:
                 raise LoaderRefused(
                     f"the batch sampler drew {len(batches)} batches, but "
                     f"{self.shape.position_count} when it was prepared; let it draw "
-                    "the same number in every epoch"
+                    "the same number in every epoch, or its __len__ tell another one "
+                    "before that begins"
                 )
             return EpochOrder(indices, bounds)
-        if self._shape_of(batches) != self.shape:
+        shape, is_ragged = _shape_of(batches)
+        if is_ragged or shape != self.shape:
             raise LoaderRefused(
                 "the batch sampler drew batches of another number or size than when "
                 "it was prepared, where all had one size; let them keep their number "
-                "and size in every epoch, or differ in size from the first one on"
+                "and size in every epoch, or its __len__ tell another number before "
+                "that begins, or let them differ in size from the first one on"
             )
         return EpochOrder(indices)
 
-    def _shape_of(self, batches: list[Any]) -> EpochShape:
-        sizes = [len(batch) for batch in batches]
-        size = sizes[0] if sizes else 1
-        if any(other != size for other in sizes[:-1]) or (sizes and sizes[-1] > size):
-            self._is_ragged = True
-            return EpochShape(len(sizes), 1, drop_last=False)
-        return EpochShape(sum(sizes), max(1, size), drop_last=False)
 
-    def _draw(self, seed: int) -> list[Any]:
-        sampler: Any = self._sampler
-        if type(sampler) is RandomSampler:
-            # Not set on the user's own: its generator may be shared with other code.
-            return list(
-                RandomSampler(
-                    sampler.data_source,
-                    replacement=sampler.replacement,
-                    num_samples=sampler._num_samples,
-                    generator=_generator(seed),
-                )
-            )
-        with seeded(seed), _given_generator(sampler, seed):
-            drawn = list(islice(sampler, self._count_max + 1))
-        if self._draws_batches and len(drawn) > self._count_max:
-            raise LoaderRefused(
-                f"the batch sampler {type(sampler).__name__} draws more than "
-                f"{self._count_max} batches, so nobody knows when its epoch ends; "
-                "define its __len__"
-            )
-        return drawn
+def _shape_of(batches: list[Any]) -> tuple[EpochShape, bool]:
+    """How these batches cut an epoch, and whether they differ in size."""
+    sizes = [len(batch) for batch in batches]
+    size = sizes[0] if sizes else 1
+    if any(other != size for other in sizes[:-1]) or (sizes and sizes[-1] > size):
+        return EpochShape(len(sizes), 1, drop_last=False), True
+    return EpochShape(sum(sizes), max(1, size), drop_last=False), False
+
+
+def _drawing_by(sampler: Any, generator: torch.Generator | None) -> Any:  # noqa: ANN401
+    """The same sampler with another generator; the user's may be shared with others."""
+    made = copy.copy(sampler)
+    made.generator = generator
+    return made
+
+
+def _drawn_batches(sampler: Any, count_max: int) -> list[Any]:  # noqa: ANN401
+    drawn = list(islice(sampler, count_max + 1))
+    if len(drawn) > count_max:
+        raise LoaderRefused(
+            f"the batch sampler {type(sampler).__name__} draws more than "
+            f"{count_max} batches, so nobody knows when its epoch ends; "
+            "define its __len__"
+        )
+    return drawn
+
+
+@contextlib.contextmanager
+def _looking(sampler: Any, dataset: object) -> Iterator[Any]:  # noqa: ANN401
+    """A sampler to draw from, of which nothing is to be seen later."""
+    with (
+        _untouched(sampler, dataset) as looked,
+        drawing_from(_DRY_RUN_SEED, looked),
+    ):
+        yield looked
+
+
+@contextlib.contextmanager
+def _untouched(sampler: Any, dataset: object) -> Iterator[Any]:  # noqa: ANN401
+    """A copy of a sampler, over the same data set; else itself, and put back then."""
+    if is_fixed(sampler):
+        yield sampler
+        return
+    try:
+        # The data set may be large, and is looked at only.
+        copied = copy.deepcopy(sampler, {id(dataset): dataset})
+    except Exception as error:  # whatever a user's object may raise
+        logger.info(
+            "the sampler %s can't be copied (%s): to know its batches it is drawn from "
+            "once, and its attributes are put back after that",
+            type(sampler).__name__,
+            error,
+        )
+    else:
+        yield copied
+        return
+    owners = [
+        each for each in (sampler, getattr(sampler, "sampler", None)) if _has_dict(each)
+    ]
+    kept = [dict(vars(each)) for each in owners]
+    try:
+        yield sampler
+    finally:
+        for owner, attributes in zip(owners, kept, strict=True):
+            vars(owner).clear()
+            vars(owner).update(attributes)
+
+
+def _has_dict(each: object) -> bool:
+    return hasattr(each, "__dict__")
+
+
+def _length(sized: Any) -> int | None:  # noqa: ANN401, whatever may have one
+    try:
+        return len(sized)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
 
 
 def _check_length(sampler: object) -> None:
@@ -225,12 +459,14 @@ def _count_text(count: int, count_max: int) -> str:
     return str(count) if count <= count_max else f"more than {count_max}"
 
 
-def _draws_lists(sampler: Any) -> bool:  # noqa: ANN401, whatever has a length
+def _draws_lists(sampler: Any, dataset: object) -> bool:  # noqa: ANN401
     """Whether a sampler draws lists of indices, for a dataset that takes them."""
     if isinstance(sampler, BatchSampler):
         return True
-    with seeded(_DRY_RUN_SEED), _given_generator(sampler, _DRY_RUN_SEED):
-        first = next(iter(sampler), None)
+    if draws_by_generator(sampler) or type(sampler) is SequentialSampler:
+        return False
+    with _looking(sampler, dataset) as looked:
+        first = next(iter(looked), None)
     return isinstance(first, list | tuple)
 
 
@@ -247,46 +483,3 @@ def _positions(drawn: list[Any]) -> Positions:
 def order_digest(order: Positions) -> int:
     """XXH3-64 of the order as little-endian int64."""
     return xxhash.xxh3_64_intdigest(order.astype("<i8", copy=False).tobytes())
-
-
-def _generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
-
-
-@contextlib.contextmanager
-def _given_generator(sampler: Sampler[Any], seed: int) -> Iterator[None]:
-    """Gives the seed to every sampler that keeps a generator, also a wrapped one."""
-    inner: Any = getattr(sampler, "sampler", None)
-    owners = [owner for owner in (sampler, inner) if hasattr(owner, "generator")]
-    saved = [owner.generator for owner in owners]
-    try:
-        for owner in owners:
-            owner.generator = _generator(seed)
-        yield
-    finally:
-        for owner, generator in zip(owners, saved, strict=True):
-            owner.generator = generator
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds the global random states of torch, numpy and Python, and restores them.
-
-    A sampler that draws from any of them then draws the same on every worker, and
-    the user's own random numbers go on as if nothing had been drawn.
-    """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.get_rng_state()
-    try:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        # Not torch.manual_seed, which would also seed every GPU.
-        torch.default_generator.manual_seed(seed)
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)

@@ -14,6 +14,8 @@ from psworker.pending import DataRange, DataReport, PendingData
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from psworker.data.origin import Origin
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -66,6 +68,11 @@ class SampleCount(Protocol):
         ...
 
     @property
+    def rank(self) -> int:
+        """This worker's place among these, from 0."""
+        ...
+
+    @property
     def has_gradient(self) -> bool:
         """Whether a gradient was begun that no step has taken yet."""
         ...
@@ -88,6 +95,14 @@ class DataSource(SampleCount, Protocol):
         """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
         ...
 
+    def dealt_count(self, batch_count: int) -> int:
+        """Of the batches of an epoch those that this worker gets.
+
+        Exact where they are dealt in rounds and nobody joins or leaves; else its equal
+        part, rounded up.
+        """
+        ...
+
     def settle(self) -> None:
         """Completes a step that is under way, so that reports tell of its data."""
         ...
@@ -97,9 +112,14 @@ class DataSource(SampleCount, Protocol):
         ...
 
     def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
-    ) -> "Future[int]":
-        """Opens an epoch; its seed."""
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> "Future[Origin]":
+        """Opens an epoch; what its order is drawn from: `origin`, of who opens it."""
         ...
 
     def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
@@ -113,3 +133,8 @@ class DataSource(SampleCount, Protocol):
     def push_nothing(self) -> None:
         """Pushes weight 0 for the next clock, and pulls."""
         ...
+
+
+def part_in_rounds(batch_count: int, place: int, place_count: int) -> int:
+    """Of batches that are dealt one after the other those that one place gets."""
+    return max(0, -(-(batch_count - place) // place_count))

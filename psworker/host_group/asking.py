@@ -11,11 +11,12 @@ from psworker.pending import DataRange, DataReport
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch:
-    """Opens an epoch; its seed."""
+    """Opens an epoch; what its order is drawn from, an `Origin`."""
 
     loader: str
     epoch: int
     shape: EpochShape
+    origin: bytes
     report: DataReport
 
 

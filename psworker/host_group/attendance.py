@@ -124,6 +124,13 @@ class Attendance:
         return max(1, len(self._life.core.members))
 
     @property
+    def place(self) -> int:
+        """This process's place among these, in which batches are dealt."""
+        core = self._life.core
+        members = core.members
+        return members.index(core.seat) if core.seat in members else 0
+
+    @property
     def rejoin_count(self) -> int:
         """How often this process, or its group, was left out and has come again."""
         return self._life_count + self._rejoin_count

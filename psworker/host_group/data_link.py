@@ -6,7 +6,7 @@ Everything is asked of the group's leader, who leases for all of it.
 from typing import TYPE_CHECKING
 
 from psworker.data.order import EpochShape
-from psworker.data.source import Lease, LeaseRequest
+from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.host_group.asking import AwaitTurn, LeaseBatches, OpenEpoch
 from psworker.pending import DataReport, PendingData
 from psworker.transport.values import Mode
@@ -14,6 +14,7 @@ from psworker.transport.values import Mode
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from psworker.data.origin import Origin
     from psworker.host_group.steps import HostSteps
     from psworker.optimizer import PreparedOptimizer
 
@@ -60,6 +61,21 @@ class HostDataLink:
         return max(1, self._here.standing.worker_count) * self._here.member_count
 
     @property
+    def rank(self) -> int:
+        """This process's place among these, from 0."""
+        return self._here.standing.rank * self._here.member_count + self._here.place
+
+    def dealt_count(self, batch_count: int) -> int:
+        """Of the batches of an epoch those that this process gets."""
+        if self.sharer_count:
+            return part_in_rounds(batch_count, 0, self.worker_count)
+        standing, here = self._here.standing, self._here
+        of_group = part_in_rounds(
+            batch_count, standing.rank, max(1, standing.worker_count)
+        )
+        return part_in_rounds(of_group, here.place, here.member_count)
+
+    @property
     def has_gradient(self) -> bool:
         """Whether a gradient was begun that no step has taken yet."""
         return self._here.has_gradient
@@ -73,11 +89,16 @@ class HostDataLink:
         self._here.rejoin()
 
     def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
-    ) -> "Future[int]":
-        """Opens an epoch; its seed."""
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> "Future[Origin]":
+        """Opens an epoch; what its order is drawn from."""
         self._here.refuse_out()
-        return self._here.room.ask(OpenEpoch(loader, epoch, shape, report))
+        return self._here.room.ask(OpenEpoch(loader, epoch, shape, origin, report))
 
     def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
         """Leases ranges."""

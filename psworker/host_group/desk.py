@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from psworker.data.origin import Origin
 from psworker.data.source import Lease, LeaseRequest
 from psworker.errors import EvictedError
 from psworker.host_group.agreement import Failed, Seat
@@ -138,14 +139,14 @@ class Desk:
 
     # Data
 
-    async def _open_epoch(self, seat: Seat, question: OpenEpoch) -> int:
+    async def _open_epoch(self, seat: Seat, question: OpenEpoch) -> Origin:
         session = await self._leader.ready()
         for (loader, epoch), deal in self._deals.items():
             if loader == question.loader and epoch < question.epoch:
                 deal.give_all_back(seat)
         report = self._report(question.report)
 
-        async def attempt(timeout_s: float) -> int:
+        async def attempt(timeout_s: float) -> Origin:
             return await session.control.open_epoch(
                 session.worker,
                 question.loader,
@@ -153,13 +154,14 @@ class Desk:
                 position_count=question.shape.position_count,
                 batch_size=question.shape.batch_size,
                 drop_last=question.shape.drop_last,
+                origin=question.origin,
                 report=report,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )
 
-        seed: int = await self._called(session, attempt, report)
+        origin: Origin = await self._called(session, attempt, report)
         self._deal_of(question.loader, question.epoch)
-        return seed
+        return origin
 
     async def _lease(self, seat: Seat, request: LeaseRequest) -> Lease:
         key = request.loader, request.epoch

@@ -165,10 +165,11 @@ class ControlClient:
         position_count: int,
         batch_size: int,
         drop_last: bool,
+        origin: bytes,
         report: DataReport,
         timeout_s: float,
-    ) -> int:
-        """Opens an epoch of a loader; its seed. Idempotent."""
+    ) -> int | bytes:
+        """Opens an epoch of a loader; what its order is drawn from. Idempotent."""
         response = await self._call(
             self._stub.OpenEpoch,
             pb.OpenEpochRequest(
@@ -179,13 +180,16 @@ class ControlClient:
                 position_count=position_count,
                 batch_size=batch_size,
                 drop_last=drop_last,
+                origin=origin,
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
                 skipped=map(messages.range_to_message, report.skipped),
             ),
             timeout_s,
         )
-        return response.seed
+        if response.HasField("seed"):
+            return response.seed
+        return response.origin
 
     async def lease_data(
         self,

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.epoch_ledger import EpochShape as CoreShape
@@ -9,16 +10,22 @@ from psserver.core.ledger import DataLedger
 from psserver.core.push import DataRange as CoreRange
 from psserver.core.record import WorkerKey
 from psworker.data import EpochShape, Lease, LeaseRequest
+from psworker.data.source import part_in_rounds
 from psworker.epoch_report import EpochReport
 from psworker.errors import EvictedError
 from psworker.pending import DataRange, DataReport, DrawnData, PendingData
+
+if TYPE_CHECKING:
+    from psworker.data.origin import Origin
 
 
 class LedgerJob:
     """The coordinator's side: one ledger, and requests that wait for it."""
 
-    def __init__(self, worker_count: int, *, in_rounds: bool = False) -> None:
-        self.ledger = DataLedger(job_seed=3)
+    def __init__(
+        self, worker_count: int, *, in_rounds: bool = False, job_seed: int = 0
+    ) -> None:
+        self.ledger = DataLedger(job_seed)
         self.keys = [WorkerKey(f"w{index}", 1) for index in range(worker_count)]
         self.in_rounds = in_rounds
         self.lock = threading.RLock()
@@ -100,6 +107,7 @@ class LedgerSource:
         self.rejoin_count = 0
         self.sharer_count = 0
         self.worker_count = len(job.keys)
+        self.rank = index
         self.has_gradient = False
 
     def evict(self) -> None:
@@ -117,10 +125,19 @@ class LedgerSource:
         self.key = WorkerKey(self.key.worker_id, self.key.incarnation + 1)
         self.pending.start_over()
 
+    def dealt_count(self, batch_count: int) -> int:
+        place = self.rank if self.job.in_rounds else 0
+        return part_in_rounds(batch_count, place, self.worker_count)
+
     def open_epoch(
-        self, loader: str, epoch: int, shape: EpochShape, report: DataReport
-    ) -> "Future[int]":
-        future: Future[int] = Future()
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> "Future[Origin]":
+        future: Future[Origin] = Future()
         self.job.take_report(self.key, report)
         core_shape = CoreShape(
             position_count=shape.position_count,
@@ -128,7 +145,9 @@ class LedgerSource:
             drop_last=shape.drop_last,
         )
         future.set_result(
-            self.job.ledger.open_epoch(self.key, loader, epoch, core_shape)
+            self.job.ledger.open_epoch(
+                self.key, loader, epoch, core_shape, origin=origin
+            )
         )
         self.job.retry()
         return future

@@ -1167,6 +1167,7 @@ class OpenEpochRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
     loader: builtins.str
     """Name of the loader."""
     epoch: builtins.int
@@ -1179,6 +1180,10 @@ class OpenEpochRequest(google.protobuf.message.Message):
     """Whether a last, smaller batch is left out."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    origin: builtins.bytes
+    """Random state that the worker would draw the order from: at most 16 KiB of
+    psworker's, never read by a server. Empty when nothing of it is random.
+    """
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -1210,27 +1215,36 @@ class OpenEpochRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        origin: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "position_count", b"position_count", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "consumed", b"consumed", "drop_last", b"drop_last", "dropped", b"dropped", "epoch", b"epoch", "job_id", b"job_id", "loader", b"loader", "origin", b"origin", "position_count", b"position_count", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
 
 global___OpenEpochRequest = OpenEpochRequest
 
 @typing.final
 class OpenEpochResponse(google.protobuf.message.Message):
-    """An epoch's seed."""
+    """What all workers draw an epoch's order from."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEED_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
     seed: builtins.int
-    """Seed for the sampler."""
+    """Seed for the sampler, where the job has one."""
+    origin: builtins.bytes
+    """Else what the worker sent that opened the epoch; once the epoch is over,
+    what the caller sent, since nothing hangs on it any more.
+    """
     def __init__(
         self,
         *,
-        seed: builtins.int = ...,
+        seed: builtins.int | None = ...,
+        origin: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["seed", b"seed"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "seed", b"seed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "origin", b"origin", "seed", b"seed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
 
 global___OpenEpochResponse = OpenEpochResponse
 
