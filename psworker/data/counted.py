@@ -1,6 +1,7 @@
 """Loaders that the user splits between workers: only their samples are counted."""
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,7 +88,9 @@ class CountedLoader(PreparedLoader):
                 "of ps.worker_count, or all train on the same samples",
                 self._name,
             )
-        elif before is not None and before != now:
+        elif before is None:
+            self._check_split(now)
+        elif before != now:
             _log.warning(
                 "%s: the job has %d workers now and had %d, and its data is split by "
                 "%s: samples may be trained more than once or never; build it anew for "
@@ -96,6 +99,36 @@ class CountedLoader(PreparedLoader):
                 now,
                 before,
                 "the dataset" if is_stream(self._loader) else "a DistributedSampler",
+            )
+
+
+    def _check_split(self, worker_count: int) -> None:
+        """Warns of a split that is not for these workers, or not this worker's."""
+        split = _split_of(self._loader)
+        if split is None:
+            return
+        if split.num_replicas != worker_count:
+            _log.warning(
+                "%s: its DistributedSampler splits the data set for %d worker%s, and "
+                "this job has %d: samples are trained more than once or never; build "
+                "it with num_replicas=ps.worker_count and rank=ps.rank, or use "
+                "shuffle=True, whose data is leased",
+                self._name,
+                split.num_replicas,
+                "" if split.num_replicas == 1 else "s",
+                worker_count,
+            )
+        elif split.rank != self._source.rank and str(split.rank) != os.environ.get(
+            "RANK"  # of a launcher that counts otherwise: each has its own
+        ):
+            _log.warning(
+                "%s: its DistributedSampler draws the part of rank %d, and this worker "
+                "has rank %d of %d: where two draw the same part its samples are "
+                "trained twice and others never; build it with rank=ps.rank",
+                self._name,
+                split.rank,
+                self._source.rank,
+                worker_count,
             )
 
 
@@ -115,7 +148,12 @@ def is_stream(loader: DataLoader[Any]) -> bool:
 
 def is_split_by_user(loader: DataLoader[Any]) -> bool:
     """Whether the loader's sampler gives each process its own part already."""
-    return any(isinstance(each, DistributedSampler) for each in _parts(loader))
+    return _split_of(loader) is not None
+
+
+def _split_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    splits = (e for e in _parts(loader) if isinstance(e, DistributedSampler))
+    return next(splits, None)
 
 
 def _parts(loader: DataLoader[Any]) -> list[Any]:
