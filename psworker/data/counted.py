@@ -101,7 +101,6 @@ class CountedLoader(PreparedLoader):
                 "the dataset" if is_stream(self._loader) else "a DistributedSampler",
             )
 
-
     def _check_split(self, worker_count: int) -> None:
         """Warns of a split that is not for these workers, or not this worker's."""
         split = _split_of(self._loader)
