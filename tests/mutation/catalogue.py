@@ -430,4 +430,32 @@ BUGS = (
         ),
         tests=("tests/unit/psworker/test_torchrun.py",),
     ),
+    PlantedBug(
+        "the order of the worker that opened an epoch, and each draws its own",
+        (
+            Edit(
+                f"{CORE}/ledger.py",
+                "        return origin if known.is_closed else known.origin\n",
+                "        return origin\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_data_loader.py::"
+            "test_workers_have_together_the_order_of_the_one_that_opens_an_epoch",
+        ),
+    ),
+    PlantedBug(
+        "the length of a loader that is rounded up for every rank",
+        (
+            Edit(
+                "psworker/data/source.py",
+                "-(-(batch_count - place) // place_count)",
+                "-(-batch_count // place_count)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_data_loader.py::"
+            "test_in_rounds_the_length_is_what_a_worker_gets",
+        ),
+    ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from psserver.core.push import DataRange as CoreRange
 from pswire.reasons import Refusal
@@ -16,6 +16,8 @@ from psworker.data import (
     LeasedLoader,
     prepare_loader,
 )
+from psworker.data.local_draws import LocalDraws
+from psworker.data.local_loader import LocalLoader
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
 
@@ -326,3 +328,261 @@ def test_a_worker_that_never_got_a_batch_is_warned_once_at_its_end(
     (message,) = caplog.messages
     assert "got no batch of epochs 0 to 1, 4 of 'loader'" in message
     assert "trained all of them; for a new run" in message
+
+
+# The order, the random numbers and the length of one process
+
+
+class Augmented(Dataset[float]):
+    """Takes a random number for each sample, in whatever process."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+
+def _epochs(loader: Any, source: LedgerSource | None) -> tuple[list[Any], float]:  # noqa: ANN401
+    torch.manual_seed(11)
+    seen = []
+    for _ in range(3):
+        for batch in loader:
+            seen.append(batch.tolist())
+            torch.rand(())  # as dropout would
+            if source is not None:
+                source.step()
+    return seen, float(torch.rand(()))
+
+
+@pytest.mark.parametrize("with_generator", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],
+    ids=["alone", "processes", "persistent"],
+)
+def test_one_worker_has_the_batches_and_random_numbers_of_a_plain_loader(
+    options: dict[str, Any], with_generator: bool
+) -> None:
+    def make() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(4) if with_generator else None
+        return DataLoader(Augmented(), 4, shuffle=True, generator=own, **options)
+
+    expected = _epochs(make(), None)
+    source = LedgerSource(LedgerJob(1), 0)
+    assert _epochs(LeasedLoader(make(), source), source) == expected
+
+
+def test_workers_have_together_the_order_of_the_one_that_opens_an_epoch() -> None:
+    job = LedgerJob(2, in_rounds=True)
+    first, second = LedgerSource(job, 0), LedgerSource(job, 1)
+    torch.manual_seed(1)
+    plain = [batch.tolist() for (batch,) in _loader(40, shuffle=True)]
+    torch.manual_seed(1)
+    leading = iter(LeasedLoader(_loader(40, shuffle=True), first))
+    seen = [next(leading)[0].tolist()]
+    torch.manual_seed(2)
+    list(_loader(40, shuffle=True))
+    own = torch.rand(())
+    torch.manual_seed(2)
+    following = iter(LeasedLoader(_loader(40, shuffle=True), second))
+    seen.append(next(following)[0].tolist())
+    # What it takes of its own random numbers is a plain loader's.
+    assert torch.equal(torch.rand(()), own)
+    for _ in range(4):
+        first.step()
+        seen.append(next(leading)[0].tolist())
+        second.step()
+        seen.append(next(following)[0].tolist())
+    assert seen == plain
+    leading.close()
+    following.close()
+
+
+def test_a_worker_that_comes_when_an_epoch_is_over_needs_no_order_of_it() -> None:
+    job = LedgerJob(2)
+    first, late = LedgerSource(job, 0), LedgerSource(job, 1)
+    loader = LeasedLoader(_loader(shuffle=True), first)
+    for _ in range(2):
+        _train(first, loader)
+    assert _train(late, LeasedLoader(_loader(shuffle=True), late)) == []
+    assert job.ledger.epochs()[0].origin == b""
+
+
+def test_an_evicted_worker_takes_random_numbers_once_for_an_epoch() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    plain = _loader(40, shuffle=True)
+    torch.manual_seed(1)
+    list(plain)
+    expected = torch.rand(())
+    torch.manual_seed(1)
+    for number, _ in enumerate(LeasedLoader(plain, source)):
+        if number == 3:
+            source.evict()
+        else:
+            source.step()
+    assert source.rejoin_count == 1
+    assert torch.equal(torch.rand(()), expected)
+
+
+def test_with_a_seed_of_the_job_orders_hang_on_no_workers_own() -> None:
+    seen = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        source = LedgerSource(LedgerJob(1, job_seed=3), 0)
+        seen.append(_train(source, LeasedLoader(_loader(shuffle=True), source)))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("batch_count", [0, 1, 3, 5, 6])
+def test_in_rounds_the_length_is_what_a_worker_gets(batch_count: int) -> None:
+    job = LedgerJob(3, in_rounds=True)
+    sources = [LedgerSource(job, index) for index in range(3)]
+    loaders = [LeasedLoader(_loader(4 * batch_count), source) for source in sources]
+    got = [0, 0, 0]
+    batches = [iter(loader) for loader in loaders]
+    while True:
+        before = sum(got)
+        for index, source in enumerate(sources):
+            if got[index] < len(loaders[index]):
+                next(batches[index])
+                got[index] += 1
+                source.step()
+        if sum(got) == before:
+            break
+    assert sum(got) == batch_count
+    for each in batches:
+        assert list(each) == []
+
+
+# What a script sets
+
+
+def test_what_is_set_on_a_prepared_loader_counts_from_the_next_epoch_on() -> None:
+    source = LedgerSource(LedgerJob(1), 0)
+    plain = _loader(8)
+    loader = LeasedLoader(plain, source)
+    batches = iter(loader)
+    next(batches)
+    loader.collate_fn = lambda batch: (torch.stack([each[0] for each in batch]) * 10,)
+    source.step()
+    assert next(batches)[0].tolist() == [4, 5, 6, 7]
+    source.step()
+    assert _train(source, loader) == [[0, 10, 20, 30], [40, 50, 60, 70]]
+    loader.generator = own = torch.Generator().manual_seed(1)
+    _train(source, loader)
+    assert not torch.equal(own.get_state(), own.manual_seed(1).get_state())
+    loader.stage = "late"
+    assert plain.stage == loader.stage == "late"  # type: ignore[attr-defined]
+    del loader.stage
+    assert not hasattr(plain, "stage")
+
+
+@pytest.mark.parametrize("kind", ["leased", "counted", "local"])
+def test_what_torch_does_not_let_be_set_is_refused_as_it_does(kind: str) -> None:
+    plain = _loader(8)
+    source = LedgerSource(LedgerJob(1), 0)
+    made = {
+        "leased": lambda: LeasedLoader(plain, source),
+        "counted": lambda: CountedLoader(plain, source),
+        "local": lambda: LocalLoader(plain, LocalDraws()),
+    }[kind]()
+    for name in ("batch_size", "sampler", "batch_sampler", "dataset", "drop_last"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set"):
+            setattr(made, name, getattr(plain, name))
+    with pytest.raises(AttributeError, match="report"):
+        made.report = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["counted", "local"])
+@pytest.mark.parametrize("through", ["prepared", "own"])
+def test_loaders_that_lease_nothing_follow_what_is_set_too(
+    kind: str, through: str
+) -> None:
+    plain = _loader(8, num_workers=1)
+    made: Any = (
+        CountedLoader(plain, LedgerSource(LedgerJob(1), 0))
+        if kind == "counted"
+        else LocalLoader(plain, LocalDraws())
+    )
+    assert [batch.tolist() for (batch,) in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    target = made if through == "prepared" else plain
+    target.num_workers = 0
+    target.prefetch_factor = None
+    target.collate_fn = lambda batch: (torch.stack([each[0] for each in batch]) * 10,)
+    assert [batch[1].item() for (batch,) in made] == [10, 50]
+
+
+@pytest.mark.parametrize("kind", ["counted", "local"])
+def test_persistent_processes_go_on_where_nothing_is_leased(kind: str) -> None:
+    plain = _loader(8, num_workers=1, persistent_workers=True)
+    made: Any = (
+        CountedLoader(plain, LedgerSource(LedgerJob(1), 0))
+        if kind == "counted"
+        else LocalLoader(plain, LocalDraws())
+    )
+    list(made)
+    copied = made._counting if kind == "counted" else made._fetcher
+    processes = copied._iterator
+    assert len(list(made)) == 2
+    copied = made._counting if kind == "counted" else made._fetcher
+    assert copied._iterator is processes is not None
+
+
+def test_a_data_set_grows_between_epochs() -> None:
+    data = list(range(6))
+    source = LedgerSource(LedgerJob(1), 0)
+    loader = LeasedLoader(DataLoader(data, batch_size=4, shuffle=True), source)  # type: ignore[arg-type]
+    for count in (6, 10, 3):
+        data[:] = range(count)
+        seen = []
+        for batch in loader:
+            seen += batch.tolist()
+            source.step()
+        assert sorted(seen) == list(range(count))
+    assert len(loader) == 1
+
+
+def test_a_data_set_that_has_grown_on_one_worker_alone_is_refused() -> None:
+    job = LedgerJob(2)
+    first, second = LedgerSource(job, 0), LedgerSource(job, 1)
+    batches = iter(LeasedLoader(_loader(20), first))
+    next(batches)
+    with pytest.raises(Refusal, match="must have done so on all workers"):
+        next(iter(LeasedLoader(_loader(24), second)))
+    batches.close()
+
+
+# A split of the user's
+
+
+@pytest.mark.parametrize(
+    ("split", "worker", "cause"),
+    [
+        ((2, 1), (2, 1), None),
+        ((1, 0), (2, 1), "for 1 worker, and this job has 2"),
+        ((4, 1), (2, 1), "for 4 workers, and this job has 2"),
+        ((2, 0), (2, 1), "draws the part of rank 0, and this worker has rank 1 of 2"),
+    ],
+)
+def test_a_split_for_other_workers_is_warned_of_once(
+    split: tuple[int, int],
+    worker: tuple[int, int],
+    cause: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    dataset = TensorDataset(torch.arange(8))
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, *split)
+    source = LedgerSource(LedgerJob(worker[0]), worker[1])
+    loader = prepare_loader(DataLoader(dataset, sampler=sampler), source)
+    for _ in range(2):
+        list(loader)
+    assert len(caplog.messages) == (cause is not None)
+    assert cause is None or cause in caplog.messages[0]
+    # A launcher that numbers its processes otherwise has given each its own.
+    caplog.clear()
+    monkeypatch.setenv("RANK", str(split[1]))
+    list(prepare_loader(DataLoader(dataset, sampler=sampler), source))
+    assert len(caplog.messages) == (split[0] != worker[0])

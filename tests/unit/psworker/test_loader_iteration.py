@@ -358,13 +358,14 @@ def test_a_batch_of_a_stream_at_which_a_script_breaks_does_not_weigh(
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_fixed_split_is_counted_and_warned_of_when_workers_come_or_go(
-    source: LedgerSource, caplog: pytest.LogCaptureFixture, is_wrapped: bool
+    caplog: pytest.LogCaptureFixture, is_wrapped: bool
 ) -> None:
     dataset = TensorDataset(torch.arange(10))
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, 2, 1, shuffle=False)
     options: dict[str, Any] = {"batch_size": 3, "sampler": sampler}
     if is_wrapped:
         options = {"batch_sampler": BatchSampler(sampler, 3, drop_last=False)}
+    source = LedgerSource(LedgerJob(2), 1)
     loader = prepare_loader(DataLoader(dataset, **options), source)
     for _ in range(2):
         assert [source.step().sample_count for _ in loader] == [3, 2]
@@ -374,7 +375,7 @@ def test_a_fixed_split_is_counted_and_warned_of_when_workers_come_or_go(
     source.worker_count = 3
     list(loader)
     (message,) = caplog.messages
-    assert "has 3 workers now and had 1" in message
+    assert "has 3 workers now and had 2" in message
     assert "split by a DistributedSampler" in message
     assert "use shuffle=True" in message
 

@@ -8,6 +8,7 @@ from psserver.core.epoch_ledger import HELD_COUNT_MAX, EpochLedger, EpochShape
 from psserver.core.ledger import DataLedger
 from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 
@@ -227,6 +228,47 @@ def test_opening_an_epoch_again_is_the_same() -> None:
     assert ledger.open_epoch(B, "loader", 0, shape(4)) == first
     assert len(ledger.epochs()) == 1
     assert ledger.participants("loader") == {A, B}
+
+
+def test_without_a_seed_an_order_is_drawn_from_what_the_first_one_sends() -> None:
+    ledger = DataLedger(0)
+    assert ledger.open_epoch(A, "loader", 0, shape(4), origin=b"a") == b"a"
+    assert ledger.open_epoch(B, "loader", 0, shape(4), origin=b"b") == b"a"
+    assert ledger.open_epoch(B, "loader", 1, shape(4), origin=b"b") == b"b"
+    ledger.retire(A)
+    assert ledger.open_epoch(A, "loader", 0, shape(4), origin=b"c") == b"a"
+    assert ledger.open_epoch(A, "loader", 1, shape(4)) == b"b"
+
+
+def test_a_seed_of_the_job_counts_whatever_workers_send() -> None:
+    ledger = DataLedger(7)
+    seed = ledger.open_epoch(A, "loader", 0, shape(4), origin=b"a")
+    assert seed == ledger.seed_of("loader", 0)
+    assert ledger.epochs()[0].origin == b""
+
+
+def test_of_an_epoch_that_is_over_every_order_will_do_and_none_is_kept() -> None:
+    ledger = DataLedger(0)
+    ledger.open_epoch(A, "loader", 0, shape(2), origin=b"a")
+    first = ledger.register_order(A, "loader", 0, 1)
+    used = tuple(first.lease(A, (), 9))
+    ledger.open_epoch(A, "loader", 1, shape(2), used, origin=b"d")
+    assert first.is_closed
+    assert first.origin == b""
+    assert ledger.open_epoch(B, "loader", 0, shape(2), origin=b"b") == b"b"
+    assert ledger.register_order(B, "loader", 0, 2) is first
+
+
+def test_what_an_order_is_drawn_from_is_bounded() -> None:
+    ledger = DataLedger(0)
+    largest = b"x" * ORDER_ORIGIN_BYTES_MAX
+    assert ledger.open_epoch(A, "loader", 0, shape(4), origin=largest) == largest
+    for number in (0, 1):
+        with pytest.raises(Refusal, match="16385 bytes, at most 16384") as caught:
+            ledger.open_epoch(B, "loader", number, shape(4), origin=largest + b"x")
+        assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
+    assert len(ledger.epochs()) == 1
+    assert ledger.participants("loader") == {A}
 
 
 @pytest.mark.parametrize("theirs", [shape(5), shape(4, 1), shape(4, drop_last=True)])

@@ -93,6 +93,7 @@ def test_an_epoch_survives() -> None:
         "loader",
         3,
         EpochShape(position_count=100, batch_size=8, drop_last=True),
+        origin=bytes(range(256)),
         order_digest=(1 << 64) - 1,
         registrant=key("a"),
         cursor=40,
@@ -124,7 +125,13 @@ def test_an_epoch_of_a_release_that_did_not_count_skips_can_be_read() -> None:
     shape = EpochShape(position_count=9, batch_size=1, drop_last=False)
     ledger = EpochLedger("loader", 0, shape, consumed_count=3)
     written = json.loads(dump_epoch(ledger))
-    for name in ("skipped", "settled_skipped_count", "revoked", "repeated_count"):
+    for name in (
+        "origin",
+        "skipped",
+        "settled_skipped_count",
+        "revoked",
+        "repeated_count",
+    ):
         del written[name]
     assert load_epoch("loader", 0, json.dumps(written)) == ledger
 
