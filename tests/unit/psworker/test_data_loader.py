@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
+from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.epoch_ledger import EpochShape as CoreShape
 from psserver.core.push import DataRange as CoreRange
 from pswire.reasons import Refusal
 from psworker.data import (
@@ -439,20 +441,13 @@ def test_in_rounds_the_length_is_what_a_worker_gets(batch_count: int) -> None:
     job = LedgerJob(3, in_rounds=True)
     sources = [LedgerSource(job, index) for index in range(3)]
     loaders = [LeasedLoader(_loader(4 * batch_count), source) for source in sources]
-    got = [0, 0, 0]
-    batches = [iter(loader) for loader in loaders]
-    while True:
-        before = sum(got)
-        for index, source in enumerate(sources):
-            if got[index] < len(loaders[index]):
-                next(batches[index])
-                got[index] += 1
-                source.step()
-        if sum(got) == before:
-            break
-    assert sum(got) == batch_count
-    for each in batches:
-        assert list(each) == []
+    dealt = EpochLedger(
+        "loader",
+        0,
+        shape=CoreShape(position_count=4 * batch_count, batch_size=4, drop_last=False),
+    )
+    got = [len(dealt.lease(key, tuple(job.keys), 99)) for key in reversed(job.keys)]
+    assert [len(loader) for loader in reversed(loaders)] == got
 
 
 # What a script sets
@@ -482,16 +477,18 @@ def test_what_is_set_on_a_prepared_loader_counts_from_the_next_epoch_on() -> Non
 def test_what_torch_does_not_let_be_set_is_refused_as_it_does(kind: str) -> None:
     plain = _loader(8)
     source = LedgerSource(LedgerJob(1), 0)
-    made = {
-        "leased": lambda: LeasedLoader(plain, source),
-        "counted": lambda: CountedLoader(plain, source),
-        "local": lambda: LocalLoader(plain, LocalDraws()),
-    }[kind]()
+    made: Any = LeasedLoader(plain, source)
+    if kind != "leased":
+        made = (
+            CountedLoader(plain, source)
+            if kind == "counted"
+            else LocalLoader(plain, LocalDraws())
+        )
     for name in ("batch_size", "sampler", "batch_sampler", "dataset", "drop_last"):
         with pytest.raises(ValueError, match=f"{name} attribute should not be set"):
             setattr(made, name, getattr(plain, name))
     with pytest.raises(AttributeError, match="report"):
-        made.report = 1  # type: ignore[misc]
+        made.report = 1
 
 
 @pytest.mark.parametrize("kind", ["counted", "local"])
