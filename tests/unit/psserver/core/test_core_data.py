@@ -37,7 +37,7 @@ def training(
     )
     job = DrivenCoordinator.running("a", "b", loaders=("loader",), settings=settings)
     for worker in (A, B):
-        job.core.ledger.open_epoch(worker, "loader", 0, SHAPE)
+        job.core.ledger.open_epoch(worker, "loader", 0, SHAPE, origin=b"first")
     ledger = job.core.ledger.register_order(A, "loader", 0, 1)
     in_rounds = (A, B)
     held = ledger.lease(B, in_rounds, 4)
@@ -190,8 +190,8 @@ def test_an_evicted_worker_that_is_back_goes_on_in_the_epoch_that_is_under_way()
     job.report_all(applied=2)
     back = key("b/2")
 
-    seed = job.core.ledger.open_epoch(back, "loader", 0, SHAPE)
-    assert seed == job.core.ledger.seed_of("loader", 0)
+    origin = job.core.ledger.open_epoch(back, "loader", 0, SHAPE, origin=b"back")
+    assert origin == b"first"
     assert job.core.ledger.register_order(back, "loader", 0, 1) is ledger
     in_rounds = job.core.participants("loader")
     assert in_rounds == (A, back)
