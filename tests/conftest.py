@@ -10,7 +10,7 @@ import pytest
 # Before anything imports torch, and for every process that a test starts: the threads
 # of torch's own spin while they wait for each other, and on two cores a training step
 # of a tiny model then takes 20 ms instead of 0.5.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # As in a script, which imports psworker before grpc: a test that imports grpc first
 # would have its handlers in forked children, such as a DataLoader's, and they crash.

@@ -2,16 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Final
 
 import pytest
 
+from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
 from tests.fault import clipped_training
 from tests.fault.clipped_training import CLIP, PushKey, in_one_process
 from tests.fault.conftest import MakeJob
-
-DEVIATION_MAX: Final = 1e-6
-"""Of values and norms, relative: half of the tensors are of float32."""
 
 
 def clocks_of(history: Path) -> list[list[PushKey]]:
@@ -60,4 +57,6 @@ def test_a_job_that_clips_has_the_numbers_of_one_process(
     told = job.workers["w0"].events("step")
     assert len(told) > 20
     for step in told:
-        assert step["grad_norm"] == pytest.approx(norms[step["clock"] - 1], rel=1e-6)
+        assert step["grad_norm"] == pytest.approx(
+            norms[step["clock"] - 1], rel=NORM_DEVIATION_MAX
+        )

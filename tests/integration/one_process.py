@@ -11,11 +11,10 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation
 
 SEED: Final = 20261128
-TOLERANCE: Final = 1e-6
-"""Most that the numbers may differ, of a tensor's largest: 1.5e-7 was seen."""
 
 
 class Prepare(Protocol):
@@ -39,7 +38,7 @@ def on_job(script: Script, folder: Path, **settings: Any) -> list[torch.Tensor]:
         return [each.detach().clone() for each in script(ps.prepare)]
 
 
-def check_same(script: Script, folder: Path, tolerance: float = TOLERANCE) -> None:
+def check_same(script: Script, folder: Path, tolerance: float = DEVIATION_MAX) -> None:
     """Checks that a script has the same numbers in one process and on a job."""
     plain = [each.detach().clone() for each in script(as_given)]
     measured = deviation(on_job(script, folder), plain)

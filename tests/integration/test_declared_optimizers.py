@@ -15,9 +15,9 @@ from torch import nn
 import psworker
 from psserver.core.record import Mode, StepAtomicity
 from tests.doubles.chunk_sizes import cut_into
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
-    TOLERANCE,
     Prepare,
     as_given,
     check_same,
@@ -279,7 +279,7 @@ def test_workers_change_at_the_same_place(case: str, tmp_path: Path) -> None:
     optimizer = script(plain, optimizer, lambda each: each, None)
     exact = [each.detach() for each in (*plain.parameters(), *state_of(optimizer))]
     for found in results.values():
-        assert deviation(found, exact) <= TOLERANCE
+        assert deviation(found, exact) <= DEVIATION_MAX
 
 
 def test_a_late_joiner_begins_with_the_first_groups(

@@ -14,10 +14,10 @@ from torch import nn
 
 import psworker
 from psworker.errors import ConfigurationError, UnsupportedError
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
 from tests.integration.one_process import (
     SEED,
-    TOLERANCE,
     Prepare,
     batch,
     check_same,
@@ -271,7 +271,7 @@ def test_an_infinite_gradient_of_one_worker_skips_the_step_of_all_once(
     exact = [each.detach() for each in plain.parameters()]
     measured = deviation(results["w0"][0], exact)
     print(f"seed {SEED}: deviation {measured:.2e}")
-    assert measured <= TOLERANCE
+    assert measured <= DEVIATION_MAX
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -316,7 +316,7 @@ def test_a_prepared_scaler_hears_of_what_others_found(
     exact = [each.detach() for each in plain.parameters()]
     measured = deviation(results["w0"][0], exact)
     print(f"seed {SEED}: deviation {measured:.2e}")
-    assert measured <= TOLERANCE
+    assert measured <= DEVIATION_MAX
 
 
 def test_a_scaler_that_is_off_or_exchanged_may_be_prepared(tmp_path: Path) -> None:

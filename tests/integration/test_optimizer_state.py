@@ -16,9 +16,9 @@ from psserver.core.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 from tests.integration.one_process import (
-    TOLERANCE,
     Prepare,
     as_given,
     loss_of,
@@ -141,7 +141,7 @@ def test_state_is_that_of_one_process_and_goes_on_in_one(
     assert names(served.optimizer_state) == names(plain.optimizer_state)
     shapes = [each.shape for each in flat(served.optimizer_state)]
     assert shapes == [each.shape for each in flat(plain.optimizer_state)]
-    assert deviation(found, expected) <= TOLERANCE
+    assert deviation(found, expected) <= DEVIATION_MAX
     settings_of = [
         {key: value for key, value in group.items() if key != "foreach"}
         for group in served.optimizer_state["param_groups"]
@@ -158,9 +158,9 @@ def test_state_is_that_of_one_process_and_goes_on_in_one(
         each.detach().clone() for each in Run(class_name, settings, **goes_on)(as_given)
     ]
     early = on_job(Run(class_name, settings, **goes_on), tmp_path / "early")
-    assert deviation(early, expected) <= TOLERANCE
+    assert deviation(early, expected) <= DEVIATION_MAX
     late = Run(class_name, settings, **goes_on, load_late=True)
-    assert deviation(on_job(late, tmp_path / "late"), expected) <= TOLERANCE
+    assert deviation(on_job(late, tmp_path / "late"), expected) <= DEVIATION_MAX
 
 
 def adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:  # noqa: ANN401
@@ -213,7 +213,7 @@ def test_workers_read_and_load_at_the_same_place(mode: str, tmp_path: Path) -> N
     if mode in ("bsp", "commit"):
         exact = [*(each.detach() for each in plain.parameters()), *flat(expected)]
         for values, state in results.values():
-            assert deviation([*values, *flat(state)], exact) <= TOLERANCE
+            assert deviation([*values, *flat(state)], exact) <= DEVIATION_MAX
         assert steps == {4.0}
     elif mode == "ssp":
         # Each push is an update; the longest worker's has gone back, once.

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from psserver.core.roster import WorkerState
 from tests.doubles.chunk_sizes import cut_into
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
 
 STEP_COUNT: Final = 50
@@ -51,29 +52,9 @@ VARIANTS: Final[dict[str, list[dict[str, Any]]]] = {
     "RAdam": [{"lr": 0.01}, {"lr": 0.01, "weight_decay": 0.01}],
     "Adadelta": [{"lr": 0.5}, {"lr": 0.5, "rho": 0.8, "weight_decay": 0.01}],
 }
-
-MEASURED_DEVIATION_MAX: Final = {
-    "SGD": 2.2e-7,
-    "Adam": 1.4e-7,
-    "AdamW": 1.3e-7,
-    "Adagrad": 1.9e-7,
-    "RMSprop": 2.0e-7,
-    "Adamax": 1.8e-7,
-    "NAdam": 2.0e-7,
-    "RAdam": 7e-8,
-    "Adadelta": 1.6e-7,
-}
-"""Largest absolute difference over the largest absolute value of its tensor, seen over
-all cases below; float32, torch 2.13 with AVX-512. It is the order of additions alone:
-one process that takes the same samples in another order differs by as much (SGD
-1.4e-7, Adam 1.2e-7, RMSprop 2.5e-7), and float32 is 2e-7 to 7e-7 from float64 here.
-
-RMSprop has a larger `eps` than by default. It divides a gradient by its own size, so
+"""RMSprop has a larger `eps` than by default. It divides a gradient by its own size, so
 that with 1e-8 the last bit of a small one decides: one process that takes the samples
 in another order is then 3.5e-6 away, and float32 is 1.7e-5 from float64."""
-
-OTHER_MACHINES: Final = 3.0
-"""Room for vectors of another width, which add in another order."""
 
 COUNTS: Final = ((1, 2), (2, 3), (3, 2), (1, 3), (2, 2), (3, 3))
 """Shards and workers."""
@@ -216,7 +197,7 @@ def test_fifty_steps_equal_one_process(
     assert all(same_bits(each, results["w0"]) for each in results.values())
     measured = deviation(results["w0"], training.in_one_process())
     print(f"seed {SEED}: deviation {measured:.2e}")
-    assert measured <= min(1e-6, MEASURED_DEVIATION_MAX[class_name] * OTHER_MACHINES)
+    assert measured <= DEVIATION_MAX
 
 
 @pytest.mark.parametrize("class_name", ORDERED)

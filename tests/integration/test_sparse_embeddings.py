@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tests.doubles.chunk_sizes import cut_into
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers
 
 STEP_COUNT: Final = 16
@@ -23,12 +24,6 @@ BATCHES: Final = {1: (16,), 2: (11, 5), 3: (3, 9, 4)}
 
 ROW_COUNT: Final = 60
 PADDING: Final = 7
-
-DEVIATION_MAX: Final = 9e-7
-"""Largest absolute difference from one process in float64, over the largest absolute
-value of its tensor: three times the largest seen, 3.0e-7, for vectors of another width.
-One process in float32 is up to 9.0e-7 from it, since torch keeps its momentum of a
-sparse gradient as a list of all rows ever sent, and adds it up at each step."""
 
 Optimizers = list[torch.optim.Optimizer]
 

@@ -20,16 +20,13 @@ from pswire.placement import Chunk, Slice
 from pswire.reasons import Refusal
 from pswire.torch_types import buffer_of
 from tests.doubles.chunk_sizes import cut_into
+from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.unit.psserver.tensors.shards import Gradients, Shards, spec_of
 
 STEP_COUNT: Final = 30
 SHAPES: Final = ((20, 7), (3,), (9, 2, 3), (5,))
 TABLES: Final = (0, 2)
 """Which of them get sparse gradients."""
-
-DEVIATION_MAX: Final = 8e-7
-"""From one process in float64; the largest seen is 2.7e-7. See `test_optimizer_parity`
-for where it comes from."""
 
 CASES: Final[list[tuple[str, dict[str, Any]]]] = [
     ("SGD", {"lr": 0.1}),

@@ -1,0 +1,11 @@
+"""How far numbers may be from those of one process: what the README promises."""
+
+from typing import Final
+
+DEVIATION_MAX: Final = 1e-6
+"""Of values in float32: the largest difference over the largest value of the tensor."""
+
+NORM_DEVIATION_MAX: Final = 1e-5
+"""Of the norm of a gradient, relative. It is taken at values that may differ by
+`DEVIATION_MAX`, and follows them by a factor that depends on the training: below 3 in
+those of the tests, where one process adds in another order."""
