@@ -1,6 +1,7 @@
 """Fewer bytes: a job trains to the numbers of one process that encodes as it does."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ BOTH = [Compression("topk", "topk", 0.1), Compression("onebit", "int8")]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts a model of a few KiB into a few chunks, on both sides alike."""
     cut_into(monkeypatch, 64, 1024)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Has torch add in one order: what is compared here is compared bit by bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def check_parity(plain: OneProcess, trained: OnJob) -> None:

@@ -245,7 +245,7 @@ def test_a_shard_that_workers_cant_reach_ends_the_wait_for_the_start(
     with Job(tmp_path, advertise={0: nowhere}) as job:
         model = good_model()
         with (
-            connect(job, "w0", start_timeout_s=1.5) as ps,
+            connect(job, "w0", start_timeout_s=4) as ps,
             pytest.raises(psworker.StartTimeoutError) as caught,
         ):
             ps.prepare(model, sgd(model))

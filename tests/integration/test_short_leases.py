@@ -1,4 +1,4 @@
-"""How soon a lost worker is noticed when the lease is two seconds."""
+"""How soon a lost worker is noticed."""
 
 import signal
 import time
@@ -12,9 +12,9 @@ import pytest
 from tests.integration.job import Job
 from tests.integration.processes import Processes
 
-LEASE_MS: Final = 2_000
+SHORT_LEASE_MS: Final = 2_000
 
-GO_ON_TIMEOUT_S: Final = 10.0
+GO_ON_TIMEOUT_S: Final = 20.0
 """Shards tell where they stand every second."""
 
 WORKER: Final = """
@@ -36,11 +36,13 @@ with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
 
 
 @contextmanager
-def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Job, Processes]]:
+def two_workers(
+    folder: Path, lease_ms: int, *arguments: str
+) -> Iterator[tuple[Job, Processes]]:
     """A job in which `w0` and `w1` train, `w1` with these arguments."""
     script = folder / "train.py"
     script.write_text(WORKER)
-    job = Job(folder / "state", lease_ttl_ms=LEASE_MS)
+    job = Job(folder / "state", lease_ttl_ms=lease_ms)
     with job, Processes(folder) as processes:
         for name, given in (("w0", ()), ("w1", arguments)):
             processes.start(
@@ -56,16 +58,20 @@ def two_workers(folder: Path, *arguments: str) -> Iterator[tuple[Job, Processes]
 
 
 @pytest.mark.parametrize(
-    ("number", "bound_s"),
-    [(signal.SIGSTOP, LEASE_MS / 1000), (signal.SIGKILL, 0.8)],
+    ("number", "lease_ms", "bound_s"),
+    [(signal.SIGSTOP, 6_000, 6.0), (signal.SIGKILL, 30_000, 15.0)],
     ids=["stopped", "killed"],
 )
 @pytest.mark.timeout(120)
 def test_a_lost_worker_is_taken_out(
-    tmp_path: Path, number: signal.Signals, bound_s: float
+    tmp_path: Path, number: signal.Signals, lease_ms: int, bound_s: float
 ) -> None:
-    """Within the lease when it hangs, in about the grace when it is dead."""
-    with two_workers(tmp_path) as (job, processes):
+    """Within the lease when it hangs, long before when it is dead.
+
+    The leases are long beside what a busy machine adds: it takes 0.6 of one, and a
+    quarter of a second.
+    """
+    with two_workers(tmp_path, lease_ms) as (job, processes):
         processes.send("w1", number)
         began = time.monotonic()
         record = job.wait_record(lambda record: len(record.members) == 1)
@@ -89,7 +95,7 @@ def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
     tmp_path: Path,
 ) -> None:
     """Pings are answered by gRPC's own threads, for longer than two leases."""
-    with two_workers(tmp_path, "hold") as (job, processes):
+    with two_workers(tmp_path, SHORT_LEASE_MS, "hold") as (job, processes):
         record = job.wait_record(lambda record: len(record.members) == 2)
         assert processes.line("w1") == "step 203"
         assert job.ask(lambda: job.coordinator.core.record) == record

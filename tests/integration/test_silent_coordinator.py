@@ -15,7 +15,7 @@ import torch
 import psworker
 from tests.integration.processes import Processes
 
-LEASE_S: Final = 2
+LEASE_S: Final = 6
 TIMEOUT_S: Final = 30.0
 
 
@@ -80,7 +80,7 @@ def test_steps_are_held_after_a_lease_and_go_on(
                 caplog.text,
                 re.MULTILINE,
             )
-            assert "silent for a lease of 2.0 s" in processes.log("shard")
+            assert f"silent for a lease of {LEASE_S:.1f} s" in processes.log("shard")
             processes.send("coordinator", signal.SIGCONT)
             _wait(lambda: worker.stepped_s[-1] > held_s)
             assert "the coordinator is heard again" in processes.log("shard")
@@ -90,9 +90,9 @@ def test_steps_are_held_after_a_lease_and_go_on(
             thread.join(TIMEOUT_S)
 
     assert not thread.is_alive()
-    # The last answer to the shard was at most a second old. A watch's break is noticed
-    # after 2.5 s.
-    assert LEASE_S - 1.5 < held_s - stopped_s < LEASE_S + 2
+    # The last answer to the shard was about a second old, more on a busy machine.
+    # A watch's break would be noticed after 2.5 s.
+    assert LEASE_S / 2 < held_s - stopped_s < 2 * LEASE_S
     assert worker.parameter.detach().tolist() == [-float(worker.clock)] * 8
 
 
