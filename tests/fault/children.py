@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from tests.fault.nursery import END
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-WAIT_TIMEOUT_S: Final = 30.0
+WAIT_TIMEOUT_S: Final = 90.0
 IMPORT_TIMEOUT_S: Final = 120.0
 """For the nursery to import torch and all of ours, on a machine that is busy."""
 POLL_S: Final = 0.01

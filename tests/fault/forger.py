@@ -24,7 +24,7 @@ from psworker.transport.values import (
 from psworker.value_store import ValueStore
 from tests.fault.training import make_model, mark
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Forger:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.integration.job import Job, connect, deviation
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
 STEP_COUNT: Final = 5
 

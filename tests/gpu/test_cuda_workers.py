@@ -15,7 +15,7 @@ from tests.integration.job import Job, connect, deviation, run_workers
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     # torch warns once in each new thread, before it sets the context by itself.
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]

@@ -30,7 +30,7 @@ from tests.integration.job import Job, key
 
 DATA: Final = "/pswire.v1.ParameterService/"
 CONTROL: Final = "/pswire.v1.CoordinatorService/"
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 Messages = list[bytes]
 RawCall = Callable[..., Iterable[bytes]]
 

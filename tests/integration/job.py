@@ -39,7 +39,7 @@ from tests.doubles.free_addresses import free_address
 
 T = TypeVar("T")
 
-WAIT_TIMEOUT_S = 20.0
+WAIT_TIMEOUT_S = 60.0
 """Longest wait for anything that the tests wait for."""
 
 JOB_SEED = 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-LINE_TIMEOUT_S = 30.0
+LINE_TIMEOUT_S = 90.0
 """Longest wait for a line: a process that imports torch on a busy machine."""
 
 

@@ -27,7 +27,7 @@ from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker import Connection
 from tests.integration.job import Job, connect, key
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture

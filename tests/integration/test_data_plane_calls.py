@@ -32,7 +32,7 @@ from tests.integration.job import Crew, Job, connect, run_workers
 
 SERVICE: Final = "/pswire.v1.ParameterService/"
 ELEMENT_COUNT: Final = 3000
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 30.0
 
 
 class OneValue(nn.Module):

@@ -96,7 +96,7 @@ def _figure(name: str, text: str) -> float:
     return float(found.group(1))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_killed_worker_is_taken_out_and_the_accuracy_is_as_good(
 
 
 @pytest.mark.repeat
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_training_goes_on_while_the_coordinator_starts_again(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -131,7 +131,7 @@ def test_training_goes_on_while_the_coordinator_starts_again(
     assert _figure("difference in points", done.stdout) <= POINTS_MAX
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_killed_shard_ends_the_job_and_says_so(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.doubles.fault_proxy import BOTH, DOWN, UP, FaultProxy
 
 SEED: Final = 20261128
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 30.0
 
 
 @contextmanager

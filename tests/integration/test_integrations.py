@@ -109,7 +109,7 @@ def test_transformers_train_as_two_workers_as_they_do_alone(tmp_path: Path) -> N
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
     tmp_path: Path,
 ) -> None:
@@ -128,7 +128,7 @@ def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None:
     with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "manual")
@@ -137,7 +137,7 @@ def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
     with (
         Job(tmp_path / "job", workers_min=2) as job,
@@ -167,7 +167,7 @@ def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
 
 
 @needs("lightning", "lightning")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
     with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "bf16")
@@ -176,7 +176,7 @@ def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
     with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "transformers_worker", "log", str(tmp_path / "out"))
@@ -190,7 +190,7 @@ def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
 
 
 @needs("transformers", "transformers")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
     tmp_path: Path,
 ) -> None:

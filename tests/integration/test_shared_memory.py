@@ -405,7 +405,7 @@ with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_nothing_is_left_of_processes_that_are_killed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)

@@ -62,7 +62,7 @@ def two_workers(
     [(signal.SIGSTOP, 6_000, 6.0), (signal.SIGKILL, 30_000, 15.0)],
     ids=["stopped", "killed"],
 )
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_lost_worker_is_taken_out(
     tmp_path: Path, number: signal.Signals, lease_ms: int, bound_s: float
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_lost_worker_is_taken_out(
 
 # In `test_worker_lifecycle.py` another worker moves all the bytes it can meanwhile.
 @pytest.mark.repeat
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
     tmp_path: Path,
 ) -> None:

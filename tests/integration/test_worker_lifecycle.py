@@ -400,7 +400,7 @@ ps.close()
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
     tmp_path: Path,
 ) -> None:
