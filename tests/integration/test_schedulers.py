@@ -45,7 +45,7 @@ SCHEDULERS: Final[dict[str, Build]] = {
         o, [0.1, 0.2], total_steps=STEP_COUNT
     ),
     "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 5),
-    "SWALR": lambda o: swa_utils.SWALR(o, 0.05, anneal_epochs=4),
+    "SWALR": lambda o: swa_utils.SWALR(o, 0.01, anneal_epochs=4),
 }
 CYCLES_MOMENTUM: Final = {"CyclicLR", "OneCycleLR"}
 """They move the momentum against the learning rate, or the first of Adam's betas."""
