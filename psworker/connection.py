@@ -61,6 +61,7 @@ from psworker.rejoining import EvictedWorker, join_first
 from psworker.session import Session
 from psworker.stepper import Stepper
 from psworker.transport.call_error import CallError
+from psworker.user_calls import UserCalls, in_turn
 
 logger: Final = logging.getLogger("psworker")
 
@@ -93,6 +94,7 @@ class Connection:
         self._loop = loop
         self._session = session
         self._pending = PendingData()
+        self._calls = UserCalls(config.step_timeout_s)
         self._stepper: Stepper | None = None
         self._loaders: tuple[LeasedLoader, ...] = ()
         self._active: _Active | None = None
@@ -206,7 +208,7 @@ class Connection:
         """
         if self._stepper is None:
             return 0
-        self._stepper.settle()
+        self._stepper.look()
         return self._stepper.clock
 
     @property
@@ -225,7 +227,7 @@ class Connection:
         """What became of the newest push, `None` before the first."""
         if self._stepper is None:
             return None
-        self._stepper.settle()
+        self._stepper.look()
         return self._stepper.last_push
 
     @property
@@ -239,6 +241,7 @@ class Connection:
         return self._session.shards.traffic.received_bytes
 
     @at_entrance
+    @in_turn("ps.prepare()")
     def prepare(
         self,
         /,
@@ -448,8 +451,24 @@ class Connection:
         active.link.start(self._stepper, active.optimizers)
         return call.returned(replaced)
 
+    @at_entrance
     def close(self) -> None:
-        """Leaves the job and ends all calls. More calls of it do nothing."""
+        """Leaves the job and ends all calls. More calls of it do nothing.
+
+        Nor does one in a forked child, which has no part in the job.
+
+        Raises:
+            ConfigurationError: Another call is under way, as a step is when a signal
+                handler runs.
+        """
+        if self._is_closed:
+            return
+        if self._calls.is_forked:
+            self._is_closed = True
+            return
+        self._calls.run("ps.close()", self._close)
+
+    def _close(self) -> None:
         if self._is_closed:
             return
         for loader in self._loaders:
@@ -480,6 +499,8 @@ class Connection:
             return
         self._is_closed = True
         own_places.give_up(self)
+        if self._calls.is_forked:
+            return
         if self._stepper is not None:
             self._stepper.close()
         atexit.unregister(self._at_exit)
@@ -493,7 +514,8 @@ class Connection:
         if os.getpid() != self._process_id:
             return  # a forked child has no part in the job
         error = getattr(sys, "last_value", None)
-        if error is None or error is self._error_at_start or hasattr(sys, "ps1"):
+        is_over = error is None or error is self._error_at_start or hasattr(sys, "ps1")
+        if is_over and not self._calls.is_busy:
             self.close()
         else:
             self._abandon()
@@ -544,6 +566,8 @@ class Connection:
             "buffers": buffers,
             "compression": PushCompression(given.compression, schema),
             "timeout_s": step_timeout_s,
+            "calls": self._calls,
+            "models": given.models.values(),
         }
         if isinstance(store, ArrivingValues):
             return OverlappedStepper(
@@ -551,7 +575,6 @@ class Connection:
                 self._session,
                 store,
                 specs=given.specs,
-                models=given.models.values(),
                 **named,
             )
         return Stepper(self._loop, self._session, store, **named)

@@ -172,6 +172,12 @@ class ClosedError(PsError):
     """The connection is closed."""
 
 
+FORKED_TEXT: Final = (
+    "this process was forked after psworker was connected: connect in the process that "
+    "uses the connection, or start this one by spawn"
+)
+
+
 def refuse_closed(*, is_closed: bool) -> None:
     """Checks that a connection is open.
 

@@ -12,20 +12,15 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
 from pswire.channels import has_inherited_channels, has_own_channels
 from pswire.freed_memory import keep_freed_memory
-from psworker.errors import ClosedError
+from psworker.errors import FORKED_TEXT, ClosedError
 
 T = TypeVar("T")
-
-_FORKED_TEXT: Final = (
-    "this process was forked after psworker was connected: connect in the process that "
-    "uses the connection, or start this one by spawn"
-)
 
 
 class Running(Generic[T]):
@@ -182,7 +177,7 @@ class EventLoop:
     def _refuse(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             if os.getpid() != self._process_id:
-                raise ClosedError(_FORKED_TEXT)
+                raise ClosedError(FORKED_TEXT)
             self._refuse_when_over()
         except ClosedError:
             work.close()
@@ -268,7 +263,7 @@ def acquire() -> EventLoop:
     """
     global _shared, _user_count
     if has_inherited_channels():
-        raise ClosedError(_FORKED_TEXT)
+        raise ClosedError(FORKED_TEXT)
     with _lock:
         if _shared is None or _shared.is_over:
             keep_freed_memory()

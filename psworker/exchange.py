@@ -135,6 +135,8 @@ class PushExchange:
         on_loaded: Told when the shards have taken the state that it carries.
         encoder: Encodes its chunks in fewer bytes, if the job sends them so.
         segments: Memory shared with shards.
+        has_timed_out: Whether its worker was told that it goes on with the next step.
+        is_left: Whether its step has returned, and left it under way on purpose.
         asks_first: Whether another process may have sent some of it: shards are asked
             what they have.
         publishes: Whether it has values that replace those of the job.
@@ -152,6 +154,8 @@ class PushExchange:
     segments: Segments = NO_SEGMENTS
     asks_first: bool = False
     publishes: bool = False
+    has_timed_out: bool = False
+    is_left: bool = False
     _encoded_count: int = 0
     _incoming: Incoming | None = None
 
@@ -233,15 +237,19 @@ class PushExchange:
             store: Where values may go at once: of a large model some come before all
                 gradients are sent. None: they are kept until they are asked for.
         """
-        self._encode(_EAGER_BYTES)
-        incoming = Incoming(loop, deliver)
-        with self._ended_by_errors(incoming):
+        try:
+            self._encode(_EAGER_BYTES)
+            self._incoming = incoming = Incoming(loop, deliver)
             while self._encoded_count < len(self.chunks):
                 self._encode(_EAGER_BYTES)
                 if store is not None:
                     incoming.write_surplus(store)
+        except BaseException:
+            self.cancel()
+            # The script may go on with other gradients in the same memory.
+            self._encode()
+            raise
         self.source = ChunkSource(())  # frees the gradients
-        self._incoming = incoming
 
     def write_next(self, store: ValueStore) -> bool:
         """Writes what comes next; `False` when only `run` can go on."""

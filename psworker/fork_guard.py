@@ -10,6 +10,9 @@ It must not hold its parent's sign of life. A child inherits the sockets, and th
 coordinator then hears of its parent's death only when the child is gone too (3.7 s
 late for a DataLoader). So a child closes its copies at once. It does not shut them
 down, which would end the parent's connection.
+
+It must not wait for values that come to its parent: a step that is under way is
+completed before the process forks.
 """
 
 import logging
@@ -17,10 +20,11 @@ import multiprocessing
 import os
 import socket
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     # Not imported: pswire sets the variable below too, and whether somebody else has
@@ -32,6 +36,16 @@ logger: Final = logging.getLogger("psworker")
 _HANDLERS_VARIABLE: Final = "GRPC_ENABLE_FORK_SUPPORT"
 _FD_FOLDER: Final = "/dev/fd"
 
+
+class Settles(Protocol):
+    """Whoever may have a step under way."""
+
+    def settle_before_fork(self) -> None:
+        """Completes it."""
+        ...
+
+
+_settling: "weakref.WeakSet[Settles]" = weakref.WeakSet()
 _peers: Counter[tuple[str, int]] = Counter()
 _is_registered = False
 _may_children_crash = False
@@ -60,8 +74,13 @@ def guard(address: "Address") -> None:
         )
     _peers.update(_resolved(address))
     if not _is_registered and sys.platform != "win32":
-        os.register_at_fork(after_in_child=_close_inherited)
+        os.register_at_fork(before=_settle, after_in_child=_close_inherited)
         _is_registered = True
+
+
+def settle_before_fork(steps: Settles) -> None:
+    """From now on, while `steps` is in use, this process forks between its steps."""
+    _settling.add(steps)
 
 
 def is_importing_main() -> bool:
@@ -80,6 +99,11 @@ def unguard(address: "Address") -> None:
 def _resolved(address: "Address") -> set[tuple[str, int]]:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     return {(str(sockaddr[0]), address.port) for *_, sockaddr in found}
+
+
+def _settle() -> None:
+    for steps in list(_settling):
+        steps.settle_before_fork()
 
 
 def _close_inherited() -> None:

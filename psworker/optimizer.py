@@ -7,6 +7,7 @@ gradient scalers, clipping and step hooks work on it as on any other.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
@@ -39,6 +40,7 @@ from psworker.shard_state import ShardState
 from psworker.steps import Groups, PushExtras, Steps
 from psworker.transport.values import OptimizerSettings
 from psworker.unrounded_state import held_whole, release_whole
+from psworker.user_calls import UserCalls, in_turn
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
@@ -78,12 +80,14 @@ class PreparedOptimizer(Optimizer):
         steps: Steps,
         bound: BoundSchema,
         compression: PushCompression | None = None,
+        calls: UserCalls | None = None,
     ) -> None:
         self._is_prepared = False
+        self._calls = UserCalls()  # its own, until it is made
         self._bound = bound
         self._indexes = bound.index_of_tensors()
         self._shown: defaultdict[torch.Tensor, Any] | None = None
-        self._state = ShardState(self._fetched_state, self._name_of)
+        self._state = ShardState(self._read_state, self._name_of)
         # One group does: torch compares each with all before it, which it did when the
         # user's own were made. That list, and the groups in it, stay the user's own.
         super().__init__(inner.param_groups[:1], inner.defaults)
@@ -109,6 +113,7 @@ class PreparedOptimizer(Optimizer):
         self._checked: Groups = ()  # the newest that are allowed
         self._note_declared(spec)
         self._is_prepared = True
+        self._calls = calls or self._calls
         inner.state.clear()  # what it held went to the shards with the seed
         _disarm(inner)
 
@@ -170,6 +175,7 @@ class PreparedOptimizer(Optimizer):
 
     @_disable_dynamo  # as torch does: a script may compile all of its step
     @at_entrance
+    @in_turn("optimizer.step()")
     def step(  # type: ignore[override]
         self,
         closure: Callable[[], Any] | None = None,
@@ -252,11 +258,13 @@ class PreparedOptimizer(Optimizer):
                 else:
                     mine["lr"] = theirs[position]
 
+    @in_turn("next(loader)")
     def push_nothing(self) -> None:
         """Takes part in the next clock with weight 0."""
         self._follow_script()
         self._steps.push_nothing(self.spec, self.groups, self._extras)
 
+    @in_turn("ps.publish()")
     def publish(self, entry_indexes: Collection[int]) -> PushResult:
         """Makes values of the models those of the job; see `Connection.publish`."""
         self._refuse_retired("publish with")
@@ -264,6 +272,7 @@ class PreparedOptimizer(Optimizer):
         return self._steps.publish(self.spec, self.groups, entry_indexes, self._extras)
 
     @at_entrance
+    @in_turn("optimizer.add_param_group()")
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, here and on the shards; the state of the others stays.
 
@@ -276,7 +285,8 @@ class PreparedOptimizer(Optimizer):
         """
         if self._is_prepared:
             self._refuse_retired("add groups to")
-        super().add_param_group(param_group)
+        # Torch looks the parameters up, which waits for their values.
+        self._calls.lent(partial(super().add_param_group, param_group))
         if not self._is_prepared:
             return
         try:
@@ -306,6 +316,7 @@ class PreparedOptimizer(Optimizer):
             )
 
     @at_entrance
+    @in_turn("optimizer.state_dict()")
     def state_dict(self) -> dict[str, Any]:
         """State and groups, as a plain optimizer of the user's class has them.
 
@@ -332,6 +343,7 @@ class PreparedOptimizer(Optimizer):
         return packed
 
     @at_entrance
+    @in_turn("optimizer.load_state_dict()")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes groups and state; the state goes to the shards with the next step.
 
@@ -348,7 +360,7 @@ class PreparedOptimizer(Optimizer):
         # The last of these hooks, so that it has what those of the user have made.
         unrounded = self.register_load_state_dict_pre_hook(lambda _, d: held_whole(d))
         try:
-            super().load_state_dict(state_dict)
+            self._calls.lent(partial(super().load_state_dict, state_dict))
             self._unsent = states_of(self, self._indexes)
             self._state.clear()
             self._state.forget()
@@ -382,6 +394,10 @@ class PreparedOptimizer(Optimizer):
         index = self._indexes.get(id(key))
         return None if index is None else self._bound.schema.entries[index].name
 
+    @in_turn("optimizer.state")
+    def _read_state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        return self._fetched_state()
+
     def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         self._refuse_retired("read the state of")
         states = self._unsent
@@ -404,7 +420,8 @@ class PreparedOptimizer(Optimizer):
     def _take_edits(self) -> None:
         """Has the next push bring the state as the script has edited it."""
         stateful = [self._bound.tensors[index] for index in self._switches]
-        edited = self._state.edits(stateful, is_readable=self._steps.reads_state)
+        look = partial(self._state.edits, stateful, is_readable=self._steps.reads_state)
+        edited = self._calls.lent(look)  # it may fetch, as the script does
         if edited is None:
             return
         try:

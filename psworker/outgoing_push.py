@@ -82,7 +82,12 @@ class OutgoingPush:
         self._untold_bytes = 0
 
     def append(self, index: int, message: bytes, byte_count: int) -> None:
-        """Adds a chunk of so many bytes, from the user's thread."""
+        """Adds a chunk of so many bytes, from the user's thread.
+
+        The newest one again changes nothing: whoever added it was interrupted.
+        """
+        if self._chunks and self._chunks[-1][0] == index:
+            return
         self._chunks.append((index, message))
         self._untold_bytes += byte_count
         # Each time the loop's thread is woken it takes the interpreter's lock from

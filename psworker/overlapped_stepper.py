@@ -10,15 +10,16 @@ it before the script looks them up. Gradients are announced by threads of autogr
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import nn
 from typing_extensions import override
 
 from pswire.schema import OptimizerSpec
+from psworker import fork_guard
 from psworker.cores import usable_core_count
+from psworker.errors import PsError
 from psworker.event_loop import EventLoop
 from psworker.exchange import PushExchange
 from psworker.next_push import delivery_of, incarnations_of_shards
@@ -50,7 +51,6 @@ class OverlappedStepper(Stepper):
         values: ArrivingValues,
         *,
         specs: Mapping[str, OptimizerSpec],
-        models: Iterable[nn.Module],
         **named: Any,  # noqa: ANN401
     ) -> None:
         """As a stepper.
@@ -60,10 +60,10 @@ class OverlappedStepper(Stepper):
             session: The worker.
             values: Where values go.
             specs: All optimizers by name.
-            models: What is trained, as the user calls it.
             named: As those of `Stepper`.
         """
         super().__init__(loop, session, values, **named)
+        fork_guard.settle_before_fork(self)
         self._values = values
         self._held = {
             name: frozenset(held_entries(spec)) for name, spec in specs.items()
@@ -80,7 +80,7 @@ class OverlappedStepper(Stepper):
         if text := crowded_text(values.tensors):
             logger.warning(text)
         self._hooks = ModelHooks(
-            models,
+            self._models,
             values.tensors,
             gradient_is_there=self.gradient_is_there,
             about_to_read=self.about_to_read,
@@ -94,9 +94,11 @@ class OverlappedStepper(Stepper):
         Raises:
             StepTimeoutError: The step before is not complete in time.
         """
+        if not (self._is_closed or self.calls.is_forked):
+            self.calls.run("backward()", self._send_final, entry_index)
+
+    def _send_final(self, entry_index: int) -> None:
         with self._turn:
-            if self._is_closed:
-                return
             ready = self._expectation.note(entry_index)
             optimizer = self._expectation.optimizer
             if self._ahead is not None:
@@ -116,12 +118,19 @@ class OverlappedStepper(Stepper):
         Raises:
             StepTimeoutError: They did not come in time.
         """
+        if self._is_closed or self.is_settled:
+            return
+        self._refuse_forked()
+        self.calls.run("reading the model", self._wait_for, entry_indexes)
+
+    def _wait_for(self, entry_indexes: Sequence[int]) -> None:
         if not self._values.is_open:
+            self._settle()
             return
         with self._turn:
             while not self._values.are_there(entry_indexes):
                 if not self._writer.wait_next():
-                    self.settle()
+                    self._settle()
                     break
             self._values.flush()
             if self._values.written:
@@ -131,13 +140,22 @@ class OverlappedStepper(Stepper):
 
     # Steps
 
+    @property
     @override
-    def settle(self) -> None:
-        if not self._values.is_open or self._is_closed:
+    def is_settled(self) -> bool:
+        return not self._values.is_open and super().is_settled
+
+    @override
+    def _settle(self) -> None:
+        if self._is_closed:
+            return
+        if not self._values.is_open:
+            super()._settle()
             return
         with self._turn:
             self._writer.end()
             exchange = self._unfinished
+            is_left = exchange is not None and exchange.is_left
             had_data = self.pending.has_drawn
             try:
                 if self._lost is not None:
@@ -154,20 +172,38 @@ class OverlappedStepper(Stepper):
                 result.rejoined and (had_data or self._values.was_read)
             ):
                 self._has_stale_gradient = True
+            if not is_left:
+                self._settled = result
+
+    def settle_before_fork(self) -> None:
+        """Completes a step that is under way, whose values would not come to a child.
+
+        Where that can't be done the child refuses to read them.
+        """
+        if self._is_closed or self.calls.is_forked or self.calls.is_within:
+            return
+        try:
+            self.settle()
+        except PsError as error:
+            logger.warning(
+                "this process forks while a step is under way, which could not be "
+                "completed before; the child can't read the model: %s",
+                error,
+            )
 
     @override
-    def step(
+    def _step(
         self,
         spec: OptimizerSpec,
         groups: Groups,
         *,
-        extras: PushExtras = NO_EXTRAS,
+        extras: PushExtras,
         **named: Any,
     ) -> PushResult | None:
         # Whoever loads state keeps it until it knows that it has counted.
         is_awaited = extras.is_awaited or extras.loads is not None
         self._is_at_once = not self._hooks.sees_reads or is_awaited
-        result = super().step(spec, groups, extras=extras, **named)
+        result = super()._step(spec, groups, extras=extras, **named)
         with self._turn:
             self._expectation.stepped(spec.name)
             self._hooks.watch_gradients()
@@ -190,10 +226,10 @@ class OverlappedStepper(Stepper):
         return super().push_nothing(spec, groups, extras)
 
     @override
-    def rejoin(self) -> None:
+    def _rejoin(self) -> None:
         self._drop_ahead()
         was_open = self._values.is_open
-        super().rejoin()
+        super()._rejoin()
         self._values.close()
         if was_open and self._settled is not None:
             # Its step has returned: the next one pushes its own gradient.
@@ -273,17 +309,21 @@ class OverlappedStepper(Stepper):
         self._taken_back()
         if self._is_at_once:
             return self._finish(exchange, self._values)
-        self._unfinished = exchange
         self._values.open()
         exchange.start(
             self._loop, delivery_of(self._session, exchange, self._timeout_s)
         )
         self._writer.begin(exchange)
+        exchange.is_left = True
         return None
+
+    @override
+    def _watch_reads(self) -> None:
+        """All reading is watched already."""
 
     def _begin_ahead(self, optimizer: str) -> None:
         """Opens the next push, once the one before is complete."""
-        self.settle()
+        self._settle()
         record = self._session.membership.record
         is_here = record is not None and record.member_of(self._session.worker)
         if (

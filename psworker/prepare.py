@@ -322,7 +322,14 @@ def made_optimizer(
     inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
 ) -> PreparedOptimizer:
     """The optimizer that steps on the shards in place of the user's."""
-    made = PreparedOptimizer(inner, spec, stepper, given.bound, stepper.compression)
+    made = PreparedOptimizer(
+        inner,
+        spec,
+        stepper,
+        given.bound,
+        stepper.compression,
+        stepper.calls,
+    )
     if isinstance(stepper, OverlappedStepper):
         made.watch_parameters(stepper.settle)
     return made

@@ -50,6 +50,15 @@ class SpentGradients:
             if gradient is not None:
                 self._marks[index] = _Mark.of(gradient)
 
+    def has_new(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether any parameter has a gradient that no push carried as it is now."""
+        return any(
+            gradient is not None and not (mark is not None and mark.is_on(gradient))
+            for gradient, mark in zip(
+                (parameter.grad for parameter in parameters), self._marks, strict=True
+            )
+        )
+
     def has_others(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether any parameter has a gradient that no push carried and is not zero."""
         return any(

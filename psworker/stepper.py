@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 import torch
+from torch import nn
 from typing_extensions import override
 
 from pswire import failpoints
@@ -24,6 +25,7 @@ from psworker.buffers import Buffers, leads
 from psworker.difference_log import DifferenceLog
 from psworker.edited_values import EditedValues
 from psworker.errors import (
+    ClosedError,
     CorruptionError,
     EvictedError,
     PsError,
@@ -42,6 +44,7 @@ from psworker.next_push import (
 )
 from psworker.optimizer_calls import OptimizerCalls, T
 from psworker.overlap.expectation import held_entries
+from psworker.overlap.hooks import ModelHooks
 from psworker.pending import PendingData
 from psworker.push_account import PushAccount
 from psworker.push_compression import PushCompression
@@ -53,9 +56,12 @@ from psworker.state_exchange import StateExchange
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Member, PushHeader, PushTrailer
+from psworker.user_calls import UserCalls
 from psworker.value_store import ValueStore
 
 logger: Final = logging.getLogger("psworker")
+
+_NEXT: Final = "next(loader)"
 
 
 class Stepper(OptimizerCalls):
@@ -68,6 +74,7 @@ class Stepper(OptimizerCalls):
         sequence_acknowledged: Last push that is settled on every shard.
         rejoin_count: How often the worker was evicted and has joined again.
         compression: What is kept for gradients in fewer bytes.
+        calls: The calls of the script, of which one is under way at a time.
     """
 
     def __init__(
@@ -84,8 +91,13 @@ class Stepper(OptimizerCalls):
         buffers: Buffers,
         compression: PushCompression,
         timeout_s: float,
+        calls: UserCalls | None = None,
+        models: Iterable[nn.Module] = (),
     ) -> None:
         self._loop = loop
+        self.calls = calls or UserCalls(timeout_s)
+        self._models = tuple(models)
+        self._reads: ModelHooks | None = None
         self._session = session
         self._store = store
         self._rejoining = rejoining
@@ -133,7 +145,10 @@ class Stepper(OptimizerCalls):
         Raises:
             StepTimeoutError: What was pushed in its place is not complete in time.
         """
-        self.settle()
+        return self.calls.run(_NEXT, self._next_place)
+
+    def _next_place(self) -> tuple[int, int, int]:
+        self._settle()
         self._catch_up()
         sequence = self.sequence_acknowledged + 1
         generation = self._session.membership.generation
@@ -170,6 +185,33 @@ class Stepper(OptimizerCalls):
             failpoints.hit("worker.step")
         if extras.loads is not None:
             extras = self._with_loaded_values(spec, groups, extras)
+        before = self.sequence_acknowledged
+        try:
+            return self._step(
+                spec,
+                groups,
+                weight=weight,
+                is_finite=is_finite,
+                scale=scale,
+                extras=extras,
+            )
+        except PsError:
+            raise
+        except BaseException:
+            self._note_interrupted(before)
+            raise
+
+    def _step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool,
+        scale: torch.Tensor | None,
+        extras: PushExtras,
+    ) -> PushResult | None:
+        """As `step`, which sees to errors that are none of psworker's."""
         if (result := self._open(spec, extras, takes_data=True)) is not None:
             return result
         held = gradients.gradients_of(spec, groups, self._store.tensors)
@@ -178,8 +220,7 @@ class Stepper(OptimizerCalls):
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
-        is_discarded, self._has_stale_gradient = self._has_stale_gradient, False
-        if is_discarded:
+        if is_discarded := self._has_stale_gradient:
             weight = 0.0
         elif weight is None:
             weight = float(self._sample_count)
@@ -214,14 +255,95 @@ class Stepper(OptimizerCalls):
         exchange.ranges = drawn.ranges
         exchange.is_discarded = is_discarded
         exchange.on_loaded = extras.on_loaded
+        self._has_stale_gradient = False
+        self._unfinished = exchange
         return self._conclude(exchange)
 
+    def _note_interrupted(self, before: int) -> None:
+        """The script has left a step by an error of its own, such as Ctrl-C.
+
+        Its push is settled before the model is read again, or with the next step.
+
+        Args:
+            before: Last push that was settled before the step.
+        """
+        unfinished = self._unfinished
+        if unfinished is not None:
+            unfinished.is_left = False
+            self._watch_reads()
+        elif self.sequence_acknowledged > before:
+            self._settled = self.last_push  # the same step again pushes nothing
+
+    def _watch_reads(self) -> None:
+        if self._reads is None and self._models:
+            self._reads = ModelHooks(
+                self._models, self._store.tensors, about_to_read=self._about_to_read
+            )
+
+    def _about_to_read(self, _entry_indexes: Sequence[int]) -> None:
+        self.settle()
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            reads.remove()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no step is under way, nor was left so by an error of the script's."""
+        return not self._is_interrupted
+
     def settle(self) -> None:
-        """Completes a step that was left under way; here none ever is.
+        """Completes a step that was left under way.
+
+        Raises:
+            ConfigurationError: It is under way in a call that this one interrupts.
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
+        if not self.is_settled:
+            self._refuse_forked()
+            self.calls.run("reading the model", self._settle)
+
+    def _refuse_forked(self) -> None:
+        if self.calls.is_forked:
+            raise ClosedError(
+                "this process was forked while a step was under way, whose values came "
+                "to its parent: call ps.wait() before you fork"
+            )
+
+    def look(self) -> None:
+        """As `settle`, where no call is under way: else what is known now will do.
 
         Raises:
             StepTimeoutError: Some worker or shard did not come in time.
         """
+        if not (self.calls.is_busy or self.calls.is_forked):
+            self.settle()
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether the script has left a step by an error that is none of psworker's.
+
+        What it computes next needs the values of that step. After a timeout it is told
+        to step again instead, and may look around before.
+        """
+        unfinished = self._unfinished
+        return unfinished is not None and not (
+            unfinished.has_timed_out or unfinished.is_left
+        )
+
+    def _settle(self) -> None:
+        """As `settle`, within a call."""
+        if self._is_interrupted and self._unfinished is not None:
+            self._settle_unfinished(self._unfinished)
+
+    def _settle_unfinished(self, exchange: PushExchange) -> None:
+        """Completes a push between two steps; the next one may be told of it."""
+        is_behind = self.has_gradient
+        result = self._finish(exchange, self._taken_back())
+        if exchange.publishes and not result.rejoined:
+            return  # it was no step
+        # A gradient that is there already is of values before it, or of some of both.
+        self._has_stale_gradient |= is_behind
+        self._settled = result
 
     def push_nothing(
         self,
@@ -269,7 +391,7 @@ class Stepper(OptimizerCalls):
                 are kept, and go with the next call.
         """
         self.refuse_closed()
-        self.settle()
+        self._settle()
         if self._is_late:
             return self._keep_values("published")
         values = self._values_of(entry_indexes)
@@ -288,7 +410,7 @@ class Stepper(OptimizerCalls):
             What is left to go with the step.
         """
         self.refuse_closed()
-        self.settle()
+        self._settle()
         if not self._edited.has_writes:
             return extras
         if self._is_late:
@@ -430,19 +552,16 @@ class Stepper(OptimizerCalls):
         """Does work as a member; see `OptimizerCalls`."""
         while True:
             self.refuse_closed()
-            self.settle()
+            self._settle()
             if self._lost is not None:
-                self.rejoin()
+                self._rejoin()
             if self._unfinished is not None:
-                is_step = not self._unfinished.publishes
-                result = self._finish(self._unfinished, self._taken_back())
-                if is_step or result.rejoined:
-                    self._settled = result
+                self._settle_unfinished(self._unfinished)
             try:
                 self._catch_up()
                 return work(self.clock)
             except EvictedError:
-                self.rejoin()
+                self._rejoin()
 
     def rejoin(self) -> None:
         """Joins again after an eviction that was noticed between two steps.
@@ -450,6 +569,9 @@ class Stepper(OptimizerCalls):
         A gradient that was begun with data of the start before is thrown away by the
         next step: that data went back to the others.
         """
+        self.calls.run(_NEXT, self._rejoin)
+
+    def _rejoin(self) -> None:
         self.refuse_closed()
         has_push = self._unfinished is not None
         last_push = self.last_push
@@ -465,13 +587,15 @@ class Stepper(OptimizerCalls):
         Raises:
             StepTimeoutError: What was pushed in its place is not complete in time.
         """
-        self.settle()
+        self._settle()
         self._relieve()
         return self.sequence_acknowledged
 
     def close(self) -> None:
         """Refuses everything from now on."""
         self._is_closed = True
+        if self._reads is not None:
+            self._reads.remove()
         self._arrival.dismiss()
 
     def refuse_closed(self) -> None:
@@ -525,7 +649,7 @@ class Stepper(OptimizerCalls):
             worker had to join again.
         """
         self.refuse_closed()
-        self.settle()
+        self._settle()
         self._buffers.find(self._store)
         if (result := self._resume()) is not None:
             return result
@@ -543,18 +667,20 @@ class Stepper(OptimizerCalls):
         return None
 
     def _resume(self) -> PushResult | None:
-        """Settles what an earlier call has left open; None if there is nothing."""
-        if self._settled is not None:
-            result, self._settled = self._settled, None
-            return result
+        """Settles what an earlier call has left open.
+
+        Returns:
+            What became of it, for a step that only asks for that: the script has gone
+            backward no more. None if there is nothing, or another gradient to push.
+        """
         if self._lost is not None:
             return self._lose(self._unfinished)
         if self._unfinished is not None:
-            is_step = not self._unfinished.publishes
-            result = self._finish(self._unfinished, self._taken_back())
-            if is_step or result.rejoined:
-                return result
-        return None
+            self._settle_unfinished(self._unfinished)
+        result, self._settled = self._settled, None
+        if result is None or self._spent.has_new(self._store.tensors):
+            return None
+        return result
 
     def _catch_up(self) -> None:
         """Takes the place back from who stood in for this worker, with the values.
@@ -628,6 +754,7 @@ class Stepper(OptimizerCalls):
 
     def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
         self._unfinished = exchange
+        exchange.has_timed_out = False
         deadline = time.monotonic() + self._timeout_s
         try:
             replies = exchange.replies or exchange.run(
@@ -652,6 +779,7 @@ class Stepper(OptimizerCalls):
             if store.held.is_lost:
                 pull_lost(self._loop, self._session, store, result, deadline)
         except (StepTimeoutError, CorruptionError):
+            exchange.has_timed_out = True
             raise
         except EvictedError:
             return self._lose(exchange)
@@ -659,14 +787,17 @@ class Stepper(OptimizerCalls):
             # Decided, or the job is over: nothing to go on with.
             self._unfinished = None
             raise
-        self._unfinished = None
         self._is_late = False
         self._edited.note()
         self._buffers.note_written(self._store)
         result = exchange.end(result)
+        # Whatever interrupts it, the push is unfinished until all that it changes here
+        # is changed, and doing that twice is doing it once.
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
         self.last_push = result
-        self._account.note(result, exchange.ranges, is_discarded=exchange.is_discarded)
+        ranges, exchange.ranges = exchange.ranges, ()
+        self._account.note(result, ranges, is_discarded=exchange.is_discarded)
+        self._unfinished = None
         return result
 
     def _lose(self, exchange: PushExchange | None) -> PushResult:

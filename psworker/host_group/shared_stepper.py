@@ -107,9 +107,9 @@ class SharedStepper(Stepper):
             StepTimeoutError: Some worker or shard did not come in time.
         """
         if self._unfinished is not None:  # an earlier call of this process
-            result = self._resume()
-            assert result is not None, "a push was under way"
-            return result
+            if self._lost is not None:
+                return self._lose(self._unfinished)
+            return self._finish(self._unfinished, self._store)
         norm = gradients_norm(seal)
         is_finite = seal.is_finite and gradients.is_finite(norm)
         held = list(mean) if is_finite and seal.weight else [None] * len(mean)

@@ -33,22 +33,24 @@ class ModelHooks:
         models: Iterable[nn.Module],
         tensors: Sequence[torch.Tensor],
         *,
-        gradient_is_there: GradientIsThere,
         about_to_read: AboutToRead,
+        gradient_is_there: GradientIsThere | None = None,
     ) -> None:
         """Hangs them up.
 
         Args:
             models: As the user calls them.
             tensors: One for each entry of the schema.
+            about_to_read: Told of entries before they are read; may wait.
             gradient_is_there: Told of an entry each time a backward pass has added to
                 its gradient.
-            about_to_read: Told of entries before they are read; may wait.
         """
         self._tensors = tensors
         self._numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
         # Not traced by `torch.compile`, wherever the script puts it.
-        self._gradient_is_there = torch.compiler.disable(gradient_is_there)
+        self._gradient_is_there: GradientIsThere | None = (
+            gradient_is_there and torch.compiler.disable(gradient_is_there)
+        )
         self._about_to_read = torch.compiler.disable(about_to_read)
         self._handles: list[RemovableHandle] = []
         self._watched: list[nn.Module] = []
@@ -61,12 +63,15 @@ class ModelHooks:
 
     def watch_gradients(self) -> None:
         """Looks for tensors that were unfrozen since."""
+        told = self._gradient_is_there
+        if told is None:
+            return
         for index, tensor in enumerate(self._tensors):
             if tensor.requires_grad and index not in self._with_gradient:
                 self._with_gradient.add(index)
                 self._handles.append(
                     tensor.register_post_accumulate_grad_hook(
-                        lambda _, index=index: self._gradient_is_there(index)
+                        lambda _, index=index, told=told: told(index)
                     )
                 )
 

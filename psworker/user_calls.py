@@ -1,0 +1,175 @@
+"""Which call of a script is under way at a worker, and in which thread.
+
+A step waits for minutes if it must, and meanwhile other code of the script may run: a
+signal handler, a `__del__` that the garbage collector calls, another thread. What that
+asks of psworker must neither take up the step's push nor leave it half done. So one
+call is under way at a time. Of the same thread a second one is refused, since the first
+can't go on before it has ended; of another thread it waits.
+
+The lock is one that C acquires and releases, by `with`: a handler that raises between
+two instructions of Python can't leave it taken.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from psworker.errors import (
+    FORKED_TEXT,
+    ClosedError,
+    ConfigurationError,
+    WaitTimeoutError,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WAIT_S_DEFAULT: Final = 60.0
+
+
+class UserCalls:
+    """The calls of one worker."""
+
+    def __init__(self, wait_s: float = WAIT_S_DEFAULT) -> None:
+        """Nothing is under way.
+
+        Args:
+            wait_s: Longest wait for the call of another thread.
+        """
+        self._lock: Any = threading.RLock()  # `_is_owned` is not in its stub
+        self._wait_s = wait_s
+        self._name = ""
+        self._is_lent = False
+        self._process_id = os.getpid()
+
+    @property
+    def is_within(self) -> bool:
+        """Whether this thread has a call under way, which this one interrupts."""
+        return bool(self._lock._is_owned()) and not self._is_lent
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any thread has a call under way, so that another one would wait."""
+        return bool(self._name) and not self._is_lent
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that is the worker."""
+        return os.getpid() != self._process_id
+
+    def refuse_within(self, name: str) -> None:
+        """Refuses a call from within another one of the same thread.
+
+        Args:
+            name: The call, as the script has it.
+
+        Raises:
+            ConfigurationError: One is under way.
+        """
+        if self.is_within:
+            raise ConfigurationError(
+                f"{name} was called while {self._name} of the same thread is under "
+                "way, as by a signal handler, a hook or a __del__: nothing was done, "
+                f"and {self._name} goes on if this error is caught there. Set a flag "
+                f"in the handler, and call {name} where the flag is seen, after "
+                f"{self._name} has returned"
+            )
+
+    def refuse_forked(self) -> None:
+        """Refuses what only the process that has connected can do.
+
+        Raises:
+            ClosedError: This is a child of it.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError(FORKED_TEXT)
+
+    def run(
+        self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Does what a call is for, when no other one is under way.
+
+        Args:
+            name: The call, as the script has it.
+            call: Does it.
+            args: Given to it.
+            kwargs: Given to it too.
+
+        Raises:
+            ConfigurationError: It was called from within another one.
+            WaitTimeoutError: The call of another thread did not end in time.
+            ClosedError: This is a forked child.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError(FORKED_TEXT)
+        if self._name:
+            self.refuse_within(name)
+            self._wait(name)
+        with self._lock:
+            outer, was_lent = self._name, self._is_lent
+            self._name, self._is_lent = name, False
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._name, self._is_lent = outer, was_lent
+
+    def lent(self, work: Callable[[], T]) -> T:
+        """Runs code of the script within a call: it may make calls of its own."""
+        was_lent, self._is_lent = self._is_lent, True
+        try:
+            return work()
+        finally:
+            self._is_lent = was_lent
+
+    def _wait(self, name: str) -> None:
+        """Returns when the call of another thread has ended.
+
+        Raises:
+            WaitTimeoutError: It did not in time.
+        """
+        if self._lock._is_owned():
+            return
+        other = self._name
+        try:
+            is_free = self._lock.acquire(timeout=self._wait_s)
+        finally:
+            if self._lock._is_owned():
+                self._lock.release()
+        if not is_free:
+            raise WaitTimeoutError(
+                f"{name} waited {self._wait_s:g} s for {other}, which is under way in "
+                "another thread; nothing was done. Call it again, or in that thread "
+                "between two steps"
+            )
+
+
+class _Caller(Protocol):
+    """Whoever has calls of one worker."""
+
+    _calls: UserCalls
+
+
+S = TypeVar("S", bound=_Caller)
+
+
+def in_turn(
+    name: str,
+) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """Makes a method one of its worker's calls, see `UserCalls`.
+
+    Args:
+        name: The call, as the script has it.
+    """
+
+    def decorate(
+        call: Callable[Concatenate[S, P], T],
+    ) -> Callable[Concatenate[S, P], T]:
+        @functools.wraps(call)
+        def entrance(caller: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return caller._calls.run(name, call, caller, *args, **kwargs)
+
+        return entrance
+
+    return decorate
