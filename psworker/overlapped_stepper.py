@@ -76,7 +76,7 @@ class OverlappedStepper(Stepper):
         self._copier = Copier()
         self._copies = ChunkCopies()
         self._writer = ValueWriter(values, self._copier)
-        self._turn = values.turn
+        self._turn = values.lock
         if text := crowded_text(values.tensors):
             logger.warning(text)
         self._hooks = ModelHooks(

@@ -104,8 +104,9 @@ class UserCalls:
         """
         if os.getpid() != self._process_id:
             raise ClosedError(FORKED_TEXT)
-        if self._name:
+        if self._lock._is_owned():
             self.refuse_within(name)
+        elif self._name:
             self._wait(name)
         with self._lock:
             outer, was_lent = self._name, self._is_lent
@@ -129,8 +130,6 @@ class UserCalls:
         Raises:
             WaitTimeoutError: It did not in time.
         """
-        if self._lock._is_owned():
-            return
         other = self._name
         try:
             is_free = self._lock.acquire(timeout=self._wait_s)

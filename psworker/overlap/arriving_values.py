@@ -28,7 +28,8 @@ class ArrivingValues(ValueStore):
     Attributes:
         is_open: Whether a step is under way.
         is_mixed: Whether a tensor has changed after it was read.
-        turn: Held by whoever uses them; told of when something was written.
+        lock: Held by whoever uses them.
+        turn: The same, which waits until something was written.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class ArrivingValues(ValueStore):
             kinds: As those of `ValueStore`.
         """
         super().__init__(tensors, placement, **kinds)
-        self.turn = threading.Condition()
+        # By itself, since C takes it: an interruption can't leave it taken.
+        self.lock = threading.RLock()
+        self.turn = threading.Condition(self.lock)
         self._expected: set[int] = set()
         self.expect(updated_entries)
         self._lacking: set[int] = set()
@@ -120,7 +123,7 @@ class ArrivingValues(ValueStore):
 
     @override
     def write_checked(self, checked: CheckedChunk) -> None:
-        with self.turn:
+        with self.lock:
             if self.is_open:
                 self._write_open(checked)
             else:

@@ -18,6 +18,10 @@ class Delivery(Protocol):
         """Writes what comes next; `False` when nothing more does."""
         ...
 
+    def cancel(self) -> None:
+        """Ends it: nothing more comes."""
+        ...
+
 
 class ValueWriter:
     """Writes the values of one step at a time.
@@ -44,7 +48,15 @@ class ValueWriter:
         self._exchange = exchange
         if self._is_beside:
             self._is_writing = True
-            self._copier.submit(partial(self._write_all, exchange))
+            try:
+                self._copier.submit(partial(self._write_all, exchange))
+            except BaseException:
+                # Interrupted, before or after it was told: it does not write when
+                # this ends, whichever it was.
+                exchange.cancel()
+                self._copier.submit(lambda: None).result()
+                self._is_writing = False
+                raise
 
     def wait_next(self) -> bool:
         """Waits until more has been written; `False` once nothing more will be.
@@ -81,7 +93,7 @@ class ValueWriter:
                 pass
         except BaseException as caught:
             error = caught  # raised where the values are waited for
-        with self._values.turn:
+        with self._values.lock:
             self._error = error
             self._is_writing = False
             self._values.turn.notify_all()
