@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import override
 
 from pswire.schema import OptimizerSpec
@@ -72,6 +73,8 @@ class OverlappedStepper(Stepper):
         self._usefulness = Usefulness()
         self._ahead: SentAhead | None = None
         self._is_at_once = False
+        # Chunks that are final only with the buffers of the step, as the last had them.
+        self._with_buffers: set[int] = set()
         self._staging = Staging()
         self._copier = Copier()
         self._copies = ChunkCopies()
@@ -99,7 +102,11 @@ class OverlappedStepper(Stepper):
 
     def _send_final(self, entry_index: int) -> None:
         with self._turn:
-            ready = self._expectation.note(entry_index)
+            ready = [
+                chunk
+                for chunk in self._expectation.note(entry_index)
+                if chunk.index not in self._with_buffers
+            ]
             optimizer = self._expectation.optimizer
             if self._ahead is not None:
                 self._ahead.send_staged()
@@ -121,7 +128,9 @@ class OverlappedStepper(Stepper):
         if self._is_closed or self.is_settled:
             return
         self._refuse_forked()
-        self.calls.run("reading the model", self._wait_for, entry_indexes)
+        # Who traces the model, as `torch.export` does, is not to trace the wait.
+        with _disable_current_modes():
+            self.calls.run("reading the model", self._wait_for, entry_indexes)
 
     def _wait_for(self, entry_indexes: Sequence[int]) -> None:
         if not self._values.is_open:
@@ -269,6 +278,12 @@ class OverlappedStepper(Stepper):
             header = self._next_header(spec.name)
             incarnations = incarnations_of_shards(self._session)
             ahead, self._ahead = self._ahead, None
+            self._with_buffers = {
+                chunk.index
+                for entry in self._buffers.policies
+                if source.tensors[entry] is not None
+                for chunk in self._store.placement.chunks_by_entry.get(entry, ())
+            }
             is_empty = all(tensor is None for tensor in source.tensors)
             is_other = ahead is not None and (
                 ahead.header != header

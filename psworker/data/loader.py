@@ -107,11 +107,11 @@ class LeasedLoader(PreparedLoader):
         self._missed.end()
 
     def __iter__(self) -> "_EpochIterator":
-        epoch = self._epoch
-        self._epoch += 1
         older = self._newest() if self._newest is not None else None
         if older is not None:
             older.give_up()
+        epoch = self._epoch
+        self._epoch += 1
         self._seed_processes()
         made = _EpochIterator(self._name, epoch, self._batches(epoch))
         self._newest = weakref.ref(made)
@@ -242,6 +242,7 @@ class _EpochIterator:
 
     @at_entrance
     def __next__(self) -> Any:  # noqa: ANN401, a batch
+        self._refuse_within("next(loader)")
         if self._end:
             raise ConfigurationError(
                 f"this iteration of epoch {self._epoch} of {self._loader!r} is over: "
@@ -260,6 +261,7 @@ class _EpochIterator:
 
     def give_up(self) -> None:
         """A newer iteration of the same loader begins: its data goes to the others."""
+        self._refuse_within("iter(loader)")
         self._batches.close()
         self._end = (
             "a newer one has begun, and a loader is iterated once at a time; prepare a "
@@ -269,6 +271,20 @@ class _EpochIterator:
     def close(self) -> None:
         """Ends it: what was not drawn goes to the others."""
         self._batches.close()
+
+    def _refuse_within(self, name: str) -> None:
+        """Refuses what a signal handler, or the data set, asks while a batch is drawn.
+
+        Raises:
+            ConfigurationError: That is so; the batch under way is not lost.
+        """
+        if self._batches.gi_running:
+            raise ConfigurationError(
+                f"{name} was called while a batch of {self._loader!r} is being drawn, "
+                "as by a signal handler, a data set or another thread: nothing was "
+                "done; prepare a second loader to draw from both, or set a flag in the "
+                "handler and draw where the flag is seen"
+            )
 
 
 class _IndexFeed:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from psworker.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
@@ -134,6 +136,19 @@ class BeforeForward:
     def __init__(self, entries: Sequence[int], about_to_read: AboutToRead) -> None:
         self._entries = entries
         self._about_to_read = about_to_read
+
+    @property
+    def __name__(self) -> str:
+        """What `torch.jit.script` asks for first, of what it can't compile.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "torch.jit.script can't compile a model whose steps overlap, since it "
+            "would have to compile the wait for its values too: script a new model "
+            "that has loaded its state_dict(), or this one after ps.close()"
+        )
 
     def __call__(self, module: nn.Module, inputs: object) -> None:
         """Waits for the module's values."""

@@ -88,6 +88,7 @@ CATALOGUE: Final = (
     Script(name="cross_validated", batch_size=32),
     Script(name="digits_mlp", batch_size=16),
     Script(name="distillation", batch_size=16),
+    Script(name="emergency_save", batch_size=16, overlaps=True),
     Script(name="exchanged_optimizer", batch_size=16),
     Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS, overlaps=True),
     Script(name="freeze_by_groups", batch_size=16),

@@ -23,8 +23,8 @@ from tests.fault.training import WORKERS_MAX
 
 ACTION_COUNT: Final = 18
 RECOVERY_S: Final = 30.0
-"""Within which training goes on after the last fault: 10 s (G20) on a quiet machine, and
-three times that on one that is busy."""
+"""Within which training goes on after the last fault: 10 s (G20) on a quiet machine,
+and three times that on one that is busy."""
 
 STORMS: Final = {
     "bsp": ("--mode=bsp",),

@@ -1,9 +1,9 @@
 """Interrupts a script at any line of psworker, as a signal's handler does.
 
 Signals of a real timer come where they come. Here they are drawn: the handler is
-called, in the thread that runs the script, before a given line. Lines that begin with `with` or `try` are left out, since no signal is looked for there:
-tracing sees a `with` once more on the way out, with its lock still held, and `try` is
-no instruction at all.
+called, in the thread that runs the script, before a given line. Lines that begin with
+`with` or `try` are left out, since no signal is looked for there: tracing sees a `with`
+once more on the way out, with its lock still held, and `try` is no instruction at all.
 """
 
 import linecache

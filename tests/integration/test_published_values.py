@@ -16,7 +16,8 @@ from psserver.core.roster import WorkerState
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
-from tests.integration.one_process import TOLERANCE, batch, loss_of, small_model
+from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.integration.one_process import batch, loss_of, small_model
 
 STEP_COUNT: Final = 6
 
@@ -81,7 +82,7 @@ def test_one_worker_that_publishes_is_one_process(
     with Job(tmp_path, **settings) as job, connect(job, "w0") as ps:
         ours = train(normed_model(), ps, buffers="leader", **options)
         assert ps.clock == STEP_COUNT + STEP_COUNT // 2
-    assert deviation(ours, train(normed_model())) <= TOLERANCE
+    assert deviation(ours, train(normed_model())) <= DEVIATION_MAX
 
 
 def test_two_workers_that_publish_are_one_process(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_two_workers_that_publish_are_one_process(tmp_path: Path) -> None:
         results = run_workers({"w0": work, "w1": work})
     plain = train(small_model())
     for ours in results.values():
-        assert deviation(ours, plain) <= TOLERANCE
+        assert deviation(ours, plain) <= DEVIATION_MAX
 
 
 def test_where_values_differ_those_of_the_longest_count_and_the_other_is_told(
@@ -183,7 +184,7 @@ def test_model_and_optimizer_that_are_loaded_after_prepare_count_together(
 ) -> None:
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         ours = restarted(ps, is_plain=False)
-    assert deviation(ours, restarted(None, is_plain=True)) <= TOLERANCE
+    assert deviation(ours, restarted(None, is_plain=True)) <= DEVIATION_MAX
     assert not [each for each in caplog.records if "lost" in each.getMessage()]
 
 
@@ -234,8 +235,8 @@ def test_a_teacher_is_followed_and_a_later_worker_has_it(
             other.prepare(late, torch.optim.SGD(late.student.parameters(), lr=0.1))
             found = [each.detach().clone() for each in late.teacher.parameters()]
     plain = list(teach().teacher.parameters())
-    assert deviation(list(ours.teacher.parameters()), plain) <= TOLERANCE
-    assert deviation(found, plain) <= TOLERANCE
+    assert deviation(list(ours.teacher.parameters()), plain) <= DEVIATION_MAX
+    assert deviation(found, plain) <= DEVIATION_MAX
     assert not [each for each in caplog.records if "values of" in each.getMessage()]
 
 

@@ -458,4 +458,41 @@ BUGS = (
             "test_in_rounds_the_length_is_what_a_worker_gets",
         ),
     ),
+    PlantedBug(
+        "a handler's call that takes over the push of the step it interrupts",
+        (
+            Edit(
+                "psworker/user_calls.py",
+                "        if self.is_within:\n            raise",
+                "        if self.is_within and not name:\n            raise",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/test_user_calls.py",
+            "tests/integration/test_interrupted_steps.py",
+        ),
+    ),
+    PlantedBug(
+        "a step that is left under way when its process forks",
+        (
+            Edit(
+                "psworker/fork_guard.py",
+                "        steps.settle_before_fork()\n",
+                "        pass\n",
+            ),
+        ),
+        tests=("tests/integration/test_forked_steps.py",),
+    ),
+    PlantedBug(
+        "the gradient after an interrupted step is taken for that step's",
+        (
+            Edit(
+                "psworker/stepper.py",
+                "        if result is None or "
+                "self._spent.has_new(self._store.tensors):\n",
+                "        if result is None:\n",
+            ),
+        ),
+        tests=("tests/integration/test_interrupted_steps.py",),
+    ),
 )

@@ -98,11 +98,13 @@ def test_the_oldest_versions_are_those_that_the_package_allows(
     for extra, group in project["optional-dependencies"].items():
         if extra not in WITHOUT_MINIMA:
             groups.append(group)
-    minima = dict(
-        re.fullmatch(r"([\w-]+)>=([\d.]+)(?:[,;].*)?", text).groups()  # type: ignore[union-attr]
+    named = [
+        re.fullmatch(r"([\w-]+)>=([\d.]+)(?:[,;].*)?", text)
         for group in groups
         for text in group
-    )
+    ]
+    assert None not in named, "a requirement names no minimum"
+    minima = {found[1]: found[2] for found in named if found is not None}
     oldest = pins("constraints-oldest.txt")
     assert oldest.keys() == minima.keys()
     for name, version in oldest.items():
