@@ -1,5 +1,6 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
+import inspect
 import logging
 import weakref
 from collections import deque
@@ -278,7 +279,7 @@ class _EpochIterator:
         Raises:
             ConfigurationError: That is so; the batch under way is not lost.
         """
-        if self._batches.gi_running:
+        if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
             raise ConfigurationError(
                 f"{name} was called while a batch of {self._loader!r} is being drawn, "
                 "as by a signal handler, a data set or another thread: nothing was "

@@ -67,13 +67,14 @@ def test_a_child_forked_after_a_step_has_its_values(job: Job) -> None:
     with connect(job, "w0") as ps:
         model, optimizer = prepared(ps)
         x = torch.ones(1, 4)
-        for work, expected in (
+        cases: list[tuple[Callable[[], object], Callable[[], str]]] = [
             (lambda: model(x).item(), lambda: f"{model(x).item()}"),
             (lambda: len(model.state_dict()), lambda: "4"),
             (ps.close, lambda: "None"),
             (ps.wait, lambda: "None"),
             (lambda: ps.clock, lambda: f"{ps.clock}"),
-        ):
+        ]
+        for work, expected in cases:
             step(model, optimizer)
             assert told_by_child(work) == expected()
         for refused in (optimizer.state_dict, lambda: step(model, optimizer)):

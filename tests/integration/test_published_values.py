@@ -15,8 +15,8 @@ from psserver.core.record import Mode, StepAtomicity
 from psserver.core.roster import WorkerState
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into
-from tests.integration.job import Job, connect, deviation, run_workers
 from tests.doubles.promised_numbers import DEVIATION_MAX
+from tests.integration.job import Job, connect, deviation, run_workers
 from tests.integration.one_process import batch, loss_of, small_model
 
 STEP_COUNT: Final = 6

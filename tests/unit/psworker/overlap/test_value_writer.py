@@ -30,6 +30,9 @@ class Push:
     def end(self, error: BaseException | None = None) -> None:
         self._come.put(error)
 
+    def cancel(self) -> None:
+        self.end(RuntimeError("cancelled"))
+
     def write_next(self, store: ValueStore) -> bool:
         item = self._come.get(timeout=10)
         if isinstance(item, BaseException):
