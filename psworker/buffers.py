@@ -1,31 +1,25 @@
 """The buffers of a worker's models: where they are, which have changed, who sends them.
 
 In the user's thread only. What a worker sends is a buffer that its script, a forward
-pass most of all, has changed since the shards' value was last written into it. The same
-holds for parameters that no optimizer has, such as those of a teacher that follows what
-is trained: the leader's count.
+pass most of all, has changed since the shards' value was last written into it.
 """
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import torch
 import xxhash
 from torch import nn
 
 from pswire.frames import bits_to_bytes
-from pswire.schema import SchemaEntry
-from pswire.torch_types import TORCH_DTYPES, buffer_of, bytes_of
+from pswire.schema import OptimizerSpec, SchemaEntry
+from pswire.torch_types import buffer_of, bytes_of
 from psworker.buffer_policies import BufferPolicy
-from psworker.errors import ConfigurationError
 from psworker.model_schema import BoundSchema
 from psworker.samples import Look, Samples
 from psworker.transport.values import Identity, Mode, Record
-from psworker.value_store import ValueStore
-
-logger: Final = logging.getLogger("psworker")
+from psworker.value_store import Scope, ValueStore
 
 _COMPARED_BYTES_MAX: Final = 64 << 10
 """Buffers up to this size are compared by their bytes. Of larger ones, those that only
@@ -47,20 +41,6 @@ class _Mark:
     digest: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Where a module keeps a buffer: a script may put another tensor there."""
-
-    module: nn.Module
-    key: str
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        """What is there now."""
-        held = self.module._buffers.get(self.key)
-        return self.module._parameters.get(self.key) if held is None else held
-
-
 class Buffers:
     """The buffers of one worker, with their policies.
 
@@ -72,6 +52,7 @@ class Buffers:
         self,
         bound: BoundSchema,
         policies: Mapping[int, BufferPolicy],
+        specs: Iterable[OptimizerSpec] = (),
         frozen: Collection[int] = (),
     ) -> None:
         """Knows nothing of what shards hold.
@@ -79,21 +60,25 @@ class Buffers:
         Args:
             bound: The models.
             policies: Of every buffer, by its entry in the schema.
+            specs: All optimizers.
             frozen: Parameters that no optimizer has, whose values are sent like those
                 of the leader's buffers.
         """
         self._entries = bound.schema.entries
-        self._policies = policies
         self._frozen = frozenset(frozen)
+        indexes = bound.index_of_tensors()
+        self._trees = [EntryTree.of(each, indexes) for each in bound.models.values()]
+        self._policies = policies
+        self._specs = {spec.name: spec for spec in specs}
+        self._scopes: dict[str, Scope] = {}
         self.local = frozenset(
             index for index, each in policies.items() if each is BufferPolicy.LOCAL
         )
-        slots = _slots_of(bound.models.values())
-        self._slots = {
-            index: slots[id(bound.tensors[index])]
-            for index in (*policies, *sorted(self._frozen))
+        self._sent = [
+            index
+            for index in policies
             if index not in self.local and self._entries[index].element_count
-        }
+        ]
         self._marks: dict[int, _Mark] = {}
         self._samples = Samples(())
         self._sampled: list[int] = []
@@ -101,10 +86,7 @@ class Buffers:
 
     def hold(self, entry_indexes: Iterable[int]) -> None:
         """Sends no more values of these: an optimizer has them, or the script not."""
-        held = self._frozen.intersection(entry_indexes)
-        self._frozen -= held
-        for index in held:
-            self._slots.pop(index, None)
+        self._frozen = self._frozen.difference(entry_indexes)
 
     @property
     def entries(self) -> tuple[SchemaEntry, ...]:
@@ -132,51 +114,58 @@ class Buffers:
 
     @property
     def are_sent(self) -> bool:
-        """Whether there is any buffer that takes part."""
-        return bool(self._slots)
+        """Whether there is any buffer, or frozen parameter, that takes part."""
+        return bool(self._sent or self._frozen)
 
-    def find(self, store: ValueStore) -> None:
-        """Looks where the buffers are: `self.count = self.count + 1` makes a new one.
+    def forget(self, index: int) -> None:
+        """Another tensor, or other memory, is in the place of a buffer."""
+        self._marks.pop(index, None)
+        self._looks.pop(index, None)
 
-        Raises:
-            ConfigurationError: One has another shape or type, or is gone.
+    def declare(self, spec: OptimizerSpec) -> None:
+        """An optimizer has other groups, or another one is in its place."""
+        self._specs[spec.name] = spec
+        self._scopes.clear()
+
+    def scope_of(self, optimizer: str) -> Scope:
+        """What the values that answer a push of an optimizer may change.
+
+        The buffers of other optimizers' modules are left alone: a graph may hold them,
+        as the one of a generator's batch while its discriminator steps. They come with
+        the next push of their own. Buffers of modules that no optimizer has come with
+        each push.
         """
-        for index, slot in list(self._slots.items()):
-            tensor = slot.tensor
-            if tensor is store.tensors[index]:
-                continue
-            entry = self._entries[index]
-            if (
-                tensor is None
-                or tuple(tensor.shape) != entry.shape
-                or tensor.dtype != TORCH_DTYPES[entry.element_type]
-            ):
-                if index not in self._frozen:
-                    raise ConfigurationError(_changed_text(entry, tensor))
-                logger.warning(
-                    "parameter %r of %s, which no optimizer has, is %s now: it is not "
-                    "followed any more, and snapshots keep what the job has of it",
-                    entry.name,
-                    entry.model,
-                    _now_text(tensor),
-                )
-                self.hold([index])
-                continue
-            store.put(index, tensor)
-            self._marks.pop(index, None)
+        if optimizer not in self._scopes:
+            owners = owners_of_buffers(self._trees, self._specs.values())
+            updated = (
+                index
+                for group in self._specs[optimizer].groups
+                for index in group.entry_indexes
+            )
+            withheld = (
+                index
+                for index in self._sent
+                if optimizer not in owners.get(index, (optimizer,))
+            )
+            self._scopes[optimizer] = Scope(frozenset(updated), frozenset(withheld))
+        return self._scopes[optimizer]
 
     def note_all(self, store: ValueStore) -> None:
         """All values are those of the shards."""
         store.written.clear()
-        self._mark(store, list(self._slots))
+        self._mark(store, [*self._sent, *self._frozen])
 
     def note_written(self, store: ValueStore) -> None:
         """Values have come from the shards, into the buffers that the store tells."""
-        if not self._slots:
+        if not self.are_sent:
             store.written.clear()
             return
-        written = [index for index in self._slots if index in store.written]
+        sent = (*self._sent, *self._frozen)
+        written = [index for index in sent if index in store.written]
+        for index in store.passed_over:
+            self.forget(index)  # it goes with the next push, and comes with its answer
         store.written.clear()
+        store.passed_over.clear()
         self._mark(store, written)
 
     def changed(self, store: ValueStore, *, is_leader: bool) -> dict[int, torch.Tensor]:
@@ -188,9 +177,8 @@ class Buffers:
         """
         due = [
             index
-            for index in self._slots
-            if index not in self._frozen
-            and (is_leader or self._policies[index] is BufferPolicy.MEAN)
+            for index in self._sent
+            if is_leader or self._policies[index] is BufferPolicy.MEAN
         ]
         unsure = [index for index in due if self._looks_same(index, store)]
         digests = dict(zip(unsure, _digests_of(store, unsure), strict=True))
@@ -271,15 +259,58 @@ def leads(record: Record | None, worker: Identity, sequence: int) -> bool:
     return bool(members) and min(members, key=lambda each: each[:2])[2] == worker
 
 
-def _slots_of(models: Iterable[nn.Module]) -> dict[int, _Slot]:
-    """By the `id()` of the tensor that is there; parameters may count as buffers."""
-    slots: dict[int, _Slot] = {}
+class EntryTree(NamedTuple):
+    """The entries of a module, and of those within it.
+
+    Attributes:
+        own: Entries of the module itself.
+        children: The modules within it.
+    """
+
+    own: tuple[int, ...]
+    children: tuple["EntryTree", ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, indexes: Mapping[int, int]) -> Self:
+        """Describes a module, with entries by the `id()` of their tensors."""
+        tensors = (*module.parameters(False), *module.buffers(False))
+        own = tuple(indexes[id(each)] for each in tensors if id(each) in indexes)
+        return cls(own, tuple(cls.of(each, indexes) for each in module.children()))
+
+
+def owners_of_buffers(
+    models: Iterable[EntryTree], specs: Iterable[OptimizerSpec]
+) -> dict[int, frozenset[str]]:
+    """Optimizers that the module of each buffer trains with, by its entry.
+
+    Those with parameters of the module itself; where there are none, of the smallest
+    module around it that has some. Buffers of a model that none trains are left out.
+    """
+    holders: dict[int, set[str]] = {}
+    for spec in specs:
+        for group in spec.groups:
+            for index in group.entry_indexes:
+                holders.setdefault(index, set()).add(spec.name)
+    owners: dict[int, frozenset[str]] = {}
+
+    def visit(module: EntryTree) -> tuple[frozenset[str], list[int]]:
+        """Optimizers of a module, and its entries that have none yet."""
+        found = [visit(child) for child in module.children]
+        names = frozenset[str]().union(
+            *(holders.get(index, ()) for index in module.own),
+            *(each for each, _ in found),
+        )
+        waiting = [index for index in module.own if index not in holders]
+        waiting += [index for _, more in found for index in more]
+        if not names:
+            return names, waiting
+        for index in waiting:
+            owners[index] = owners.get(index, frozenset()) | names
+        return names, []
+
     for model in models:
-        for module in model.modules():
-            for key, tensor in (*module._buffers.items(), *module._parameters.items()):
-                if tensor is not None:
-                    slots.setdefault(id(tensor), _Slot(module, key))
-    return slots
+        visit(model)
+    return owners
 
 
 def _looks(tensor: torch.Tensor) -> tuple[int, int]:
@@ -310,17 +341,3 @@ def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
             here = next(fetched[tensor.device])
         digests.append(xxhash.xxh3_64_intdigest(buffer_of(here)))
     return digests
-
-
-def _changed_text(entry: SchemaEntry, tensor: torch.Tensor | None) -> str:
-    return (
-        f"buffer {entry.name!r} of {entry.model} is {_now_text(tensor)}, but the job "
-        f"has it as {entry.described}: keep it so, or leave it to every worker with "
-        f"prepare(..., buffers={{{entry.name!r}: 'local'}})"
-    )
-
-
-def _now_text(tensor: torch.Tensor | None) -> str:
-    if tensor is None:
-        return "gone"
-    return f"of shape {list(tensor.shape)} and type {str(tensor.dtype)[6:]}"

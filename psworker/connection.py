@@ -23,6 +23,7 @@ from psworker.compression import CompressionChoice
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data_link import DataLink
+from psworker.declared_tensors import DeclaredTensors
 from psworker.edited_values import EditedValues
 from psworker.errors import (
     ConfigurationError,
@@ -539,7 +540,9 @@ class Connection:
         schema, settings = given.bound.schema, self._session.settings
         chunk_bytes = given.compression.chunk_bytes(settings.chunk_bytes)
         placement = place(schema, settings.shard_count, chunk_bytes)
-        buffers = Buffers(given.bound, given.buffers, given.followed)
+        buffers = Buffers(
+            given.bound, given.buffers, given.specs.values(), given.followed
+        )
         store = store_of(given, placement, local=buffers.local, overlap=overlap)
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
@@ -564,6 +567,7 @@ class Connection:
                 followed=given.followed,
             ),
             "buffers": buffers,
+            "declared": DeclaredTensors(given.bound, given.buffers, given.followed),
             "compression": PushCompression(given.compression, schema),
             "timeout_s": step_timeout_s,
             "calls": self._calls,

@@ -208,6 +208,11 @@ class PushExchange:
         return cls(pushes, source, chunks, trailer.ranges, segments=segments)
 
     @property
+    def optimizer(self) -> str:
+        """Name of the optimizer that it is for."""
+        return self.pushes[0].header.optimizer
+
+    @property
     def sequence(self) -> int:
         """Number of the push."""
         return self.pushes[0].header.sequence

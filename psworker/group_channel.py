@@ -19,6 +19,7 @@ from torch import nn
 from pswire.reasons import ErrorReason
 from pswire.torch_types import bytes_of
 from psworker.errors import ConfigurationError, PsError, UnavailableError
+from psworker.value_store import same_bytes
 from psworker.wrappers import data_parallel_in
 
 T = TypeVar("T")
@@ -152,7 +153,9 @@ class GroupChannel:
                     dist.broadcast(flat, src=_LEADER, group=group)
                 if not self.is_leader:
                     for tensor, piece in zip(bucket, flat.split(sizes), strict=True):
-                        tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
+                        values = piece.view(tensor.dtype)
+                        if not same_bytes(tensor, values):  # graphs may hold it
+                            tensor.copy_(values.view(tensor.shape))
 
     def close(self) -> None:
         """Ends the channel, if the user has not ended the group that it stands on."""

@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from psworker.buffer_policies import BufferChoice
+from psworker.buffers import Buffers
 from psworker.compression import CompressionChoice
 from psworker.connection import Connection
 from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.data.split_value import Split
+from psworker.declared_tensors import DeclaredTensors
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
@@ -268,7 +270,8 @@ class GroupConnection(JointWorker):
         joined = self._channel.led(join)
         steps = GroupSteps(
             self._channel,
-            given.bound.tensors,
+            DeclaredTensors(given.bound, given.buffers, given.followed),
+            Buffers(given.bound, given.buffers, given.specs.values()),
             first.process_group,
             place=joined,
             look=lambda: joined if inner is None else _place_of(inner),

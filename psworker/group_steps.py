@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from pswire.schema import OptimizerSpec
+from psworker.buffers import Buffers
+from psworker.declared_tensors import DeclaredTensors
 from psworker.errors import UnsupportedError, refuse_closed
 from psworker.group_channel import GroupChannel
 from psworker.optimizer_state import States
@@ -54,7 +56,8 @@ class GroupSteps:
     def __init__(
         self,
         channel: GroupChannel,
-        tensors: Sequence[torch.Tensor],
+        declared: DeclaredTensors,
+        buffers: Buffers,
         device_group: Any,  # noqa: ANN401, untyped in torch
         *,
         place: GroupPlace,
@@ -64,27 +67,34 @@ class GroupSteps:
 
         Args:
             channel: To the other processes.
-            tensors: One for each entry of the schema, the same in all processes.
+            declared: The models' tensors, the same in all processes.
+            buffers: Those of them that are buffers.
             device_group: The group that carries tensors which are not on the CPU.
             place: Where the group stands after joining.
             look: Tells, in the leader, where it stands.
         """
         self._channel = channel
-        self._tensors = tensors
+        self._declared = declared
+        self._buffers = buffers
         self._device_group = device_group
         self._look = look
         self._sample_count = 1
         self._is_closed = False
         self._leader: Steps | None = None
         self._pending = PendingData()
-        self._spent = SpentGradients(len(tensors))
+        self._spent = SpentGradients(len(declared.tensors))
         # What each step that may carry loaded state tells when that is loaded. Steps
         # have the same numbers in all processes.
         self._step_count = 0
         self._loading: dict[int, Callable[[], None]] = {}
         self._loaded: list[int] = []  # of the leader, not yet told to the others
         self.place = place
-        self._spread()
+        self._spread(frozenset())
+
+    @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """One for each entry of the schema, as of the last look."""
+        return self._declared.tensors
 
     @property
     def pending(self) -> PendingData:
@@ -132,6 +142,7 @@ class GroupSteps:
             PsError: What the leader's step has raised, in all processes.
         """
         self._refuse_closed()
+        self._declared.look()
         drawn = self._pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
@@ -151,7 +162,7 @@ class GroupSteps:
 
         own = frozenset(held_entries(spec))
         try:
-            return self._led(push, extras)
+            return self._led(spec.name, push, extras)
         finally:  # as with the samples, also when the call has ended an earlier push
             self._spent.note(
                 [
@@ -165,8 +176,11 @@ class GroupSteps:
     ) -> PushResult:
         """Takes part in the next clock with weight 0."""
         self._refuse_closed()
+        self._declared.look()
         return self._led(
-            lambda leader, extras: leader.push_nothing(spec, groups, extras), extras
+            spec.name,
+            lambda leader, extras: leader.push_nothing(spec, groups, extras),
+            extras,
         )
 
     def publish(
@@ -199,6 +213,7 @@ class GroupSteps:
             self._leader.declare(spec)
 
         self._channel.led(declare)
+        self._buffers.declare(spec)
 
     def settings_used(self, optimizer: str) -> OptimizerSettings:
         """What the newest update was made with, in the leader alone."""
@@ -227,7 +242,10 @@ class GroupSteps:
         refuse_closed(is_closed=self._is_closed)
 
     def _led(
-        self, push: Callable[[Steps, PushExtras], PushResult], extras: PushExtras
+        self,
+        optimizer: str,
+        push: Callable[[Steps, PushExtras], PushResult],
+        extras: PushExtras,
     ) -> PushResult:
         """Pushes in the leader, and does in all processes what comes of it."""
         self._step_count += 1
@@ -246,8 +264,11 @@ class GroupSteps:
                 self._loading[each]()
         self._loading.clear()  # no push is under way any more
         self._loaded.clear()
-        self._spread()
+        self._spread(self._buffers.scope_of(optimizer).withheld)
         return result
 
-    def _spread(self) -> None:
-        self._channel.spread(self._tensors, self._device_group)
+    def _spread(self, withheld: frozenset[int]) -> None:
+        given = [
+            each for index, each in enumerate(self._tensors) if index not in withheld
+        ]
+        self._channel.spread(given, self._device_group)

@@ -64,7 +64,7 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
             bound.append((_entry(name, names, tensor, EntryKind.PARAMETER), tensor))
     buffers: list[tuple[SchemaEntry, torch.Tensor]] = []
     for name, model in plain.items():
-        for tensor, names in _by_tensor(_persistent_buffers(model)):
+        for tensor, names in _by_tensor(persistent_buffers(model)):
             buffers.append((_entry(name, names, tensor, EntryKind.BUFFER), tensor))
     # A chunk ends where the type changes: between the statistics and the counts of
     # fifty batch norms it would a hundred times.
@@ -216,7 +216,8 @@ def _by_tensor(
     return list(found.values())
 
 
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that are in `state_dict()`, under each of their names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

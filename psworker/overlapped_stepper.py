@@ -325,6 +325,7 @@ class OverlappedStepper(Stepper):
         if self._is_at_once:
             return self._finish(exchange, self._values)
         self._values.open()
+        self._values.narrow(self._scope_of(exchange))
         exchange.start(
             self._loop, delivery_of(self._session, exchange, self._timeout_s)
         )

@@ -18,6 +18,7 @@ from pswire.placement import Placement
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.compression import CompressionChoice, read_compression
+from psworker.declared_tensors import refuse_shared_memory, tell_extra_state
 from psworker.errors import ConfigurationError
 from psworker.loss_scales import LossScales
 from psworker.model_schema import BoundSchema, bind_models, describe_optimizer
@@ -152,6 +153,9 @@ def sort_objects(
     }
     refuse_modules(models, bound.tensors, specs)
     held = frozenset(index for spec in specs.values() for index in held_entries(spec))
+    policies = choose_policies(bound, buffers)
+    refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
+    tell_extra_state(bound.models)
     return Prepared(
         objects=objects,
         bound=bound,
@@ -162,7 +166,7 @@ def sort_objects(
         schedulers=tuple(each for each in given if isinstance(each, LRScheduler)),
         clip_grad_norm=float(clip_grad_norm or 0.0),
         states={name: state for name, state in states.items() if state},
-        buffers=choose_policies(bound, buffers),
+        buffers=policies,
         loss_scales=LossScales(scalers),
         compression=chosen,
         held=held,

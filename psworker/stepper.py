@@ -22,6 +22,7 @@ from pswire.torch_types import bytes_of
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
+from psworker.declared_tensors import DeclaredTensors
 from psworker.difference_log import DifferenceLog
 from psworker.edited_values import EditedValues
 from psworker.errors import (
@@ -57,7 +58,7 @@ from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Member, PushHeader, PushTrailer
 from psworker.user_calls import UserCalls
-from psworker.value_store import ValueStore
+from psworker.value_store import Scope, ValueStore
 
 logger: Final = logging.getLogger("psworker")
 
@@ -89,6 +90,7 @@ class Stepper(OptimizerCalls):
         rejoining: Rejoining,
         edited: EditedValues,
         buffers: Buffers,
+        declared: DeclaredTensors,
         compression: PushCompression,
         timeout_s: float,
         calls: UserCalls | None = None,
@@ -104,6 +106,7 @@ class Stepper(OptimizerCalls):
         self._edited = edited
         super().__init__(StateExchange(loop, session, store, timeout_s))
         self._buffers = buffers
+        self._declared = declared
         self._buffers.note_all(store)
         self.compression = compression
         self._timeout_s = timeout_s
@@ -457,7 +460,7 @@ class Stepper(OptimizerCalls):
 
     def _values_of(self, entry_indexes: Iterable[int]) -> list[torch.Tensor | None]:
         """Copies: what has to be settled before is written into the user's own."""
-        self._buffers.find(self._store)
+        self._look()
         values: list[torch.Tensor | None] = [None] * len(self._store.tensors)
         for index in entry_indexes:
             if index not in self._buffers.local:
@@ -540,13 +543,8 @@ class Stepper(OptimizerCalls):
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
         """The user's tensor of each entry of the schema, where it is now."""
-        self._buffers.find(self._store)
+        self._look()
         return self._store.tensors
-
-    @override
-    def declare(self, spec: OptimizerSpec) -> None:
-        super().declare(spec)
-        self._buffers.hold(held_entries(spec))
 
     def as_member(self, work: Callable[[int], T]) -> T:
         """Does work as a member; see `OptimizerCalls`."""
@@ -650,7 +648,7 @@ class Stepper(OptimizerCalls):
         """
         self.refuse_closed()
         self._settle()
-        self._buffers.find(self._store)
+        self._look()
         if (result := self._resume()) is not None:
             return result
         self._edited.check(self.clock + 1)
@@ -665,6 +663,32 @@ class Stepper(OptimizerCalls):
                 self.pending.take()
             return self._lose(None)
         return None
+
+    def _look(self) -> None:
+        """Looks what the script has done to its tensors, and follows them.
+
+        Raises:
+            ConfigurationError: The job can't follow one.
+        """
+        for index in self._declared.look():
+            self._store.put(index, self._declared.tensors[index])
+            self._buffers.forget(index)
+        if len(self._declared.frozen) < len(self._buffers.frozen):
+            self._buffers.hold(self._buffers.frozen - self._declared.frozen)
+
+    @override
+    def declare(self, spec: OptimizerSpec) -> None:
+        super().declare(spec)
+        held = held_entries(spec)
+        self._declared.hold(held)
+        self._buffers.hold(held)
+        self._buffers.declare(spec)
+
+    def _scope_of(self, exchange: PushExchange) -> Scope | None:
+        """What the values that answer a push may change, None for everything."""
+        if exchange.publishes:
+            return None
+        return self._buffers.scope_of(exchange.optimizer)
 
     def _resume(self) -> PushResult | None:
         """Settles what an earlier call has left open.
@@ -757,11 +781,15 @@ class Stepper(OptimizerCalls):
         exchange.has_timed_out = False
         deadline = time.monotonic() + self._timeout_s
         try:
-            replies = exchange.replies or exchange.run(
-                self._loop,
-                delivery_of(self._session, exchange, self._timeout_s),
-                store,
-            )
+            store.narrow(self._scope_of(exchange))
+            try:
+                replies = exchange.replies or exchange.run(
+                    self._loop,
+                    delivery_of(self._session, exchange, self._timeout_s),
+                    store,
+                )
+            finally:
+                store.narrow(None)
             self._generation = max(reply.generation for reply in replies)
             result = combine(replies)
             self._differences.note(replies)
@@ -813,7 +841,8 @@ class Stepper(OptimizerCalls):
             self._has_stale_gradient |= self.has_gradient
         self.pending.start_over()
         self._arrival.dismiss()
-        self._buffers.find(self._store)
+        self._look()
+        self._store.narrow(None)
         rejoined = self._rejoining.rejoin(self._lost)
         self._lost = None
         self._unfinished = None

@@ -66,6 +66,18 @@ def checked_chunk(
     return CheckedChunk(chunk, mark, pieces, sizes, values)
 
 
+class Scope(NamedTuple):
+    """What the values that answer a push may change.
+
+    Attributes:
+        updated: Entries that the push updates: their values are others.
+        withheld: Buffers that are not to be written.
+    """
+
+    updated: frozenset[int]
+    withheld: frozenset[int]
+
+
 class ValueStore:
     """The user's tensors, into which values are written.
 
@@ -73,6 +85,9 @@ class ValueStore:
         tensors: One for each entry of the schema.
         placement: How they are cut.
         written: Entries of buffers into which values were written; the owner clears it.
+        passed_over: Entries of buffers whose values came and were not written, since
+            the push was not theirs; the owner clears it.
+        is_in_host: Whether all tensors are in host memory.
         held: Values as they came; says whether some are lost, to be pulled.
     """
 
@@ -99,6 +114,10 @@ class ValueStore:
         self.tensors = list(tensors)
         self.placement = placement
         self.written: set[int] = set()
+        self.passed_over: set[int] = set()
+        self.is_in_host = all(each.device.type == "cpu" for each in self.tensors)
+        self._scope: Scope | None = None
+        self._types = [(each.dtype, each.shape) for each in self.tensors]
         self._buffers = frozenset(buffers)
         self._local = frozenset(local)
         self.held = held or HeldValues(compression, buffers)
@@ -205,8 +224,19 @@ class ValueStore:
         """Writes what had to be put together first."""
         for entry_index, staged in self._staged.items():
             tensor = self.tensors[entry_index].detach()
-            tensor.copy_(staged.flat.view(tensor.shape))
+            if not self._is_as_declared(entry_index):
+                continue
+            if self._is_new(entry_index) or not same_bytes(tensor, staged.flat):
+                tensor.copy_(staged.flat.view(tensor.shape))
         self._staged.clear()
+
+    def narrow(self, scope: Scope | None) -> None:
+        """From now on values are those that answer a push; None for others.
+
+        No version of a tensor is counted up for bytes that it has already, where the
+        push has not updated it: a graph may hold it.
+        """
+        self._scope = scope
 
     def digests(self) -> list[list[int]]:
         """Of the elements of each chunk of each shard, as they are here now."""
@@ -235,14 +265,32 @@ class ValueStore:
         """
         pairs = zip(self.tensors, other.tensors, strict=True)
         for index, (mine, theirs) in enumerate(pairs):
-            if index not in self._buffers or index in other.written:
+            is_due = index not in self._buffers or index in other.written
+            if is_due and not same_bytes(mine.detach(), theirs):
                 mine.detach().copy_(theirs)
         self.written |= other.written
+        self.passed_over |= other.passed_over
 
     def put(self, entry_index: int, tensor: torch.Tensor) -> None:
         """From now on another tensor of the same shape and type is an entry's."""
         self.tensors[entry_index] = tensor
         self._flat.pop(entry_index, None)
+        if self.is_in_host != (tensor.device.type == "cpu"):
+            self.is_in_host = all(each.device.type == "cpu" for each in self.tensors)
+
+    def _is_new(self, entry_index: int) -> bool:
+        """Whether values of an entry differ from those before as a matter of course."""
+        if self._scope is None:
+            return True
+        return entry_index in self._scope.updated
+
+    def _is_as_declared(self, entry_index: int) -> bool:
+        """Whether the script has left type and shape of a tensor alone.
+
+        Values may be on their way when it does not. The next step refuses it.
+        """
+        tensor = self.tensors[entry_index]
+        return (tensor.dtype, tensor.shape) == self._types[entry_index]
 
     def _know(self, chunk: Chunk) -> None:
         """Before the first change: this worker gave the job its first values."""
@@ -267,6 +315,7 @@ class ValueStore:
             (piece, part)
             for piece, part in zip(pieces, parts, strict=True)
             if piece.entry_index not in self._local
+            and not self._is_withheld(piece.entry_index)
         ]
         self.written.update(
             piece.entry_index for piece, _ in kept if piece.entry_index in self._buffers
@@ -277,12 +326,19 @@ class ValueStore:
             data = torch.cat([part for _, part in kept])
             self._copy([p for p, _ in kept], data, [len(part) for _, part in kept])
 
+    def _is_withheld(self, entry_index: int) -> bool:
+        is_withheld = self._scope is not None and entry_index in self._scope.withheld
+        if is_withheld:
+            self.passed_over.add(entry_index)
+        return is_withheld
+
     def _copy(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
         targets = [self._target(piece.entry_index) for piece in pieces]
+        unsure = [not self._is_new(piece.entry_index) for piece in pieces]
         if all(each.data is not None for each in targets):
-            _copy_in_host(pieces, targets, values)
+            _copy_in_host(pieces, targets, values, unsure)
             return
         # One transfer for the whole chunk, however many tensors it spans.
         device = targets[0].flat.device
@@ -290,16 +346,26 @@ class ValueStore:
             run_of(each.flat, piece)
             for each, piece in zip(targets, pieces, strict=True)
         ]
-        torch._foreach_copy_(runs, values.to(device).split_with_sizes(sizes))
+        parts = list(values.to(device).split_with_sizes(sizes))
+        if any(unsure):
+            differ = _differences(runs, parts)
+            runs, parts = list(compress(runs, differ)), list(compress(parts, differ))
+        if runs:
+            torch._foreach_copy_(runs, parts)
 
     def _target(self, entry_index: int) -> "_Target":
         """All elements of a tensor in C order, to be written to."""
         tensor = self.tensors[entry_index]
         known = self._flat.get(entry_index)
-        # `tensor.data = ...`, as `model.half()` does it, gives it other memory.
-        if known is not None and known.flat.data_ptr() == tensor.data_ptr():
+        # `tensor.data = ...` gives it other memory, and so does `share_memory_()`, also
+        # to the view of it that is known.
+        is_contiguous = tensor.is_contiguous()
+        if known and known.address == tensor.data_ptr() and is_contiguous:
             return known
-        if tensor.is_contiguous():
+        if not self._is_as_declared(entry_index):
+            dtype, shape = self._types[entry_index]
+            return _Target.of(torch.empty(shape, dtype=dtype).view(-1))
+        if is_contiguous:
             made = self._flat[entry_index] = _Target.of(tensor.detach().view(-1))
             return made
         staged = self._staged.get(entry_index)
@@ -315,18 +381,24 @@ class _Target(NamedTuple):
     Attributes:
         flat: Its elements in C order, 1-D.
         data: Their bytes, `None` on a device.
+        address: Of its memory when it was looked up.
     """
 
     flat: torch.Tensor
     data: Bytes | None
+    address: int
 
     @classmethod
     def of(cls, flat: torch.Tensor) -> Self:
-        return cls(flat, bytes_in_host(flat) if flat.device.type == "cpu" else None)
+        data = bytes_in_host(flat) if flat.device.type == "cpu" else None
+        return cls(flat, data, flat.data_ptr())
 
 
 def _copy_in_host(
-    pieces: list[Slice], targets: list[_Target], values: torch.Tensor
+    pieces: list[Slice],
+    targets: list[_Target],
+    values: torch.Tensor,
+    unsure: list[bool],
 ) -> None:
     """Copies in this thread alone, without the GIL.
 
@@ -334,18 +406,43 @@ def _copy_in_host(
     more and takes a core from the thread that moves bytes: a step of 64 MiB took twice
     as long, on two cores. And each of its calls lets go of the GIL, and waits for it
     again.
+
+    Args:
+        pieces: What is copied.
+        targets: Where each piece goes.
+        values: Elements of all.
+        unsure: Of each piece, whether its bytes may be there already.
     """
     data = bytes_in_host(values.cpu())
     size = values.element_size()
     start = 0
-    for piece, target in zip(pieces, targets, strict=True):
+    for piece, target, may_be_there in zip(pieces, targets, unsure, strict=True):
         assert target.data is not None, "they are on the CPU"
         stop = start + piece.element_count * size
         run = slice(piece.start * size, piece.stop * size)
-        np.copyto(target.data[run], data[start:stop])
-        # As an operation of torch does: a backward pass over the old values must fail.
-        torch.autograd.graph.increment_version(target.flat)
+        if not (may_be_there and np.array_equal(target.data[run], data[start:stop])):
+            np.copyto(target.data[run], data[start:stop])
+            # As an operation of torch does: a backward pass over the old values fails.
+            torch.autograd.graph.increment_version(target.flat)
         start = stop
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one type and size have the same bytes, in C order."""
+    flat, theirs = one.reshape(-1).contiguous(), other.reshape(-1).contiguous()
+    return torch.equal(flat.view(torch.uint8), theirs.to(flat.device).view(torch.uint8))
+
+
+def _differences(
+    runs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]
+) -> list[bool]:
+    """Which runs have other bytes than those that come, with one wait for a device."""
+    flags = [
+        (run.view(torch.uint8) != part.view(torch.uint8)).any()
+        for run, part in zip(runs, parts, strict=True)
+    ]
+    found: list[bool] = torch.stack(flags).tolist()
+    return found
 
 
 def pieces_between(pieces: Sequence[Slice], start: int, stop: int) -> list[Slice]:

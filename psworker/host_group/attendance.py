@@ -7,14 +7,17 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import torch
 
 from pswire.placement import place
 from pswire.reasons import ErrorReason
 from psworker.buffers import Buffers
 from psworker.config import WorkerConfig
+from psworker.declared_tensors import DeclaredTensors
 from psworker.edited_values import EditedValues
 from psworker.errors import (
     StartTimeoutError,
@@ -87,9 +90,9 @@ class Attendance:
         self._host = place_on_host
         self._given = given
         self._digest = digest
-        self._tensors = given.bound.tensors
         self.pending = PendingData()
-        self._buffers = Buffers(given.bound, given.buffers)
+        self._buffers = Buffers(given.bound, given.buffers, given.specs.values())
+        self._declared = DeclaredTensors(given.bound, given.buffers, given.followed)
         schema = given.bound.schema
         self._store = ValueStore(
             self._tensors,
@@ -233,6 +236,21 @@ class Attendance:
     # Values
 
     @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """One for each entry of the schema, as of the last look."""
+        return self._declared.tensors
+
+    def _look(self) -> None:
+        """Looks what the script has done to its tensors, and follows them.
+
+        Raises:
+            ConfigurationError: The job can't follow one.
+        """
+        for index in self._declared.look():
+            self._store.put(index, self._declared.tensors[index])
+            self._buffers.forget(index)
+
+    @property
     def _local(self) -> frozenset[int]:
         return self._buffers.local
 
@@ -244,6 +262,11 @@ class Attendance:
         everything = frozenset(range(len(self._tensors)))
         entries = everything if is_whole else self._stepped | done.written
         entries -= self._local
+        if not is_whole:
+            for optimizer in {part.optimizer for part in done.parts.values()}:
+                withheld = self._buffers.scope_of(optimizer).withheld
+                self._store.passed_over |= entries & withheld
+                entries -= withheld
         self._life.memory.copy(done.source, self._tensors, entries)
         self._store.written |= entries & self._given.buffers.keys()
         self._note_values(done.standing)

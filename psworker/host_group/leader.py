@@ -19,6 +19,7 @@ from pswire import failpoints
 from pswire.placement import Placement, place
 from psworker.buffers import Buffers
 from psworker.config import WorkerConfig
+from psworker.declared_tensors import DeclaredTensors
 from psworker.edited_values import EditedValues
 from psworker.errors import PsError
 from psworker.event_loop import EventLoop
@@ -300,6 +301,7 @@ class HostLeader:
                 given.bound.schema, given.bound.tensors, held=given.held
             ),
             buffers=model.buffers,
+            declared=DeclaredTensors(given.bound, given.buffers, given.followed),
             compression=PushCompression(given.compression, given.bound.schema),
             timeout_s=timeout_s,
         )

@@ -17,6 +17,7 @@ from pswire.torch_types import tensor_from_buffer
 from psworker.buffer_policies import BufferPolicy
 from psworker.host_group.agreement import Contribution, Seat
 from psworker.host_group.layout import HostLayout, Run, share_out
+from psworker.value_store import same_bytes
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Summed at a time: so many stay in the cache while all processes' are added."""
@@ -184,7 +185,8 @@ class HostMemory:
         values = self._areas[source].values
         for index in sorted(entries):
             tensor = tensors[index].detach()
-            tensor.copy_(values[index].view(tensor.shape))
+            if not same_bytes(tensor, values[index]):  # graphs may hold it
+                tensor.copy_(values[index].view(tensor.shape))
 
     def close(self) -> None:
         """Gives back what is held by the system."""

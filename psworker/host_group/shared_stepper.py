@@ -7,6 +7,7 @@ next leader's push of it is the same, byte by byte.
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from pswire.frames import bits_to_bytes
 from pswire.schema import OptimizerSpec
@@ -23,6 +24,7 @@ from psworker.stepper import Stepper
 from psworker.steps import PushExtras
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Identity, PushHeader, PushTrailer
+from psworker.value_store import Scope
 
 
 class SharedStepper(Stepper):
@@ -34,6 +36,10 @@ class SharedStepper(Stepper):
     """
 
     is_behind = False
+
+    @override
+    def _scope_of(self, exchange: PushExchange) -> Scope | None:
+        return None  # processes copy what they want of the memory that these are in
 
     def resume(self, standing: Standing) -> None:
         """Goes on where the leader before was, as the same start or another one."""

@@ -120,8 +120,8 @@ class HostSteps(Attendance):
             return earlier
         if extras.loads is not None and self._edited.has_writes:
             raise UnsupportedError(LOADED_TEXT)
+        self._look()
         self._edited.check(self.standing.clock + 1)
-        self._buffers.find(self._store)
         held = gradients.gradients_of(spec, groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
             raise UnsupportedError(SPARSE_TEXT)
@@ -161,6 +161,7 @@ class HostSteps(Attendance):
         """Takes part in the group's next push with nothing."""
         if (earlier := self._settle_earlier()) is not None:
             return earlier
+        self._look()
         nothing: list[torch.Tensor | None] = [None] * len(self._tensors)
         part = Contribution(
             weight=0.0,

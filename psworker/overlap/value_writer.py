@@ -38,14 +38,16 @@ class ValueWriter:
         """
         self._values = values
         self._copier = copier
-        self._is_beside = all(each.device.type == "cpu" for each in values.tensors)
         self._exchange: Delivery | None = None
+        self._is_beside = False
         self._is_writing = False
         self._error: BaseException | None = None
 
     def begin(self, exchange: Delivery) -> None:
         """Writes what a push that has been started brings."""
         self._exchange = exchange
+        # Again for each push: a script may move its model.
+        self._is_beside = self._values.is_in_host
         if self._is_beside:
             self._is_writing = True
             try:

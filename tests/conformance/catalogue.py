@@ -93,6 +93,9 @@ CATALOGUE: Final = (
     Script(name="flights_wide_deep", batch_size=128, data=FLIGHTS, overlaps=True),
     Script(name="freeze_by_groups", batch_size=16),
     Script(name="gan", batch_size=16, overlaps=True),
+    Script(
+        name="gan_batch_norm", batch_size=16, in_turn=True, allowed=5e-6, overlaps=True
+    ),
     Script(name="gradient_penalty", batch_size=16),
     Script(name="loader_processes", batch_size=16),
     Script(name="logistic_regression", batch_size=16, shard_count=1),

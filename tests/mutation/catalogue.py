@@ -495,4 +495,26 @@ BUGS = (
         ),
         tests=("tests/integration/test_interrupted_steps.py",),
     ),
+    PlantedBug(
+        "another element type that nobody looks at",
+        (
+            Edit(
+                f"{WORKER}/declared_tensors.py",
+                "return tensor.data_ptr(), tensor.dtype, tensor.shape,",
+                "return tensor.shape,",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+    ),
+    PlantedBug(
+        "memory in common that nobody looks at",
+        (
+            Edit(
+                f"{WORKER}/declared_tensors.py",
+                "overlapping_pairs([tensors[index] for index in written])",
+                "overlapping_pairs([])",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+    ),
 )

@@ -7,6 +7,7 @@ from torch import nn
 from pswire.placement import place
 from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.buffers import Buffers, leads
+from psworker.declared_tensors import DeclaredTensors
 from psworker.errors import ConfigurationError
 from psworker.model_schema import bind_models
 from psworker.transport.values import Identity, Member, Mode, Record
@@ -36,6 +37,7 @@ class Worker:
             index: bound.schema.entries[index].name for index in sorted(policies)
         }
         self.buffers = Buffers(bound, policies)
+        self._declared = DeclaredTensors(bound, policies)
         self.store = ValueStore(
             bound.tensors,
             place(bound.schema, 1),
@@ -45,7 +47,9 @@ class Worker:
         self.buffers.note_all(self.store)
 
     def sent(self, *, is_leader: bool = False) -> set[str]:
-        self.buffers.find(self.store)
+        for index in self._declared.look():
+            self.store.put(index, self._declared.tensors[index])
+            self.buffers.forget(index)
         changed = self.buffers.changed(self.store, is_leader=is_leader)
         return {self.names[index] for index in changed}
 

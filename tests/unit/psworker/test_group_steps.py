@@ -11,10 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pswire.schema import OptimizerSpec
+from psworker.buffers import Buffers
 from psworker.data.counted import CountedLoader
+from psworker.declared_tensors import DeclaredTensors
 from psworker.errors import UnsupportedError
 from psworker.group_channel import GroupChannel
 from psworker.group_steps import GroupPlace, GroupSteps
+from psworker.model_schema import bind_models
 from psworker.optimizer_state import States
 from psworker.push_result import PushResult
 from psworker.steps import NO_EXTRAS, Groups, PushExtras
@@ -107,8 +110,14 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def steps(channel: GroupChannel, model: nn.Module) -> GroupSteps:
+    bound = bind_models({"model": model})
     return GroupSteps(
-        channel, list(model.parameters()), None, place=PLACE, look=lambda: PLACE
+        channel,
+        DeclaredTensors(bound, {}),
+        Buffers(bound, {}, [SPEC]),
+        None,
+        place=PLACE,
+        look=lambda: PLACE,
     )
 
 
