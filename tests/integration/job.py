@@ -404,7 +404,7 @@ def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
 
 
 def run_workers(
-    works: Mapping[str, Callable[[str], T]], timeout_s: float = 50.0
+    works: Mapping[str, Callable[[str], T]], timeout_s: float = 90.0
 ) -> dict[str, T]:
     """Runs workers in threads of their own and returns their results.
 
@@ -423,13 +423,18 @@ class Crew:
     """Workers that run. A context manager: leaving it waits for their threads."""
 
     def __init__(self, works: Mapping[str, Callable[[str], Any]]) -> None:
-        self._threads = ThreadPoolExecutor(len(works))
+        # What MKL may use is each thread's own affair, and begins with the machine's.
+        self._threads = ThreadPoolExecutor(
+            len(works),
+            initializer=torch.set_num_threads,
+            initargs=(torch.get_num_threads(),),
+        )
         self.futures: dict[str, Future[Any]] = {
             worker_id: self._threads.submit(work, worker_id)
             for worker_id, work in works.items()
         }
 
-    def results(self, timeout_s: float = 50.0) -> dict[str, Any]:
+    def results(self, timeout_s: float = 90.0) -> dict[str, Any]:
         """What each has returned; the first failure is raised."""
         done, pending = wait(
             self.futures.values(), timeout_s, return_when="FIRST_EXCEPTION"
