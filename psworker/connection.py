@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from pswire import failpoints
 from pswire.placement import place
 from psworker import event_loop, fork_guard, own_places
+from psworker.batch_tensors import watch_calls
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
 from psworker.compression import CompressionChoice
@@ -572,7 +573,9 @@ class Connection:
             "timeout_s": step_timeout_s,
             "calls": self._calls,
             "models": given.models.values(),
+            "optimizer_count": len(given.optimizers),
         }
+        watch_calls(given.models.values(), self._pending)
         if isinstance(store, ArrivingValues):
             return OverlappedStepper(
                 self._loop,

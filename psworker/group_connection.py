@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from psworker.batch_tensors import watch_calls
 from psworker.buffer_policies import BufferChoice
 from psworker.buffers import Buffers
 from psworker.compression import CompressionChoice
@@ -275,7 +276,9 @@ class GroupConnection(JointWorker):
             first.process_group,
             place=joined,
             look=lambda: joined if inner is None else _place_of(inner),
+            optimizer_count=len(given.optimizers),
         )
+        watch_calls(given.models.values(), steps.pending)
         if inner is not None:
             results = {
                 id(mine): theirs

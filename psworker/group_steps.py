@@ -62,6 +62,7 @@ class GroupSteps:
         *,
         place: GroupPlace,
         look: Callable[[], GroupPlace],
+        optimizer_count: int = 1,
     ) -> None:
         """Begins with the leader's values in all processes.
 
@@ -72,6 +73,7 @@ class GroupSteps:
             device_group: The group that carries tensors which are not on the CPU.
             place: Where the group stands after joining.
             look: Tells, in the leader, where it stands.
+            optimizer_count: Optimizers that step.
         """
         self._channel = channel
         self._declared = declared
@@ -83,6 +85,11 @@ class GroupSteps:
         self._leader: Steps | None = None
         self._pending = PendingData()
         self._spent = SpentGradients(len(declared.tensors))
+        self._looked = SpentGradients(len(declared.tensors))
+        self._pending.watch(
+            lambda: self._looked.differ_from(declared.tensors),
+            optimizer_count=optimizer_count,
+        )
         # What each step that may carry loaded state tells when that is loaded. Steps
         # have the same numbers in all processes.
         self._step_count = 0
@@ -170,6 +177,11 @@ class GroupSteps:
                     for index, each in enumerate(self._tensors)
                 ]
             )
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self._pending.has_trained and not self.has_gradient:
+            self._pending.throw_away()
 
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS

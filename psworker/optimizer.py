@@ -147,6 +147,7 @@ class PreparedOptimizer(Optimizer):
             super().zero_grad(set_to_none)
         finally:
             self._is_zeroing = False
+        self._steps.note_zeroed()
 
     @property
     def groups(self) -> Groups:
@@ -329,9 +330,10 @@ class PreparedOptimizer(Optimizer):
         """
         self._refuse_retired("save")
         self._take_edits()
+        fetched = self._fetched_state()  # first: it settles a step that is under way
         held = {id(each) for group in self.param_groups for each in group["params"]}
         # torch has no number for one that was taken out of its group.
-        shown = {p: own for p, own in self._fetched_state().items() if id(p) in held}
+        shown = {p: own for p, own in fetched.items() if id(p) in held}
         self._shown = defaultdict(dict, {**shown, **self._state.own()})
         try:
             packed = super().state_dict()

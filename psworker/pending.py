@@ -1,31 +1,27 @@
 """Data that was drawn from a prepared loader and not yet pushed or reported.
 
-A loader draws, the next push takes everything drawn since the push before, and what
+A loader draws, the next push takes what went through a backward pass, and what
 became of the push turns the ranges into consumed or dropped ones, which the next lease
 request or the leave reports. What was drawn and is behind no push is skipped.
-Thread-safe: the user's thread draws, while reports may fail on the event loop's.
+Thread-safe: any thread may draw, autograd's tell of backward passes, and reports may
+fail on the event loop's.
 """
 
+import logging
 import threading
-from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
+from psworker.drawn_batches import (
+    Batch,
+    BatchMemory,
+    CallInputs,
+    DrawnBatches,
+)
+from psworker.drawn_batches import DataRange as DataRange
 
-@dataclass(frozen=True, slots=True, order=True)
-class DataRange:
-    """Positions `[start, stop)` in the order of an epoch.
-
-    Attributes:
-        loader: Name of the loader.
-        epoch: Epoch, from 0.
-        start: First position.
-        stop: One past the last position.
-    """
-
-    loader: str
-    epoch: int
-    start: int
-    stop: int
+logger: Final = logging.getLogger("psworker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +59,34 @@ class PendingData:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sample_counts: Counter[str] = Counter()
-        self._drawn: list[DataRange] = []
+        self._batches = DrawnBatches()
+        self._gradient_is_new: Callable[[], bool] | None = None
+        self._is_doubt_told = False
         self._consumed: list[DataRange] = []
         self._dropped: list[DataRange] = []
         self._skipped: list[DataRange] = []
         self._incarnation = 0
 
+    def watch(
+        self, gradient_is_new: Callable[[], bool], *, optimizer_count: int
+    ) -> None:
+        """From now on tells batches apart that are drawn between two steps.
+
+        Args:
+            gradient_is_new: Whether a gradient was begun since it was asked last, for
+                scripts whose calls of a model are not seen.
+            optimizer_count: Of the job: with one a step ends what is done with a batch.
+        """
+        with self._lock:
+            self._gradient_is_new = gradient_is_new
+            self._batches = DrawnBatches(optimizer_count)
+
     def draw(
-        self, sample_count: int, data_range: DataRange | None = None, loader: str = ""
+        self,
+        sample_count: int,
+        data_range: DataRange | None = None,
+        loader: str = "",
+        memory: BatchMemory | None = None,
     ) -> None:
         """Notes a batch at the moment it's handed to the user.
 
@@ -79,12 +94,40 @@ class PendingData:
             sample_count: Samples of the batch.
             data_range: The leased range it is of, if any.
             loader: Name of the loader, where there is no range to tell it.
+            memory: Its tensors.
         """
+        if data_range is not None:
+            loader = data_range.loader
         with self._lock:
-            if data_range is not None:
-                loader = data_range.loader
-                self._drawn.append(data_range)
-            self._sample_counts[loader] += sample_count
+            self._look()
+            batch = Batch(loader, sample_count, data_range, memory)
+            self._skip(self._batches.draw(batch))
+
+    def end(self, loader: str) -> None:
+        """A loader has no more for the script."""
+        with self._lock:
+            self._batches.end(loader)
+
+    def note_call(self, inputs: CallInputs) -> tuple[Batch, ...]:
+        """A model was called where gradients are recorded: the batches it was of."""
+        with self._lock:
+            return self._batches.call(inputs)
+
+    def note_backward(self, batches: Iterable[Batch]) -> None:
+        """A backward pass has reached a call that was of these."""
+        with self._lock:
+            self._batches.reach(batches)
+
+    def throw_away(self) -> None:
+        """The gradient that was begun is gone: what is behind it has no weight."""
+        with self._lock:
+            self._batches.throw_away()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a batch is known to be behind the gradient that is there."""
+        with self._lock:
+            return self._batches.has_trained
 
     def skip(self, loader: str) -> None:
         """What was drawn from a loader since the last push is behind no gradient.
@@ -92,19 +135,53 @@ class PendingData:
         The next push neither names nor weighs it.
         """
         with self._lock:
-            self._sample_counts.pop(loader, None)
-            self._skipped += [each for each in self._drawn if each.loader == loader]
-            self._drawn = [each for each in self._drawn if each.loader != loader]
+            self._look()
+            self._skip(self._batches.give_up(loader))
 
     def take(self) -> DrawnData:
         """What the next push carries. The caller says later what became of it."""
         with self._lock:
+            batches = self._batches
+            if not (batches.sees_calls or batches.has_trained):
+                self._reach_unseen(is_all=self._gradient_is_new is None)
+            else:
+                self._look()
+            pushed = batches.push()
+            self._tell_doubt()
+            self._skip(pushed.passed_over)
+            trained = pushed.trained
             # A count of 0 was counted, too: an empty batch weighs nothing.
-            counted = self._sample_counts
-            drawn = DrawnData(counted.total() if counted else None, tuple(self._drawn))
-            self._sample_counts = Counter()
-            self._drawn = []
-            return drawn
+            return DrawnData(
+                sum(each.sample_count for each in trained) if trained else None,
+                tuple(e.data_range for e in trained if e.data_range is not None),
+            )
+
+    def _look(self) -> None:
+        """Without calls that are seen, a new gradient is of what was drawn before."""
+        if self._gradient_is_new is None or self._batches.sees_calls:
+            return
+        if self._gradient_is_new():
+            self._reach_unseen(is_all=False)
+
+    def _reach_unseen(self, *, is_all: bool) -> None:
+        self._batches.reach_unseen(is_all=is_all)
+
+    def _skip(self, batches: Iterable[Batch]) -> None:
+        ranges = (each.data_range for each in batches)
+        self._skipped += [each for each in ranges if each is not None]
+
+    def _tell_doubt(self) -> None:
+        counts, self._batches.in_doubt = self._batches.in_doubt, ()
+        if not counts or self._is_doubt_told:
+            return
+        self._is_doubt_told = True
+        logger.warning(
+            "batches of %s samples were drawn before one step, and it can't be seen "
+            "which of them it is of: its weight may be that of another batch; call the "
+            "prepared model itself with tensors of the batch, or name the number of "
+            "samples in optimizer.step(weight=n)",
+            " and ".join(map(str, counts)),
+        )
 
     def acknowledge(self, ranges: tuple[DataRange, ...]) -> None:
         """A push that carried these ranges is part of the parameters."""
@@ -137,7 +214,11 @@ class PendingData:
         """
         report = self.take_report()
         with self._lock:
-            drawn = [e for e in self._drawn if loader in (None, e.loader)]
+            drawn = [
+                each.data_range
+                for each in self._batches.waiting
+                if each.data_range is not None and loader in (None, each.loader)
+            ]
             return replace(report, skipped=(*report.skipped, *drawn))
 
     def return_report(self, report: DataReport) -> None:
@@ -155,8 +236,7 @@ class PendingData:
         """
         with self._lock:
             self._incarnation += 1
-            self._sample_counts = Counter()
-            self._drawn = []
+            self._batches.clear()
             self._consumed = []
             self._dropped = []
             self._skipped = []
@@ -171,9 +251,11 @@ class PendingData:
 
     @property
     def has_drawn(self) -> bool:
-        """Whether anything was drawn since the last push."""
+        """Whether anything was drawn that may be behind a gradient that is there."""
         with self._lock:
-            return bool(self._sample_counts)
+            if self._batches.sees_calls:
+                return self._batches.has_trained
+            return bool(self._batches.waiting)
 
     @property
     def has_news(self) -> bool:

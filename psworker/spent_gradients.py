@@ -59,6 +59,12 @@ class SpentGradients:
             )
         )
 
+    def differ_from(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """As `has_new`; notes those that there are."""
+        is_other = self.has_new(parameters)
+        self.note([parameter.grad for parameter in parameters])
+        return is_other
+
     def has_others(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether any parameter has a gradient that no push carried and is not zero."""
         return any(

@@ -95,6 +95,7 @@ class Stepper(OptimizerCalls):
         timeout_s: float,
         calls: UserCalls | None = None,
         models: Iterable[nn.Module] = (),
+        optimizer_count: int = 1,
     ) -> None:
         self._loop = loop
         self.calls = calls or UserCalls(timeout_s)
@@ -126,6 +127,11 @@ class Stepper(OptimizerCalls):
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
+        self._looked = SpentGradients(len(store.tensors))
+        pending.watch(
+            lambda: self._looked.differ_from(store.tensors),
+            optimizer_count=optimizer_count,
+        )
         self.member = member
         self._arrival = self._arrival_of(stand_in)
         self.last_push: PushResult | None = None
@@ -728,6 +734,11 @@ class Stepper(OptimizerCalls):
     def has_gradient(self) -> bool:
         """Whether a gradient was begun that no step has taken yet."""
         return self._spent.has_others(self._store.tensors)
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self.pending.has_trained and not self.has_gradient:
+            self.pending.throw_away()
 
     def _relieve(self) -> None:
         sequence = self._arrival.relieve()

@@ -79,6 +79,10 @@ class Steps(Protocol):
         """Makes the values of these tensors, as they are here, those of the job."""
         ...
 
+    def note_zeroed(self) -> None:
+        """The script has zeroed gradients, perhaps some that no step has taken."""
+        ...
+
     def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
         """The state of an optimizer after all that this worker has pushed."""
         ...

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from psworker.batch_tensors import BatchTensors
 from psworker.data.fetching import counting, refuse_own_iteration
 from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import SampleCount
@@ -70,9 +71,13 @@ class CountedLoader(PreparedLoader):
         is_done = False
         try:
             for sample_count, batch in self._counting:
-                self._source.pending.draw(sample_count, loader=self._name)
+                memory = BatchTensors(batch)
+                self._source.pending.draw(
+                    sample_count, loader=self._name, memory=memory
+                )
                 yield batch
             is_done = True
+            self._source.pending.end(self._name)
         finally:
             if not is_done and not self._source.has_gradient:
                 self._source.pending.skip(self._name)

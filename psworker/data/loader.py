@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 from torch.utils.data import DataLoader
 
+from psworker.batch_tensors import BatchTensors
 from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
 from psworker.data.fetching import end_processes, fetching, refuse_own_iteration
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
@@ -198,6 +199,7 @@ class LeasedLoader(PreparedLoader):
         while rejoin_count == self._source.rejoin_count:
             # With nothing fetched or being fetched, waiting keeps nothing from anyone.
             if not self._feed.fetching and not leases.wait():
+                self._source.pending.end(self._name)
                 return
             try:
                 if iterator is None:
@@ -214,8 +216,10 @@ class LeasedLoader(PreparedLoader):
                 end_processes(iterator)
                 raise
             data_range, sample_count = self._feed.fetching.popleft()
-            self._source.pending.draw(sample_count, data_range)
+            memory = BatchTensors(batch)
+            self._source.pending.draw(sample_count, data_range, memory=memory)
             yield batch
+            del batch  # not held while the next is fetched
 
     @property
     def _prefetch_count(self) -> int:

@@ -15,6 +15,7 @@ from pswire import failpoints
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
 from psworker import gradients
+from psworker.batch_tensors import watch_calls
 from psworker.config import WorkerConfig
 from psworker.errors import (
     EvictedError,
@@ -84,6 +85,12 @@ class HostSteps(Attendance):
         self._account = PushAccount(self.pending)
         self._spent = SpentGradients(len(self._tensors))
         self._sample_count = 1
+        self._looked = SpentGradients(len(self._tensors))
+        self.pending.watch(
+            lambda: self._looked.differ_from(self._tensors),
+            optimizer_count=len(given.optimizers),
+        )
+        watch_calls(given.models.values(), self.pending)
         self._is_stale = False
         self._is_closed = False
         self.last_push: PushResult | None = None
@@ -190,6 +197,11 @@ class HostSteps(Attendance):
             "a group of processes that push as one can't publish values: set them "
             "before prepare(), or start the processes without --one-push-per-host"
         )
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self.pending.has_trained and not self.has_gradient:
+            self.pending.throw_away()
 
     def declare(self, spec: OptimizerSpec) -> None:
         """Refused: processes that lead later would not know of it.

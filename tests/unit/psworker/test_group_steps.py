@@ -67,6 +67,9 @@ class RecordingSteps:
         self.extras.append(extras)
         return RESULT
 
+    def note_zeroed(self) -> None:
+        raise AssertionError("the group notes it itself")
+
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:

@@ -1,0 +1,147 @@
+"""The memory of what a script is handed, and of what it calls its models with."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from psworker.drawn_batches import BatchMemory
+from psworker.pending import PendingData
+
+_TENSOR_COUNT_MAX: Final = 64
+_DEPTH_MAX: Final = 4
+
+
+def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, or of arguments, however they are nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth == _DEPTH_MAX:
+        return
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_in(each, depth + 1)
+    elif isinstance(value, list | tuple):
+        for each in value[:_TENSOR_COUNT_MAX]:
+            yield from tensors_in(each, depth + 1)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        for each in vars(value).values():
+            yield from tensors_in(each, depth + 1)
+
+
+class BatchTensors:
+    """The storages of a batch. Weak: it keeps none of them alive."""
+
+    def __init__(self, batch: object) -> None:
+        found = [each for each in tensors_in(batch) if _has_storage(each)]
+        self._marks = [
+            (
+                StorageWeakRef(each.untyped_storage()),
+                # Views of one data set, as batches may be, are told by their begin.
+                None
+                if each.untyped_storage().nbytes() == each.nbytes
+                else each.data_ptr(),
+            )
+            for each in found[:_TENSOR_COUNT_MAX]
+        ]
+        self.device_types = {each.device.type for each in found}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the script, or a graph, still holds some of it."""
+        return any(not storage.expired() for storage, _ in self._marks)
+
+    def overlaps(self, storages: Mapping[int, set[int]]) -> bool:
+        """Whether some of these storages are its own.
+
+        Args:
+            storages: Where views begin, by the storage that they are in.
+        """
+        return any(
+            storage.cdata in storages
+            and (pointer is None or pointer in storages[storage.cdata])
+            for storage, pointer in self._marks
+        )
+
+
+class CallArguments:
+    """What a model was called with."""
+
+    def __init__(self, *arguments: object) -> None:
+        found = [each for each in tensors_in(arguments) if _has_storage(each)]
+        self._storages: dict[int, set[int]] = {}
+        for each in found:
+            key = each.untyped_storage()._cdata
+            self._storages.setdefault(key, set()).add(each.data_ptr())
+        self._device_types = {each.device.type for each in found}
+        shaped = [each for each in found if each.dim()]
+        self.row_count = len(shaped[0]) if shaped else None
+
+    def are_of(self, memory: BatchMemory) -> bool:
+        """Whether some of it is the memory of a batch."""
+        assert isinstance(memory, BatchTensors)
+        return memory.overlaps(self._storages)
+
+    def are_elsewhere(self, memory: BatchMemory) -> bool:
+        """Whether it lies on another device than a batch, which may be gone then."""
+        assert isinstance(memory, BatchTensors)
+        return not self._device_types & memory.device_types
+
+
+def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
+    """Notes which batches the calls of models are of."""
+    for model in models:
+        if not isinstance(model, torch.jit.ScriptModule):
+            model.register_forward_hook(CallHook(pending), with_kwargs=True)
+
+
+class CallHook:
+    """A forward hook: links what a model returns to the batches it was called with.
+
+    In a copy of the model it does nothing.
+    """
+
+    __name__ = "psworker_call_hook"
+
+    def __init__(self, pending: PendingData) -> None:
+        self._pending = pending
+
+    def __call__(
+        self,
+        module: nn.Module,
+        arguments: object,
+        named: object,
+        output: object,
+    ) -> None:
+        """A model was called."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        outputs = [each for each in tensors_in(output) if each.requires_grad]
+        if not outputs or torch._C._get_tracing_state() is not None:
+            return
+        batches = self._pending.note_call(CallArguments(arguments, named))
+        if not batches:
+            return
+
+        def reached(gradient: object) -> None:
+            self._pending.note_backward(batches)
+
+        for each in outputs[:_TENSOR_COUNT_MAX]:
+            each.register_hook(reached)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _pass_on(module: nn.Module, *others: object) -> None:
+    """The hook of a copy."""
+
+
+def _no_hook() -> Any:  # noqa: ANN401, a hook
+    return _pass_on
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta"

@@ -1,0 +1,321 @@
+"""Which of the batches that a script has drawn are behind the next push.
+
+A script draws a batch, calls a model with it, and a backward pass reaches what the call
+returned: only then is the batch behind a gradient. A script may skip batches, and draw
+some ahead, so that neither the newest nor the oldest is always the one that is trained.
+
+A call is of the batches whose memory it is given. Where a script has made other tensors
+of a batch first (moved it to a device, augmented it), the call is of the oldest batch
+that no call was of yet, but for two clues: rows that only another batch has, and
+batches that the script has thrown away meanwhile. A further call of such kind without
+another draw is of the same batch: a GAN calls its model again with what it made.
+
+Pure: no tensors, no locks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+BATCH_COUNT_MAX: Final = 1000
+"""Batches of a loader that may wait for a backward pass; older ones are skipped."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DataRange:
+    """Positions `[start, stop)` in the order of an epoch.
+
+    Attributes:
+        loader: Name of the loader.
+        epoch: Epoch, from 0.
+        start: First position.
+        stop: One past the last position.
+    """
+
+    loader: str
+    epoch: int
+    start: int
+    stop: int
+
+
+class BatchMemory(Protocol):
+    """What is known of the memory of a batch."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the script, or a graph, still holds some of it."""
+        ...
+
+
+class CallInputs(Protocol):
+    """What a model was called with."""
+
+    @property
+    def row_count(self) -> int | None:
+        """Length of the first tensor, `None` without one."""
+        ...
+
+    def are_of(self, memory: BatchMemory) -> bool:
+        """Whether some of it is the memory of a batch."""
+        ...
+
+    def are_elsewhere(self, memory: BatchMemory) -> bool:
+        """Whether it lies on another device than a batch, which may be gone then."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch that was handed to the script, until a push carries it.
+
+    Attributes:
+        loader: Name of the loader.
+        sample_count: Its samples.
+        data_range: The leased range it is of, if any.
+        memory: Its tensors, `None` if it has none.
+        is_called: Whether a model was called with it.
+        is_trained: Whether a backward pass has reached such a call since the last push.
+        is_pushed: Whether a push has carried it.
+        is_given_up: Whether the script has ended its iteration before it was trained.
+    """
+
+    loader: str
+    sample_count: int
+    data_range: DataRange | None = None
+    memory: BatchMemory | None = None
+    is_called: bool = False
+    is_trained: bool = False
+    is_pushed: bool = False
+    is_given_up: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is known to be held still."""
+        return self.memory is not None and self.memory.is_alive
+
+
+@dataclass(slots=True, eq=False)
+class _Draws:
+    """What was drawn from one loader.
+
+    Attributes:
+        batches: Those that no push has carried, in the order of drawing.
+        current: The batch that the newest call was of.
+        has_turn: Whether a call of unknown memory may be of another batch than that.
+        is_over: Whether the loader has said that there is no more.
+        is_known: Whether a call was given the memory of a batch before.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    current: Batch | None = None
+    has_turn: bool = False
+    is_over: bool = False
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushedBatches:
+    """What a push carries, and what is settled with it.
+
+    Attributes:
+        trained: Batches that are behind its gradient.
+        passed_over: Older ones that will be behind none.
+    """
+
+    trained: tuple[Batch, ...]
+    passed_over: tuple[Batch, ...]
+
+
+class DrawnBatches:
+    """Batches of all loaders of a worker that no push has carried yet.
+
+    Attributes:
+        in_doubt: Sample counts of the batches of which the last call could have been
+            any, where that makes a difference; empty if it was plain.
+    """
+
+    def __init__(self, optimizer_count: int = 1) -> None:
+        """Nothing is drawn yet.
+
+        Args:
+            optimizer_count: With one, a step ends what is done with a batch.
+        """
+        self._draws: dict[str, _Draws] = {}
+        self._optimizer_count = optimizer_count
+        self._sees_calls = False
+        self.in_doubt: tuple[int, ...] = ()
+
+    @property
+    def sees_calls(self) -> bool:
+        """Whether a backward pass has reached a call ever: else it has to be guessed.
+
+        Not of a script that uses bare parameters, or a compiled model.
+        """
+        return self._sees_calls
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a batch is known to be behind the gradient that is there."""
+        return any(each.is_trained for each in self.waiting)
+
+    @property
+    def waiting(self) -> list[Batch]:
+        """All that no push has carried."""
+        return [each for draws in self._draws.values() for each in draws.batches]
+
+    def draw(self, batch: Batch) -> tuple[Batch, ...]:
+        """A batch is handed to the script; returns those that are too old by now."""
+        draws = self._draws.setdefault(batch.loader, _Draws())
+        draws.batches.append(batch)
+        draws.has_turn = True
+        draws.is_over = False
+        if len(draws.batches) <= BATCH_COUNT_MAX:
+            return ()
+        return (draws.batches.pop(0),)
+
+    def end(self, loader: str) -> None:
+        """A loader has no more for the script, which may have drawn ahead."""
+        draws = self._draws.setdefault(loader, _Draws())
+        draws.is_over = draws.has_turn = True
+
+    def call(self, inputs: CallInputs) -> tuple[Batch, ...]:
+        """A model was called where gradients are recorded: the batches it was of."""
+        found = {
+            loader: _found(draws, inputs)
+            for loader, draws in self._draws.items()
+            if draws.batches
+        }
+        chosen: list[Batch] = []
+        is_any_known = any(found.values())
+        for loader, of_memory in found.items():
+            draws = self._draws[loader]
+            if of_memory:
+                draws.is_known = True
+                batches = of_memory
+            elif is_any_known and draws.is_known:
+                continue  # the call is of another loader's
+            else:
+                batches = self._guessed(draws, inputs)
+            for each in batches:
+                each.is_called = True
+                draws.current = each
+            if batches:
+                draws.has_turn = False
+            chosen += [each for each in batches if not each.is_pushed]
+        return tuple(chosen)
+
+    def reach(self, batches: Iterable[Batch]) -> None:
+        """A backward pass has reached a call that was of these."""
+        self._sees_calls = True
+        for each in batches:
+            each.is_trained = not each.is_pushed
+
+    def reach_unseen(self, *, is_all: bool = False) -> None:
+        """There is a new gradient, and no call was seen that it came from.
+
+        Args:
+            is_all: Whether it is of all that was drawn, as far as anybody knows.
+        """
+        for draws in self._draws.values():
+            open_ones = [each for each in draws.batches if not each.is_trained]
+            open_ones = [e for e in open_ones if not e.is_given_up] or open_ones
+            alive = [each for each in open_ones if each.is_alive]
+            if len(alive) > 1:
+                self.in_doubt = tuple(each.sample_count for each in alive)
+            for each in open_ones if is_all else alive[:1] or open_ones:
+                each.is_trained = True
+
+    def give_up(self, loader: str) -> tuple[Batch, ...]:
+        """An iteration was ended early: its batches that are behind no gradient.
+
+        They wait on, for a script that goes on with the last one.
+        """
+        draws = self._draws.get(loader)
+        if draws is None:
+            return ()
+        found = tuple(each for each in draws.batches if not each.is_trained)
+        for each in found:
+            each.is_given_up = True
+        return found
+
+    def throw_away(self) -> None:
+        """The gradient that was begun is gone, and nothing is behind the next one."""
+        for each in self.waiting:
+            each.is_trained = False
+
+    def push(self) -> PushedBatches:
+        """A step takes what is behind its gradient."""
+        trained: list[Batch] = []
+        passed_over: list[Batch] = []
+        for draws in self._draws.values():
+            own = [each for each in draws.batches if each.is_trained]
+            trained += own
+            if own:
+                newest = draws.batches.index(own[-1])
+                passed_over += [
+                    each
+                    for each in draws.batches[:newest]
+                    if not (each.is_trained or each.is_alive)
+                ]
+            if self._optimizer_count == 1 or draws.is_over:
+                draws.has_turn = True
+        for each in trained:
+            each.is_trained = False
+            each.is_pushed = True
+        self._forget((*trained, *passed_over))
+        return PushedBatches(tuple(trained), tuple(passed_over))
+
+    def clear(self) -> None:
+        """Nothing that was drawn is this worker's any more."""
+        for each in self.waiting:
+            each.is_pushed = True  # a call that is of it reaches nothing
+        self._draws.clear()
+
+    def _forget(self, batches: Sequence[Batch]) -> None:
+        gone = set(map(id, batches))
+        for draws in self._draws.values():
+            draws.batches = [each for each in draws.batches if id(each) not in gone]
+
+    def _guessed(self, draws: _Draws, inputs: CallInputs) -> list[Batch]:
+        """The batches of a loader that a call of unknown memory is of."""
+        current = draws.current
+        is_held = draws.is_known and current is not None and current.is_alive
+        fresh = [each for each in draws.batches if not each.is_called]
+        if not fresh or not draws.has_turn or is_held:
+            is_open = current is not None and not current.is_pushed
+            return [current] if current is not None and is_open else []
+        fits = [each for each in fresh if each.sample_count == inputs.row_count]
+        if not fits:
+            if (several := _adding_up(fresh, inputs.row_count)) is not None:
+                return several
+            fits = fresh
+            if len({each.sample_count for each in fresh}) > 1:
+                self.in_doubt = tuple(each.sample_count for each in fresh)
+        alive = [
+            each
+            for each in fits
+            if each.is_alive
+            and each.memory is not None
+            and not inputs.are_elsewhere(each.memory)
+        ]
+        return [(alive or fits)[0]]
+
+
+def _found(draws: _Draws, inputs: CallInputs) -> list[Batch]:
+    """The batches of a loader whose memory a call was given."""
+    known = list(draws.batches)
+    if draws.current is not None and draws.current.is_pushed:
+        known.append(draws.current)
+    return [
+        each for each in known if each.memory is not None and inputs.are_of(each.memory)
+    ]
+
+
+def _adding_up(batches: Sequence[Batch], row_count: int | None) -> list[Batch] | None:
+    """The oldest batches that have so many rows together, if any do."""
+    total = 0
+    for position, each in enumerate(batches, 1):
+        total += each.sample_count
+        if total == row_count:
+            return list(batches[:position])
+    return None
