@@ -21,6 +21,7 @@ class Scenario:
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
         declares: Whether scripts add parameter groups, prepare another optimizer, and
             load state.
+        publishes: Whether scripts publish values.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -31,6 +32,7 @@ class Scenario:
     may_wait: bool = False
     clip_grad_norm: float = 0.0
     declares: bool = False
+    publishes: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

@@ -60,6 +60,15 @@ class Image:
     values: Values
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One push in a chunk: added to what is there, or in place of it."""
+
+    push: PushId
+    clock: int
+    replaces: bool
+
+
 @dataclass(slots=True)
 class Call:
     """One call that carries a push to one shard; number 0 is nobody's any more."""
@@ -115,6 +124,8 @@ class SimulatedShard:
         declared: Declarations of the optimizer that it knows.
         states: Optimizer state that pushes will load.
         loads: Pushes whose state was loaded, in order.
+        written: Of each chunk, the pushes whose gradients were applied, or the one
+            whose values replaced all before, in order.
         order: Of each worker, its pushes in the order in which they were done.
         checked: Of each worker, its pushes that were looked for in the values.
         images: Snapshots it holds.
@@ -137,6 +148,7 @@ class SimulatedShard:
     declared: set[str] = field(default_factory=lambda: {""})
     states: StagedStates = field(default_factory=StagedStates)
     loads: list[PushId] = field(default_factory=list)
+    written: dict[int, list[Written]] = field(init=False)
     order: dict[WorkerKey, list[int]] = field(default_factory=dict)
     checked: Counter[WorkerKey] = field(default_factory=Counter)
     images: dict[int, Image] = field(default_factory=dict)
@@ -148,6 +160,7 @@ class SimulatedShard:
     def __post_init__(self) -> None:
         self.core = ShardCore(self.chunk_indexes, self.rules)
         self.values = {index: Counter() for index in self.chunk_indexes}
+        self.written = {index: [] for index in self.chunk_indexes}
 
     @property
     def name(self) -> str:
@@ -341,10 +354,27 @@ class SimulatedShard:
             scales.add(order.gradient_scale)
             loaded = self.loads[-1] if self.loads else None
             self.settings.setdefault(order.clock, set()).add((source, loaded))
+        self._write(order)
         for part in order.contributions:
             assert isinstance(part.payload, PushId)
             self.values[order.chunk_index][part.payload] += 1
+        if order.pusher is not None and not order.contributions:
+            # Values that do not count have their turn all the same, once.
+            done = self.core.dedupe.window_of(order.pusher).done_sequence
+            self.values[order.chunk_index][PushId(order.pusher, done + 1)] += 1
         self.core.chunk_applied(order.chunk_index)
+
+    def _write(self, order: ApplyChunk) -> None:
+        """As the tensors of a real shard: values of one push replace what is there."""
+        parts = order.contributions
+        published = [part for part in parts if part.value_entries]
+        assert len(published) in (0, len(parts)), "a clock has steps and values"
+        counted = [part for part in published if part.is_source] or published[:1]
+        pushes = [part.payload for part in counted or parts]
+        held = self.written[order.chunk_index]
+        for push in pushes:
+            assert isinstance(push, PushId)
+            held.append(Written(push, order.clock, replaces=bool(published)))
 
     def _load_state(self, order: LoadState) -> None:
         assert not self._is_copying, "state changed while it was copied"

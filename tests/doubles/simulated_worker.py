@@ -59,6 +59,7 @@ class Network(Protocol):
     chunks_by_shard: tuple[tuple[int, ...], ...]
     clip_grad_norm: float
     declares: bool
+    publishes: bool
 
     def pull(self, worker: "SimulatedWorker") -> None:
         """Asks every shard for values at the worker's clock."""
@@ -82,6 +83,9 @@ class Network(Protocol):
 
     def declare(self, worker: "SimulatedWorker", spec: OptimizerSpec) -> None:
         """Tells the coordinator what the script's optimizer is from now on."""
+
+    def publishes_at(self, clock: int) -> bool:
+        """Whether a script that comes to a clock publishes there."""
 
     def stage_state(self, worker: "SimulatedWorker", push: PushId) -> None:
         """Sends every shard the state that a push will load."""
@@ -318,7 +322,10 @@ class SimulatedWorker:
         self, *, weight: float, is_empty: bool = False, loads_state: bool = False
     ) -> None:
         rng = self.network.rng
-        is_finite = is_empty or rng.random() < 0.85
+        publishes = not is_empty and self.network.publishes_at(self.clock + 1)
+        if publishes:
+            weight = 1.0
+        is_finite = is_empty or publishes or rng.random() < 0.85
         push = PushId(self.key, self.sequence + 1)
         trailers = {
             shard_index: Trailer(
@@ -332,8 +339,10 @@ class SimulatedWorker:
                 chunk_indexes=frozenset(
                     index
                     for index in chunk_indexes
-                    if is_finite and not is_empty and rng.random() < 0.8
+                    if is_finite and not is_empty and (publishes or rng.random() < 0.8)
                 ),
+                value_entries=frozenset({0} if publishes else ()),
+                publishes=publishes,
             )
             for shard_index, chunk_indexes in enumerate(self.network.chunks_by_shard)
         }

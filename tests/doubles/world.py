@@ -55,6 +55,7 @@ class World:
         settings: The job.
         clip_grad_norm: Norm that it clips gradients to, 0 for no clipping.
         declares: Whether scripts change their optimizers, or load state.
+        publishes: Whether scripts publish values.
         is_bsp: Whether it knows no other mode.
         has_bsp: Whether it knows BSP.
         is_two_phase: Whether nothing may ever be applied before a commit.
@@ -80,6 +81,7 @@ class World:
         self.settings = scenario.settings(self.rng, shard_count, starter_count)
         self.clip_grad_norm = scenario.clip_grad_norm
         self.declares = scenario.declares
+        self.publishes = scenario.publishes
         self.is_bsp = scenario.modes == (Mode.BSP,)
         self.has_bsp = Mode.BSP in scenario.modes
         self.is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK or (
@@ -361,6 +363,14 @@ class World:
     def declare(self, worker: SimulatedWorker, spec: OptimizerSpec) -> None:
         """Tells the coordinator what the script's optimizer is from now on."""
         self.coordinator.declare(worker, spec)
+
+    def publishes_at(self, clock: int) -> bool:
+        """Whether scripts publish: all of them in the same clocks, or at will."""
+        if not self.publishes:
+            return False
+        if not self.has_bsp:
+            return self.rng.random() < 0.3
+        return clock % 3 == self.settings.workers_min % 3
 
     def stage_state(self, worker: SimulatedWorker, push: PushId) -> None:
         """Sends every shard the state that a push will load, sometimes twice."""

@@ -25,7 +25,7 @@ def check_settings(world: World) -> None:
     clocks that a lost worker was in the middle of, if steps have one phase.
     """
     for clock, found in _settings_by_clock(world).items():
-        if clock in _torn_clocks(world):
+        if clock in torn_clocks(world):
             continue
         assert len({source for source, _ in found}) == 1, f"clock {clock} had {found}"
         if not world.is_bsp:
@@ -50,10 +50,10 @@ def check_loads(world: World) -> None:
             own = world.workers[push.worker].pushes[push.sequence]
             assert own.trailer.loads_state, f"{push} has loaded what it did not bring"
     if world.is_bsp:
-        torn = _torn_clocks(world)
+        torn = torn_clocks(world)
         expected = [
             source
-            for clock, source in _sources(world).items()
+            for clock, source in sources_of(world).items()
             if clock not in torn and _own(world, source).trailer.loads_state
         ]
         for shard in world.shards:
@@ -84,7 +84,7 @@ def _settings_by_clock(world: World) -> dict[int, set[tuple[PushId, PushId | Non
     return found
 
 
-def _torn_clocks(world: World) -> set[int]:
+def torn_clocks(world: World) -> set[int]:
     """Clocks after the last one of a worker that was lost, without two phases."""
     if world.is_two_phase:
         return set()
@@ -113,22 +113,33 @@ def _own(world: World, push: PushId) -> OwnPush:
     return world.workers[push.worker].pushes[push.sequence]
 
 
-def _sources(world: World) -> dict[int, PushId]:
+def sources_of(world: World) -> dict[int, PushId]:
     """By clock, whose settings count, of a job that knows BSP alone."""
+    members = _members(world)
+
+    def standing(push: PushId) -> tuple[bool, int, PushId]:
+        is_weightless = _own(world, push).trailer.weight == 0
+        return is_weightless, members[push.worker].base_clock, push
+
+    return {
+        clock: min(found, key=standing) for clock, found in clocks_of(world).items()
+    }
+
+
+def clocks_of(world: World) -> dict[int, list[PushId]]:
+    """The pushes that each clock consists of, of a job that knows BSP alone."""
     closed = closed_steps(world)
-    by_clock: dict[int, list[tuple[bool, int, PushId]]] = {}
+    by_clock: dict[int, list[PushId]] = {}
     for key, member in _members(world).items():
         for sequence, own in world.workers[key].pushes.items():
             is_in = sequence <= closed[key]
             if is_in and outcome_of(world, own.push) is not Outcome.DROPPED:
-                is_weightless = own.trailer.weight == 0
-                found = by_clock.setdefault(member.clock_of(sequence), [])
-                found.append((is_weightless, member.base_clock, own.push))
-    return {clock: min(found)[2] for clock, found in sorted(by_clock.items())}
+                by_clock.setdefault(member.clock_of(sequence), []).append(own.push)
+    return dict(sorted(by_clock.items()))
 
 
 def _source_of(world: World, clock: int) -> PushId:
-    return _sources(world)[clock]
+    return sources_of(world)[clock]
 
 
 def _counted_loads(world: World) -> set[PushId]:

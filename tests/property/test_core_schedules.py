@@ -14,6 +14,7 @@ from pswire.reasons import Refusal
 from tests.doubles.scenario import Scenario
 from tests.doubles.world import World
 from tests.property.promises import PROMISES
+from tests.property.publish_promises import PUBLISH_PROMISES
 from tests.property.settings_promises import SETTINGS_PROMISES
 
 SCHEDULE_COUNT = int(os.environ.get("PS_SIM_SCHEDULES", "5000"))
@@ -87,6 +88,20 @@ SCENARIOS = {
         has_backups=True,
         may_wait=True,
     ),
+    "published": Scenario(publishes=True),
+    "published lossy": Scenario(
+        publishes=True, loses_workers=True, restarts_coordinator=True, may_wait=True
+    ),
+    "published backups": Scenario(
+        publishes=True, has_backups=True, loses_workers=True, restarts_coordinator=True
+    ),
+    "published ssp lossy": Scenario(
+        modes=(Mode.SSP, Mode.ASP),
+        publishes=True,
+        declares=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
 }
 BLOCK_COUNT = 4
 
@@ -106,7 +121,7 @@ def test_every_schedule_keeps_every_promise(name: str, block: int) -> None:
         world = World(seed, SCENARIOS[name])
         try:
             world.run()
-            for check in (*PROMISES, *SETTINGS_PROMISES):
+            for check in (*PROMISES, *SETTINGS_PROMISES, *PUBLISH_PROMISES):
                 check(world)
         except (AssertionError, LookupError, Refusal) as error:
             traceback.print_exc()
