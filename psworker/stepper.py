@@ -493,8 +493,15 @@ class Stepper(OptimizerCalls):
                     self._lose(None)
                     continue
             result = self._finish(unfinished, self._store)
-            if not (result.rejoined and result.dropped):
+            if not result.dropped:
                 self._tell_counted(values)
+                return result
+            if not result.rejoined:
+                logger.warning(
+                    "what this worker has published is not used: in the same clock the "
+                    "worker that is longest in the job has stepped, since the two are "
+                    "at different places of the script; the job's values stay"
+                )
                 return result
 
     def _tell_counted(self, values: Sequence[torch.Tensor | None]) -> None:

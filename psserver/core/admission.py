@@ -1,6 +1,6 @@
 """What makes a shard refuse a push before it changes anything."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from psserver.core.clock_table import ClockTable
 from psserver.core.push import PushId, Trailer
@@ -65,11 +65,21 @@ def check_clock(member: Member, push: PushId, clock: int) -> None:
 
 
 def check_phase(
-    push: PushId, trailer: Trailer, others: Mapping[WorkerKey, Trailer]
+    push: PushId,
+    trailer: Trailer,
+    others: Mapping[WorkerKey, Trailer],
+    in_phase: Collection[WorkerKey],
 ) -> None:
     """Checks that all pushes of a clock that have weight are of one kind.
 
-    They name one optimizer, and all are steps of it or all publish values.
+    They name one optimizer, and all are steps of it or all publish values. What a
+    worker pushes at another place of its script is left out when the clock is applied.
+
+    Args:
+        push: Whose trailer it is.
+        trailer: What has come.
+        others: Trailers of the clock that are in.
+        in_phase: Workers that are at the same place of the script as its own.
 
     Raises:
         Refusal: `OPTIMIZER_OUT_OF_PHASE`, with who pushed what.
@@ -83,7 +93,8 @@ def check_phase(
                 f"{push.worker} pushed for optimizer {trailer.optimizer[:64]!r} in the "
                 f"clock for which {other} pushed for {theirs.optimizer[:64]!r}",
             )
-        if theirs.weight > 0 and theirs.publishes is not trailer.publishes:
+        is_other = theirs.publishes is not trailer.publishes
+        if theirs.weight > 0 and is_other and other in in_phase:
             publisher, stepper = (
                 (push.worker, other) if trailer.publishes else (other, push.worker)
             )

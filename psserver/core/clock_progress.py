@@ -12,7 +12,7 @@ from psserver.core.effects import ContributionAwaited
 from psserver.core.hyperparameters import source_of
 from psserver.core.push import Outcome, PushId
 from psserver.core.record import ClockChoice, Member, WorkerKey
-from psserver.core.release import orders_to_apply, trailers_of
+from psserver.core.release import of_one_kind, orders_to_apply, trailers_of
 from psserver.core.shard_state import ShardState
 from pswire.clipping import norm_of
 
@@ -145,7 +145,7 @@ class ClockProgress:
         choice = self.commits.settle(number, contributors, entries)
         if choice is None or not self._state.fence.admits_clock(number):
             return False
-        chosen = {w: entries[w] for w in choice.workers}
+        chosen = of_one_kind(contributors, {w: entries[w] for w in choice.workers})
         if not all(trailer.finite for trailer in trailers_of(chosen).values()):
             self._settle(number, chosen)
             self._complete(number, Outcome.SKIPPED)
@@ -173,6 +173,8 @@ class ClockProgress:
             and self.commits.settle(number, contributors, entries) is None
         ):
             return False
+        entries = of_one_kind(contributors, entries)
+        trailers = trailers_of(entries)
         is_finite = all(trailer.finite for trailer in trailers.values())
         if number in self._forced_skips or not is_finite:
             self._settle(number, entries)
@@ -221,9 +223,9 @@ class ClockProgress:
         """Entries of those whose pushes make a clock's update."""
         entries = self.entries(clock)
         choice = self.commits.committed(clock)
-        if choice is None:
-            return entries
-        return {w: entry for w, entry in entries.items() if w in choice.workers}
+        if choice is not None:
+            entries = {w: entry for w, entry in entries.items() if w in choice.workers}
+        return of_one_kind(self._clocks.contributors(clock), entries)
 
     def _tell_idle(
         self,
@@ -278,7 +280,6 @@ class ClockProgress:
             for worker, trailer in trailers_of(counted).items()
             if not trailer.finite
         )
-        has_backups = self._state.rules.has_backups
         # Workers that come from a mode without clocks have values of different age.
         is_new = clock == self._clocks.first_clock
         self._clocks.complete(clock)
@@ -288,7 +289,7 @@ class ClockProgress:
             self.skipped_clock = clock
         outcomes = {}
         for push in pushes:
-            is_counted = push.worker in counted or not has_backups
+            is_counted = push.worker in counted
             outcomes[push] = outcome if is_counted else Outcome.DROPPED
             told = nonfinite if outcomes[push] is Outcome.SKIPPED else ()
             self._state.end(push, outcomes[push], told)

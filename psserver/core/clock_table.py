@@ -149,8 +149,14 @@ class ClockTable:
 
         A base that was set anew lies the further behind, the more was pushed to it.
         """
-        return min(
-            contributors, key=lambda m: (m.base_clock - m.base_sequence, m.worker)
+        return min(contributors, key=lambda m: (m.start_clock, m.worker))
+
+    def in_phase(self, member: Member, clock: int) -> tuple[WorkerKey, ...]:
+        """Contributors to a clock whose scripts have made as many pushes as its own."""
+        return tuple(
+            each.worker
+            for each in self.contributors(clock)
+            if each.start_clock == member.start_clock
         )
 
     # Modes

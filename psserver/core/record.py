@@ -72,6 +72,11 @@ class Member:
     base_clock: int
     base_sequence: int = 0
 
+    @property
+    def start_clock(self) -> int:
+        """Clock at which its script began, as if it had pushed one for each since."""
+        return self.base_clock - self.base_sequence
+
     def clock_of(self, sequence: int) -> int:
         """Clock that a push completes."""
         return self.base_clock + sequence - self.base_sequence

@@ -4,13 +4,41 @@ from collections.abc import Iterable, Mapping
 
 from psserver.core.dedupe import PushEntry
 from psserver.core.effects import ApplyChunk, StagedContribution
+from psserver.core.hyperparameters import source_of
 from psserver.core.push import Trailer
-from psserver.core.record import WorkerKey
+from psserver.core.record import Member, WorkerKey
 
 
 def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trailer]:
     """Trailers that are in, in the order of the entries."""
     return {w: e.trailer for w, e in entries.items() if e.trailer is not None}
+
+
+def of_one_kind(
+    members: tuple[Member, ...], entries: Mapping[WorkerKey, PushEntry]
+) -> dict[WorkerKey, PushEntry]:
+    """Entries that count: steps where the longest steps, values where it publishes.
+
+    Whoever joined late comes to a place of its script in another clock than the others.
+    What it does there must neither undo their steps nor end their job.
+
+    Args:
+        members: Whose entries they are, or more.
+        entries: Pushes of a clock; all their trailers are in.
+    """
+    trailers = trailers_of(entries)
+    kinds = {trailer.publishes for trailer in trailers.values() if trailer.weight > 0}
+    if len(kinds) < 2:
+        return dict(entries)
+    source = source_of(
+        tuple(each for each in members if each.worker in trailers), trailers
+    )
+    publishes = trailers[source].publishes
+    return {
+        worker: entry
+        for worker, entry in entries.items()
+        if trailers[worker].weight == 0 or trailers[worker].publishes is publishes
+    }
 
 
 def orders_to_apply(

@@ -84,8 +84,8 @@ class Network(Protocol):
     def declare(self, worker: "SimulatedWorker", spec: OptimizerSpec) -> None:
         """Tells the coordinator what the script's optimizer is from now on."""
 
-    def publishes_at(self, clock: int) -> bool:
-        """Whether a script that comes to a clock publishes there."""
+    def publishes_at(self, sequence: int) -> bool:
+        """Whether the script publishes by the push of this number."""
 
     def stage_state(self, worker: "SimulatedWorker", push: PushId) -> None:
         """Sends every shard the state that a push will load."""
@@ -322,7 +322,7 @@ class SimulatedWorker:
         self, *, weight: float, is_empty: bool = False, loads_state: bool = False
     ) -> None:
         rng = self.network.rng
-        publishes = not is_empty and self.network.publishes_at(self.clock + 1)
+        publishes = not is_empty and self.network.publishes_at(self.sequence + 1)
         if publishes:
             weight = 1.0
         is_finite = is_empty or publishes or rng.random() < 0.85

@@ -364,13 +364,13 @@ class World:
         """Tells the coordinator what the script's optimizer is from now on."""
         self.coordinator.declare(worker, spec)
 
-    def publishes_at(self, clock: int) -> bool:
-        """Whether scripts publish: all of them in the same clocks, or at will."""
+    def publishes_at(self, sequence: int) -> bool:
+        """Whether scripts publish: all of them at the same places, or at will."""
         if not self.publishes:
             return False
         if not self.has_bsp:
             return self.rng.random() < 0.3
-        return clock % 3 == self.settings.workers_min % 3
+        return sequence % 3 == self.settings.workers_min % 3
 
     def stage_state(self, worker: SimulatedWorker, push: PushId) -> None:
         """Sends every shard the state that a push will load, sometimes twice."""

@@ -95,6 +95,14 @@ SCENARIOS = {
     "published backups": Scenario(
         publishes=True, has_backups=True, loses_workers=True, restarts_coordinator=True
     ),
+    "published everything": Scenario(
+        modes=ALL,
+        publishes=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        has_backups=True,
+        may_wait=True,
+    ),
     "published ssp lossy": Scenario(
         modes=(Mode.SSP, Mode.ASP),
         publishes=True,
