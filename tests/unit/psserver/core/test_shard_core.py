@@ -199,6 +199,32 @@ def test_a_step_where_another_publishes_is_refused_with_who_does_what() -> None:
     assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
 
 
+@pytest.mark.parametrize("late_publishes", [True, False])
+def test_what_a_late_worker_does_elsewhere_in_its_script_is_dropped(
+    *, late_publishes: bool
+) -> None:
+    shard = DrivenShard({"a": 1, "b": 0}, [0])
+    shard.push("b", chunks=[0])
+    shard.apply_all()
+    values = {"publishes": True, "value_entries": frozenset({3})}
+    with_values = replace(trailer([0]), **values)  # type: ignore[arg-type]
+    for worker, sequence in (("a", 1), ("b", 2)):
+        publishes = (worker == "a") is late_publishes
+        what = with_values if publishes else trailer([0])
+        shard.send_trailer(push_id(worker, sequence), what)
+        shard.send_chunk(push_id(worker, sequence), 0)
+
+    (order,) = shard.apply_all()
+    assert [part.worker_id for part in order.contributions] == ["b"]
+    assert order.total_weight == 1.0
+    outcomes = {
+        done.reply.outcome: done.push.worker.worker_id
+        for done in shard.of(Finish)
+        if done.push.sequence == (1 if done.push.worker == key("a") else 2)
+    }
+    assert outcomes == {Outcome.DROPPED: "a", Outcome.APPLIED: "b"}
+
+
 def test_of_all_who_publish_the_longest_is_the_source() -> None:
     shard = DrivenShard({"b": 0, "c": 0}, [0])
     for name in "cb":

@@ -181,6 +181,14 @@ def test_names_of_workers_cant_steer_the_terminal() -> None:
     assert "[bold]w" in text
 
 
+def test_the_text_tells_who_brought_other_values() -> None:
+    assert "brought other" not in status_text(STATUS)
+    other = _worker("w1", rank=1, brought_other=("values", "optimizer state"))
+    text = status_text(replace(STATUS, workers=(_worker("w0"), other)))
+    assert "w1 brought other values and optimizer state" in text
+    assert "the values of the worker of rank 0" in text
+
+
 def test_a_job_without_workers_and_a_failed_one_say_so() -> None:
     assert "no workers" in status_text(replace(STATUS, workers=()))
     failed = replace(STATUS, phase="failed", failure="shard 1 is lost")
