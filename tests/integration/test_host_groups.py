@@ -253,6 +253,20 @@ def test_every_process_has_the_state_of_the_optimizer(tmp_path: Path) -> None:
         assert run_group(job, 3, script) == [2.0, 2.0, 2.0]
 
 
+def test_loading_model_and_optimizer_after_prepare_is_refused(tmp_path: Path) -> None:
+    with Job(tmp_path) as job, connect(job, 0, 1) as ps:
+        model: Any = nn.Linear(2, 1)
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = ps.prepare(model, optimizer)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        model.load_state_dict(nn.Linear(2, 1).state_dict())
+        optimizer.load_state_dict(optimizer.state_dict())
+        with pytest.raises(UnsupportedError, match="before prepare"):
+            optimizer.step()
+        assert ps.clock == 1
+
+
 @pytest.mark.parametrize("mode", ["ssp", "asp"])
 def test_a_group_takes_part_in_other_modes(mode: str, tmp_path: Path) -> None:
     def script(ps: HostConnection, index: int) -> tuple[float, str]:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -291,6 +292,51 @@ def test_what_a_late_worker_sets_before_its_first_step_does_not_undo_the_job(
             found = [each.detach().clone() for each in late.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(found, trained, strict=True))
     assert "joined a job that trains already" in caplog.text
+
+
+@pytest.mark.parametrize("shard_count", [1, 2])
+def test_a_late_worker_neither_undoes_nor_ends_what_the_others_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shard_count: int
+) -> None:
+    joined = threading.Event()
+    stepped = threading.Event()
+
+    def work(worker_id: str) -> tuple[list[str], list[torch.Tensor]]:
+        is_late = worker_id == "w1"
+        assert not is_late or stepped.wait(20)
+        with connect(job, worker_id) as ps:
+            model: Any = small_model()
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = ps.prepare(model, optimizer)
+            if is_late:
+                joined.set()
+            outcomes = []
+            for step in range(6 if is_late else 7):
+                if step == 1 and not is_late:
+                    stepped.set()
+                    assert joined.wait(20)
+                if step % 3 == 1:
+                    clamped(model)
+                    ps.publish(model)
+                else:
+                    optimizer.zero_grad()
+                    loss_of(model, step).backward()
+                    optimizer.step(weight=1)
+                assert ps.last_push is not None
+                outcomes.append(ps.last_push.outcome)
+            return outcomes, [each.detach().clone() for each in model.parameters()]
+
+    caplog.set_level(logging.WARNING, "psworker")
+    with Job(tmp_path, shard_count=shard_count) as job:
+        results = run_workers({"w0": work, "w1": work})
+    assert results["w0"][0] == ["applied"] * 7
+    # It is one clock behind: w0 publishes where it steps, and steps where it publishes.
+    assert results["w1"][0] == ["dropped", "dropped", "applied"] * 2
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(results["w0"][1], results["w1"][1], strict=True)
+    )
+    assert "what this worker has published is not used" in caplog.text
 
 
 def test_a_frozen_part_may_be_taken_away(
