@@ -313,6 +313,24 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "steps and published values of one clock applied together",
+        (
+            Edit(
+                "psserver/core/release.py", "    if len(kinds) < 2:\n", "    if True:\n"
+            ),
+        ),
+    ),
+    PlantedBug(
+        "published values of every worker counted without clocks",
+        (
+            Edit(
+                "psserver/core/push_progress.py",
+                "counted = {} if is_left_out else {push.worker: entry}",
+                "counted = {push.worker: entry}",
+            ),
+        ),
+    ),
+    PlantedBug(
         "published values taken for a gradient",
         (
             Edit(
