@@ -463,7 +463,9 @@ def test_a_shard_holds_a_push_until_it_has_heard_of_its_groups(
 
         monkeypatch.setattr(engine, "has_declared", has)
         # The worker goes ahead as if all knew.
-        monkeypatch.setattr(optimizer._steps, "declare", lambda spec: None)
+        monkeypatch.setattr(
+            optimizer._steps._states, "declare", lambda spec, clock: None
+        )
         optimizer.add_param_group({"params": [model[2].weight]})
         declared = (*host.model.optimizers, optimizer.spec)
         with Crew({"w0": lambda _: train(model, optimizer, range(1))}) as crew:

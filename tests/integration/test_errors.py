@@ -112,13 +112,6 @@ def test_a_wrong_model_that_never_trained_stands_in_nobodys_way(tmp_path: Path) 
         assert run_workers({"w0": work, "w1": work}) == {"w0": 1, "w1": 1}
 
 
-def test_another_order_of_registration_is_told(tmp_path: Path) -> None:
-    other = Layer(bias=torch.ones(4), weight=torch.ones(4, 3), last=torch.ones(2))
-    error = refusal_at_prepare(tmp_path, other, sgd(other))
-    assert isinstance(error, psworker.SchemaMismatchError)
-    assert "order of registration" in str(error)
-
-
 def test_another_optimizer_is_told(tmp_path: Path) -> None:
     model = good_model()
     error = refusal_at_prepare(tmp_path, model, torch.optim.Adam(model.parameters()))

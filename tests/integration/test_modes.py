@@ -95,7 +95,7 @@ def test_a_wait_for_the_slowest_names_it_with_its_clock(tmp_path: Path) -> None:
                 fast.step()
             slow_result = threading.Thread(target=slow.step)
             slow_result.start()
-            fast.step()  # the same push
+            fast.optimizer.step()  # the same push
             slow_result.join(20)
             assert fast.value == slow.value == -2
     assert "the step to clock 1 was not complete within 6 s" in str(caught.value)

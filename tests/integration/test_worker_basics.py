@@ -239,7 +239,7 @@ def test_a_second_worker_with_another_model_is_told_the_difference(
     job: Job,
 ) -> None:
     ps, _, _ = connect_and_prepare(job)
-    with ps, psworker.connect(job.address) as other:
+    with ps, psworker.connect(job.address, worker_id="other") as other:
         model = small_model(width=9)
         with pytest.raises(psworker.SchemaMismatchError, match=r"model\.0\.weight"):
             other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
