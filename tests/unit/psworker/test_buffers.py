@@ -9,7 +9,7 @@ from psworker.buffer_policies import BufferChoice, choose_policies
 from psworker.buffers import Buffers, leads
 from psworker.declared_tensors import DeclaredTensors
 from psworker.errors import ConfigurationError
-from psworker.model_schema import bind_models
+from psworker.model_schema import bind_models, describe_optimizer
 from psworker.transport.values import Identity, Member, Mode, Record
 from psworker.value_store import ValueStore
 
@@ -190,3 +190,38 @@ def test_who_is_no_member_leads_nobody() -> None:
     in_bsp = record(Mode.BSP, ("a", 0, 0))
     assert not leads(in_bsp, Identity("a", 2), 1)
     assert not leads(None, Identity("a", 1), 1)
+
+
+def test_a_push_leaves_the_buffers_of_other_optimizers_modules_alone() -> None:
+    def half() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))
+
+    model = nn.ModuleDict({"g": half(), "d": half(), "frozen": nn.BatchNorm1d(2)})
+    other = nn.BatchNorm1d(2)
+    bound = bind_models({"model": model, "model1": other})
+    specs = [
+        describe_optimizer(name, torch.optim.SGD(model[name].parameters(), 0.1), bound)
+        for name in ("g", "d")
+    ]
+    buffers = Buffers(bound, choose_policies(bound, "mean"), specs)
+
+    entries = bound.schema.entries
+    for name, theirs in (("g", "d."), ("d", "g.")):
+        scope = buffers.scope_of(name)
+        withheld = [entries[index].name for index in scope.withheld]
+        assert len(withheld) == 3
+        assert {each[:2] for each in withheld} == {theirs}
+        assert {entries[index].name for index in scope.updated} == {
+            f"{name}.0.weight",
+            f"{name}.0.bias",
+        }
+
+
+def test_what_was_passed_over_goes_with_the_next_push() -> None:
+    model = Model()
+    worker = Worker(model)
+    assert worker.sent() == set()
+    worker.store.passed_over = {2}  # the statistic's entry
+    worker.buffers.note_written(worker.store)
+    assert worker.sent() == {"statistic"}
+    assert worker.store.passed_over == set()

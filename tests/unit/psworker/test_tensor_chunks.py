@@ -17,7 +17,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.slice_rows import unpack_rows
 from pswire.torch_types import element_type_of, tensor_from_buffer
 from psworker.tensor_chunks import ChunkSource
-from psworker.value_store import ValueStore
+from psworker.value_store import Scope, ValueStore
 from tests.doubles.placed_tensors import placement_of
 
 
@@ -252,6 +252,94 @@ def test_another_tensor_may_take_the_place_of_one() -> None:
     store.put(1, other)
     store.write(frame)
     assert other.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_answer_to_a_push_counts_up_only_what_it_changes(*, is_whole: bool) -> None:
+    # Entry 0 is updated, 1 is of another optimizer, 2 and 3 are buffers.
+    targets = [torch.ones(4, 4) for _ in range(4)]
+    if not is_whole:
+        targets = [torch.ones(4, 8)[:, ::2] for _ in range(4)]
+    placement = placement_of(targets, 1)
+    store = ValueStore(targets, placement, buffers={2, 3})
+    store.narrow(Scope(updated=frozenset({0}), withheld=frozenset({3})))
+    sent = [torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4), torch.zeros(4, 4)]
+    versions = [target._version for target in targets]
+
+    for frame in frames_of(list(sent), placement):
+        store.write(frame)
+    store.flush()
+
+    counted = [
+        target._version > version
+        for target, version in zip(targets, versions, strict=True)
+    ]
+    assert counted == [True, False, False, False]
+    assert torch.equal(targets[3], torch.ones(4, 4))
+    assert (store.written, store.passed_over) == ({2}, {3})
+
+    sent[1].fill_(2)
+    for frame in frames_of(list(sent), placement):
+        store.write(frame)
+    store.narrow(None)
+    store.flush()
+    assert torch.equal(targets[1], sent[1])
+    assert targets[1]._version > versions[1]
+
+    for frame in frames_of(list(sent), placement):
+        store.write(frame)
+    store.flush()
+    assert torch.equal(targets[3], sent[3])
+
+
+@pytest.mark.parametrize(
+    "change", ["other memory", "transposed", "with gaps", "shared with processes"]
+)
+def test_values_go_where_a_tensor_is_now(change: str) -> None:
+    target = torch.zeros(3, 3)
+    sent = torch.arange(9.0).view(3, 3)
+    placement = placement_of([target], 1)
+    store = ValueStore([target], placement)
+    for frame in frames_of([torch.ones(3, 3)], placement):
+        store.write(frame)
+    before = target.data
+    if change == "other memory":
+        target.data = before.clone()
+    elif change == "transposed":
+        target.data = before.t()  # at the same address
+    elif change == "with gaps":
+        target.data = torch.zeros(3, 6)[:, ::2]
+    else:
+        target.share_memory_()
+
+    for frame in frames_of([sent], placement):
+        store.write(frame)
+    store.flush()
+
+    assert torch.equal(target, sent)
+
+
+@pytest.mark.parametrize("has_gaps", [False, True])
+@pytest.mark.parametrize("change", ["double", "half", "larger"])
+def test_values_that_come_for_another_type_are_not_written(
+    change: str, *, has_gaps: bool
+) -> None:
+    """The next step refuses it; until then nothing is read as what it is not."""
+    target = torch.zeros(2, 6)[:, ::2] if has_gaps else torch.zeros(2, 3)
+    placement = placement_of([target], 1)
+    store = ValueStore([target], placement)
+    other = {
+        "double": torch.ones(2, 3).double(),
+        "half": torch.ones(2, 3).half(),
+        "larger": torch.ones(4, 6),
+    }[change]
+    target.data = other.clone()
+
+    for frame in frames_of([torch.full((2, 3), 7.0)], placement):
+        store.write(frame)
+    store.flush()
+
+    assert torch.equal(target, other)
 
 
 def test_rows_travel_where_chunks_cut_them(monkeypatch: pytest.MonkeyPatch) -> None:
