@@ -535,4 +535,50 @@ BUGS = (
         ),
         tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
     ),
+    PlantedBug(
+        "parameters over one memory that are told apart by their identity alone",
+        (
+            Edit(
+                f"{WORKER}/memory_ranges.py",
+                "                if _share(tensors[other], tensors[position]):\n",
+                "                if tensors[other] is tensors[position]:\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+    ),
+    PlantedBug(
+        "memory that is known by the address of a view of it",
+        (
+            Edit(
+                f"{WORKER}/value_store.py",
+                "        if known and known.address == tensor.data_ptr() "
+                "and is_contiguous:\n",
+                "        if known and known.flat.data_ptr() == tensor.data_ptr():\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_tensor_chunks.py",),
+    ),
+    PlantedBug(
+        "a step that writes the buffers of other optimizers' modules",
+        (
+            Edit(
+                f"{WORKER}/buffers.py",
+                "if optimizer not in owners.get(index, (optimizer,))",
+                "if index not in self._sent",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_buffers.py",),
+    ),
+    PlantedBug(
+        "a version that is counted up for the bytes that are there",
+        (
+            Edit(
+                f"{WORKER}/value_store.py",
+                "        if not (may_be_there and np.array_equal("
+                "target.data[run], data[start:stop])):\n",
+                "        if True:\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_tensor_chunks.py",),
+    ),
 )
