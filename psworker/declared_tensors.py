@@ -315,12 +315,25 @@ def _look_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _structure_of(module: nn.Module) -> tuple[object, ...]:
     """What a module holds, but for the tensors of its buffers."""
-    return (
-        [(key, id(each)) for key, each in _items(module._parameters)],
-        [(key, each is None) for key, each in _items(module._buffers)],
-        [(key, id(each)) for key, each in _items(module._modules)],
-        len(getattr(module, "_non_persistent_buffers_set", ())),
+    # Most modules have one or two of these. Lists of ids are as quick as it gets.
+    held = module.__dict__
+    parameters, buffers, modules = (
+        held["_parameters"],
+        held["_buffers"],
+        held["_modules"],
     )
+    return (
+        _identities(parameters) if parameters else None,
+        [(key, each is None) for key, each in _items(buffers)] if buffers else None,
+        _identities(modules) if modules else None,
+        len(held["_non_persistent_buffers_set"]) if buffers else 0,
+    )
+
+
+def _identities(held: Any) -> tuple[list[str], list[int]]:  # noqa: ANN401, as `_items`
+    if isinstance(held, dict):
+        return list(held), list(map(id, dict.values(held)))
+    return list(held.keys()), list(map(id, held.values()))
 
 
 def _items(held: Any) -> Any:  # noqa: ANN401, scripted modules have other dictionaries
