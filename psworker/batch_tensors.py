@@ -1,5 +1,8 @@
 """The memory of what a script is handed, and of what it calls its models with."""
 
+import copy
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -12,6 +15,8 @@ from psworker.pending import PendingData
 
 _TENSOR_COUNT_MAX: Final = 64
 _DEPTH_MAX: Final = 4
+_PREPARE_SCRIPTABLE: Final = "__prepare_scriptable__"
+"""What `torch.jit.script` asks a module for in its place."""
 
 
 def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
@@ -95,6 +100,8 @@ def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
     for model in models:
         if not isinstance(model, torch.jit.ScriptModule):
             model.register_forward_hook(CallHook(pending), with_kwargs=True)
+            if not hasattr(model, _PREPARE_SCRIPTABLE):
+                setattr(model, _PREPARE_SCRIPTABLE, _WithoutHook(model))
 
 
 class CallHook:
@@ -133,6 +140,28 @@ class CallHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _no_hook, ()
+
+
+class _WithoutHook:
+    """Gives `torch.jit.script` the model without the hook, which it can't compile."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    def __call__(self) -> nn.Module:
+        model = self._model()
+        assert model is not None, "asked of the model itself"
+        twin = copy.copy(model)
+        twin._forward_hooks = OrderedDict(
+            (key, hook)
+            for key, hook in model._forward_hooks.items()
+            if not (isinstance(hook, CallHook) or hook is _pass_on)
+        )
+        del twin.__dict__[_PREPARE_SCRIPTABLE]
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _WithoutHook, (self._model(),)
 
 
 def _pass_on(module: nn.Module, *others: object) -> None:

@@ -75,8 +75,9 @@ class Batch:
         memory: Its tensors, `None` if it has none.
         is_called: Whether a model was called with it.
         is_trained: Whether a backward pass has reached such a call since the last push.
+        is_given_up: Whether its iteration was ended early, so that only a call with
+            its memory is of it.
         is_pushed: Whether a push has carried it.
-        is_given_up: Whether the script has ended its iteration before it was trained.
     """
 
     loader: str
@@ -85,8 +86,8 @@ class Batch:
     memory: BatchMemory | None = None
     is_called: bool = False
     is_trained: bool = False
-    is_pushed: bool = False
     is_given_up: bool = False
+    is_pushed: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -217,8 +218,11 @@ class DrawnBatches:
             is_all: Whether it is of all that was drawn, as far as anybody knows.
         """
         for draws in self._draws.values():
-            open_ones = [each for each in draws.batches if not each.is_trained]
-            open_ones = [e for e in open_ones if not e.is_given_up] or open_ones
+            open_ones = [
+                each
+                for each in draws.batches
+                if not (each.is_trained or each.is_given_up)
+            ]
             alive = [each for each in open_ones if each.is_alive]
             if len(alive) > 1:
                 self.in_doubt = tuple(each.sample_count for each in alive)
@@ -233,10 +237,12 @@ class DrawnBatches:
         draws = self._draws.get(loader)
         if draws is None:
             return ()
-        found = tuple(each for each in draws.batches if not each.is_trained)
-        for each in found:
+        given_up = tuple(
+            each for each in draws.batches if not (each.is_trained or each.is_given_up)
+        )
+        for each in given_up:
             each.is_given_up = True
-        return found
+        return given_up
 
     def throw_away(self) -> None:
         """The gradient that was begun is gone, and nothing is behind the next one."""
@@ -280,7 +286,9 @@ class DrawnBatches:
         """The batches of a loader that a call of unknown memory is of."""
         current = draws.current
         is_held = draws.is_known and current is not None and current.is_alive
-        fresh = [each for each in draws.batches if not each.is_called]
+        fresh = [
+            each for each in draws.batches if not (each.is_called or each.is_given_up)
+        ]
         if not fresh or not draws.has_turn or is_held:
             is_open = current is not None and not current.is_pushed
             return [current] if current is not None and is_open else []

@@ -88,6 +88,7 @@ class GroupSteps:
         self._looked = SpentGradients(len(declared.tensors))
         self._pending.watch(
             lambda: self._looked.differ_from(declared.tensors),
+            parameters=declared.tensors,
             optimizer_count=optimizer_count,
         )
         # What each step that may carry loaded state tells when that is loaded. Steps

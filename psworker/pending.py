@@ -9,9 +9,11 @@ fail on the event loop's.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+
+import torch
 
 from psworker.drawn_batches import (
     Batch,
@@ -61,6 +63,7 @@ class PendingData:
         self._lock = threading.Lock()
         self._batches = DrawnBatches()
         self._gradient_is_new: Callable[[], bool] | None = None
+        self._parameters: Sequence[torch.Tensor] = ()
         self._is_doubt_told = False
         self._consumed: list[DataRange] = []
         self._dropped: list[DataRange] = []
@@ -68,17 +71,24 @@ class PendingData:
         self._incarnation = 0
 
     def watch(
-        self, gradient_is_new: Callable[[], bool], *, optimizer_count: int
+        self,
+        gradient_is_new: Callable[[], bool],
+        *,
+        parameters: Sequence[torch.Tensor],
+        optimizer_count: int,
     ) -> None:
         """From now on tells batches apart that are drawn between two steps.
 
         Args:
             gradient_is_new: Whether a gradient was begun since it was asked last, for
                 scripts whose calls of a model are not seen.
+            parameters: Those that are trained: once none of them has a gradient, what
+                was begun is gone, however the script has done that.
             optimizer_count: Of the job: with one a step ends what is done with a batch.
         """
         with self._lock:
             self._gradient_is_new = gradient_is_new
+            self._parameters = parameters
             self._batches = DrawnBatches(optimizer_count)
 
     def draw(
@@ -111,6 +121,10 @@ class PendingData:
     def note_call(self, inputs: CallInputs) -> tuple[Batch, ...]:
         """A model was called where gradients are recorded: the batches it was of."""
         with self._lock:
+            if self._batches.has_trained and all(
+                each.grad is None for each in self._parameters
+            ):
+                self._batches.throw_away()
             return self._batches.call(inputs)
 
     def note_backward(self, batches: Iterable[Batch]) -> None:

@@ -130,6 +130,7 @@ class Stepper(OptimizerCalls):
         self._looked = SpentGradients(len(store.tensors))
         pending.watch(
             lambda: self._looked.differ_from(store.tensors),
+            parameters=store.tensors,
             optimizer_count=optimizer_count,
         )
         self.member = member

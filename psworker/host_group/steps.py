@@ -88,6 +88,7 @@ class HostSteps(Attendance):
         self._looked = SpentGradients(len(self._tensors))
         self.pending.watch(
             lambda: self._looked.differ_from(self._tensors),
+            parameters=self._tensors,
             optimizer_count=len(given.optimizers),
         )
         watch_calls(given.models.values(), self.pending)

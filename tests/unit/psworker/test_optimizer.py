@@ -70,6 +70,9 @@ class RecordingStepper:
         self.fetch_count += 1
         return self.held
 
+    def note_zeroed(self) -> None:
+        """Nothing was drawn."""
+
     def declare(self, spec: OptimizerSpec) -> None:
         if self.refusal is not None:
             raise self.refusal
