@@ -138,7 +138,7 @@ def test_batches_in_one_call_count_together() -> None:
 
 def test_one_backward_pass_of_many_calls_counts_all_of_them() -> None:
     script = Script()
-    calls = []
+    calls: list[Batch] = []
     for number in range(3):
         script.draw(2)
         calls += script.call(number)

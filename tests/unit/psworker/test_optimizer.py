@@ -48,7 +48,6 @@ class RecordingStepper:
     reads_state: bool = True
     held: "States" = field(default_factory=dict)
     fetch_count: int = 0
-    zeroed_count: int = 0
     declared: list[OptimizerSpec] = field(default_factory=list)
     refusal: Exception | None = None
     result: PushResult = field(default_factory=lambda: outcome("applied"))
@@ -62,9 +61,6 @@ class RecordingStepper:
 
     def push_nothing(self, spec: object, groups: object, extras: object) -> PushResult:
         return self.step(spec, groups, extras=extras)
-
-    def note_zeroed(self) -> None:
-        self.zeroed_count += 1
 
     def optimizer_state(self, optimizer: str, spec_digest: str) -> "States":
         self.fetch_count += 1
