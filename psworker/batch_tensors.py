@@ -3,7 +3,8 @@
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -19,39 +20,44 @@ _PREPARE_SCRIPTABLE: Final = "__prepare_scriptable__"
 """What `torch.jit.script` asks a module for in its place."""
 
 
-def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors of a batch, or of arguments, however they are nested."""
+    found: list[torch.Tensor] = []
+    _collect(value, found, 0)
+    return found
+
+
+def _collect(value: object, found: list[torch.Tensor], depth: int) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif depth == _DEPTH_MAX:
+        found.append(value)
         return
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each, depth + 1)
-    elif isinstance(value, list | tuple):
-        for each in value[:_TENSOR_COUNT_MAX]:
-            yield from tensors_in(each, depth + 1)
+    if depth == _DEPTH_MAX or isinstance(value, str | int | float | None):
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(value, list | tuple):
+        inner = value
+    elif isinstance(value, dict | Mapping):
+        inner = value.values()
     elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
-        for each in vars(value).values():
-            yield from tensors_in(each, depth + 1)
+        inner = vars(value).values()
+    for each in islice(inner, _TENSOR_COUNT_MAX):
+        _collect(each, found, depth + 1)
 
 
 class BatchTensors:
     """The storages of a batch. Weak: it keeps none of them alive."""
 
     def __init__(self, batch: object) -> None:
-        found = [each for each in tensors_in(batch) if _has_storage(each)]
-        self._marks = [
-            (
-                StorageWeakRef(each.untyped_storage()),
+        self._marks: list[tuple[StorageWeakRef, int | None]] = []
+        self.are_on_cpu: set[bool] = set()
+        for each in tensors_in(batch)[:_TENSOR_COUNT_MAX]:
+            if _has_storage(each):
+                storage = each.untyped_storage()
                 # Views of one data set, as batches may be, are told by their begin.
-                None
-                if each.untyped_storage().nbytes() == each.nbytes
-                else each.data_ptr(),
-            )
-            for each in found[:_TENSOR_COUNT_MAX]
-        ]
-        self.device_types = {each.device.type for each in found}
+                is_whole = storage.nbytes() == each.nbytes
+                pointer = None if is_whole else each.data_ptr()
+                self._marks.append((StorageWeakRef(storage), pointer))
+                self.are_on_cpu.add(each.is_cpu)
 
     @property
     def is_alive(self) -> bool:
@@ -75,14 +81,16 @@ class CallArguments:
     """What a model was called with."""
 
     def __init__(self, *arguments: object) -> None:
-        found = [each for each in tensors_in(arguments) if _has_storage(each)]
         self._storages: dict[int, set[int]] = {}
-        for each in found:
-            key = each.untyped_storage()._cdata
-            self._storages.setdefault(key, set()).add(each.data_ptr())
-        self._device_types = {each.device.type for each in found}
-        shaped = [each for each in found if each.dim()]
-        self.row_count = len(shaped[0]) if shaped else None
+        self._are_on_cpu: set[bool] = set()
+        self.row_count: int | None = None
+        for each in tensors_in(arguments):
+            if _has_storage(each):
+                key = each.untyped_storage()._cdata
+                self._storages.setdefault(key, set()).add(each.data_ptr())
+                self._are_on_cpu.add(each.is_cpu)
+                if self.row_count is None and each.dim():
+                    self.row_count = len(each)
 
     def are_of(self, memory: BatchMemory) -> bool:
         """Whether some of it is the memory of a batch."""
@@ -92,7 +100,7 @@ class CallArguments:
     def are_elsewhere(self, memory: BatchMemory) -> bool:
         """Whether it lies on another device than a batch, which may be gone then."""
         assert isinstance(memory, BatchTensors)
-        return not self._device_types & memory.device_types
+        return not self._are_on_cpu & memory.are_on_cpu
 
 
 def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
@@ -173,4 +181,4 @@ def _no_hook() -> Any:  # noqa: ANN401, a hook
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
+    return tensor.layout is torch.strided and not tensor.is_meta

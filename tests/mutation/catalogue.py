@@ -581,4 +581,33 @@ BUGS = (
         ),
         tests=(f"{WORKER_TESTS}/test_tensor_chunks.py",),
     ),
+    PlantedBug(
+        "a skipped batch that weighs the next gradient",
+        (
+            Edit(
+                f"{WORKER}/drawn_batches.py",
+                "            own = "
+                "[each for each in draws.batches if each.is_trained]\n",
+                "            own = list(draws.batches)\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_drawn_batches.py"
+            "::test_a_batch_whose_loss_was_thrown_away_is_behind_no_step",
+        ),
+    ),
+    PlantedBug(
+        "a batch drawn ahead that weighs the step before its own",
+        (
+            Edit(
+                f"{WORKER}/drawn_batches.py",
+                "        return [(alive or fits)[0]]\n",
+                "        return [draws.batches[-1]]\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_drawn_batches.py"
+            "::test_one_batch_drawn_ahead_shifts_no_step",
+        ),
+    ),
 )
