@@ -115,13 +115,14 @@ def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
 class CallHook:
     """A forward hook: links what a model returns to the batches it was called with.
 
-    In a copy of the model it does nothing.
+    In a copy of the model it does nothing, nor once the connection is gone, which a
+    model that goes on must not keep alive.
     """
 
     __name__ = "psworker_call_hook"
 
     def __init__(self, pending: PendingData) -> None:
-        self._pending = pending
+        self._pending = weakref.ref(pending)
 
     def __call__(
         self,
@@ -133,15 +134,18 @@ class CallHook:
         """A model was called."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        pending = self._pending()
+        if pending is None:
+            return
         outputs = [each for each in tensors_in(output) if each.requires_grad]
         if not outputs or torch._C._get_tracing_state() is not None:
             return
-        batches = self._pending.note_call(CallArguments(arguments, named))
+        batches = pending.note_call(CallArguments(arguments, named))
         if not batches:
             return
 
         def reached(gradient: object) -> None:
-            self._pending.note_backward(batches)
+            pending.note_backward(batches)
 
         for each in outputs[:_TENSOR_COUNT_MAX]:
             each.register_hook(reached)
