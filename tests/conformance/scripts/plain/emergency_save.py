@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH_SIZE = int(sys.argv[1]) if len(sys.argv) > 1 else 32
-INTERVAL_S = 0.005
+INTERVAL_S = 0.05
 
 
 def main():
