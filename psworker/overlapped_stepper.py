@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import override
 
@@ -128,6 +130,11 @@ class OverlappedStepper(Stepper):
         if self._is_closed or self.is_settled:
             return
         self._refuse_forked()
+        if not (
+            _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch()
+        ):
+            self.calls.run("reading the model", self._wait_for, entry_indexes)
+            return
         # Who traces the model, as `torch.export` does, is not to trace the wait.
         with _disable_current_modes():
             self.calls.run("reading the model", self._wait_for, entry_indexes)
