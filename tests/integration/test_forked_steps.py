@@ -4,6 +4,8 @@ import logging
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.integration.job import Job, connect
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
+IS_ALONE = "PS_TEST_FORKS_ALONE"
 CHILD_TIMEOUT_S = 20.0
 
 
@@ -64,6 +67,20 @@ def told_by_child(work: Callable[[], object]) -> str:
 
 
 def test_a_child_forked_after_a_step_has_its_values(job: Job) -> None:
+    """In a process of its own: other tests leave threads in this one."""
+    if IS_ALONE not in os.environ:
+        name = f"{__file__}::{test_a_child_forked_after_a_step_has_its_values.__name__}"
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, name],
+            env=os.environ | {IS_ALONE: "1"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return
     with connect(job, "w0") as ps:
         model, optimizer = prepared(ps)
         x = torch.ones(1, 4)
