@@ -18,7 +18,6 @@ from typing_extensions import override
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
 from pswire.schema import OptimizerSpec
-from pswire.torch_types import bytes_of
 from psworker import gradients
 from psworker.arrival import Arrival
 from psworker.buffers import Buffers, leads
@@ -58,7 +57,7 @@ from psworker.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.tensor_chunks import ChunkSource
 from psworker.transport.values import Member, PushHeader, PushTrailer
 from psworker.user_calls import UserCalls
-from psworker.value_store import Scope, ValueStore
+from psworker.value_store import Scope, ValueStore, same_bytes
 
 logger: Final = logging.getLogger("psworker")
 
@@ -434,7 +433,9 @@ class Stepper(OptimizerCalls):
         with torch.no_grad():
             for index in self._buffers.policies:
                 value = values[index]
-                if value is not None and not _is_same(value, store.tensors[index]):
+                if value is not None and not same_bytes(
+                    value, store.tensors[index].detach()
+                ):
                     store.tensors[index].copy_(value)
         return replace(extras, loads=None, on_loaded=None)
 
@@ -518,7 +519,7 @@ class Stepper(OptimizerCalls):
             for entry, published, now in zip(
                 self._buffers.entries, values, self._store.tensors, strict=True
             )
-            if published is not None and not _is_same(published, now)
+            if published is not None and not same_bytes(published, now.detach())
         ]
         if names:
             logger.warning(
@@ -877,9 +878,3 @@ class Stepper(OptimizerCalls):
             result = exchange.end(result)
         self.last_push = result
         return result
-
-
-@torch.no_grad()
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits, or what is no number in both."""
-    return torch.equal(bytes_of(one.detach()), bytes_of(other.detach()))
