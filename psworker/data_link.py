@@ -5,13 +5,12 @@ after it.
 """
 
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from psworker.data.order import EpochShape
 from psworker.data.origin import Origin
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
-from psworker.event_loop import EventLoop
+from psworker.event_loop import EventLoop, LoopFuture
 from psworker.optimizer import PreparedOptimizer
 from psworker.pending import DataReport, PendingData
 from psworker.retries import now, told_to_users, until_decided
@@ -108,7 +107,7 @@ class DataLink:
         shape: EpochShape,
         origin: bytes,
         report: DataReport,
-    ) -> Future[Origin]:
+    ) -> LoopFuture[Origin]:
         """Opens an epoch; what its order is drawn from."""
 
         async def attempt(timeout_s: float) -> Origin:
@@ -126,7 +125,7 @@ class DataLink:
 
         return self._submit(attempt)
 
-    def lease_data(self, request: LeaseRequest) -> Future[Lease]:
+    def lease_data(self, request: LeaseRequest) -> LoopFuture[Lease]:
         """Leases ranges."""
 
         async def attempt(timeout_s: float) -> Lease:
@@ -145,7 +144,7 @@ class DataLink:
         # One that waits for other workers is spoken of by who asks.
         return self._submit(attempt, is_answered_at_once=not request.wait)
 
-    def await_contribution(self) -> Future[None]:
+    def await_contribution(self) -> LoopFuture[None]:
         """Done once the next clock waits for nobody but workers without data."""
         place = self._member().next_place()
 
@@ -172,7 +171,7 @@ class DataLink:
         attempt: Callable[[float], Coroutine[Any, Any, T]],
         *,
         is_answered_at_once: bool = True,
-    ) -> Future[T]:
+    ) -> LoopFuture[T]:
         self._member()
 
         async def call() -> T:

@@ -181,15 +181,14 @@ class DrawnBatches:
 
     def call(self, inputs: CallInputs) -> tuple[Batch, ...]:
         """A model was called where gradients are recorded: the batches it was of."""
-        found = {
-            loader: _found(draws, inputs)
-            for loader, draws in self._draws.items()
+        found = [
+            (draws, _found(draws, inputs))
+            for draws in tuple(self._draws.values())
             if draws.batches
-        }
+        ]
         chosen: list[Batch] = []
-        is_any_known = any(found.values())
-        for loader, of_memory in found.items():
-            draws = self._draws[loader]
+        is_any_known = any(of_memory for _, of_memory in found)
+        for draws, of_memory in found:
             if of_memory:
                 draws.is_known = True
                 batches = of_memory

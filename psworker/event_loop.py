@@ -8,13 +8,16 @@ forks before it connects is not affected.
 import asyncio
 import gc
 import os
+import queue
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Generic, TypeVar, cast
 
 import grpc.aio
+from typing_extensions import override
 
 from pswire.channels import has_inherited_channels, has_own_channels
 from pswire.freed_memory import keep_freed_memory
@@ -23,52 +26,135 @@ from psworker.errors import FORKED_TEXT, ClosedError
 T = TypeVar("T")
 
 
-class Running(Generic[T]):
-    """Work on the loop that another thread has started, and hears the end of.
+class LoopFuture(Generic[T]):
+    """What comes of something on the loop, for another thread to wait for.
 
-    What `concurrent.futures.Future` does costs a small push more than its bytes.
+    Not that of `concurrent.futures`: whoever asks or waits for one holds its lock for
+    a moment, in Python. A signal handler that interrupts this moment and waits for the
+    loop in turn, as to save, would wait for ever: the loop needs the lock to go on.
+    That one also costs a small push more than its bytes.
     """
 
+    def __init__(self, take_back: Callable[[], None] = lambda: None) -> None:
+        """Nothing has come yet.
+
+        Args:
+            take_back: Takes back what was asked, from any thread.
+        """
+        self._take_back = take_back
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._told: list[Callable[[], None]] = []
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    def set_result(self, value: T) -> None:
+        """This has come of it, unless something else has already."""
+        self._end(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It has failed, unless something else has come of it already."""
+        self._end(None, error)
+
+    def cancel(self) -> None:
+        """Takes back what was asked, from any thread."""
+        self._take_back()
+
+    def done(self) -> bool:
+        """Whether anything has come of it."""
+        return self._is_over
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._error is not None
+
+    def tell(self, end: Callable[[], None]) -> None:
+        """Has `end` called at the end, now if that has been. It may be called twice."""
+        self._told.append(end)
+        if self._is_over:
+            end()
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """What has come of it, waiting for that.
+
+        Raises:
+            TimeoutError: Nothing has within `timeout_s`.
+            CancelledError: That of `concurrent.futures`: it was cancelled.
+        """
+        wait_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
+        if not self._is_over and self._ended.acquire(timeout=wait_s):
+            self._ended.release()  # for others who wait
+        if not self._is_over:
+            raise TimeoutError
+        try:
+            if self._error is not None:
+                raise self._error
+            return cast("T", self._value)
+        finally:
+            del self  # the error would hold it by the frame, and it the error
+
+    async def awaited(self) -> T:
+        """As `result`, for others on the loop that it ends on."""
+        ended = asyncio.Event()
+        self.tell(ended.set)
+        await ended.wait()
+        return self.result()
+
+    def _end(self, value: T | None, error: BaseException | None) -> None:
+        if self._is_over:
+            return
+        self._value, self._error = value, error
+        self._is_over = True
+        self._ended.release()
+        for told in self._told:
+            told()
+
+
+def first_of(
+    futures: Sequence[LoopFuture[Any]], timeout_s: float
+) -> Sequence[LoopFuture[Any]]:
+    """Those of some futures that are done, once one is or time is up."""
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for each in futures:
+        each.tell(lambda: ended.put(None))
+    with suppress(queue.Empty):
+        ended.get(timeout=timeout_s)
+    return [each for each in futures if each.done()]
+
+
+class _Running(LoopFuture[T]):
+    """A coroutine on the loop."""
+
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        work: Coroutine[Any, Any, T],
-        on_end: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]
     ) -> None:
+        super().__init__()
         self._loop = loop
         self._work = work
-        self._on_end = on_end
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
         """Begins, on the loop."""
         self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(self._end)
+        self._task.add_done_callback(self._ends)
 
+    @override
     def cancel(self) -> None:
-        """Cancels the work, from any thread; its end is told all the same."""
         self._loop.call_soon_threadsafe(self._cancel)
-
-    def result(self) -> T:
-        """What came of it, once its end was told.
-
-        Raises:
-            CancelledError: That of `concurrent.futures`: it was cancelled.
-        """
-        assert self._task is not None, "it has ended"
-        try:
-            return self._task.result()
-        except asyncio.CancelledError:
-            raise CancelledError from None
 
     def _cancel(self) -> None:
         assert self._task is not None, "it began before"
         self._task.cancel()
 
-    def _end(self, task: "asyncio.Task[T]") -> None:
-        if not task.cancelled():
-            task.exception()  # is looked at, even if nobody wants the result any more
-        self._on_end()
+    def _ends(self, task: "asyncio.Task[T]") -> None:
+        if task.cancelled():
+            self.set_exception(CancelledError())
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
 
 
 class EventLoop:
@@ -98,30 +184,22 @@ class EventLoop:
         """
         return self._is_over and not self._thread.is_alive()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(
+        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None] | None = None
+    ) -> LoopFuture[T]:
         """Starts a coroutine on the loop. Cancelling the future cancels it.
-
-        Raises:
-            ClosedError: This is a forked child, which has no such thread, or the thread
-                has ended.
-        """
-        with self._lock:
-            self._refuse(work)
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def start(
-        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None]
-    ) -> Running[T]:
-        """As `submit`, for whoever wants to be told of the end and then ask.
 
         Args:
             work: What to run.
             on_end: Called on the loop's thread when it has ended, however it did.
 
         Raises:
-            ClosedError: As `submit`.
+            ClosedError: This is a forked child, which has no such thread, or the thread
+                has ended.
         """
-        running = Running(self._loop, work, on_end)
+        running = _Running(self._loop, work)
+        if on_end is not None:
+            running.tell(on_end)
         with self._lock:
             self._refuse(work)
             self._loop.call_soon_threadsafe(running.begin)
@@ -142,7 +220,8 @@ class EventLoop:
         try:
             return future.result(timeout_s)
         except BaseException:
-            future.cancel()
+            if not future.done():
+                future.cancel()
             raise
 
     def post(self, work: Callable[[], None]) -> None:
@@ -249,7 +328,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may connect or close too
 _shared: EventLoop | None = None
 _user_count = 0
 

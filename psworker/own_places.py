@@ -41,7 +41,7 @@ class _Taken:
 
 
 _taken: Final[list[_Taken]] = []
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()  # a signal handler may close too
 
 
 def make_room(coordinator: str, wanted_id: str) -> None:

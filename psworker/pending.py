@@ -60,7 +60,9 @@ class PendingData:
     """Ranges on their way from a loader through a push to the coordinator."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Of the same thread a signal handler may ask too, and complete a step: what is
+        # under way here must bear what that notes.
+        self._lock = threading.RLock()
         self._batches = DrawnBatches()
         self._gradient_is_new: Callable[[], bool] | None = None
         self._parameters: Sequence[torch.Tensor] = ()
@@ -182,7 +184,7 @@ class PendingData:
 
     def _skip(self, batches: Iterable[Batch]) -> None:
         ranges = (each.data_range for each in batches)
-        self._skipped += [each for each in ranges if each is not None]
+        self._skipped.extend(each for each in ranges if each is not None)
 
     def _tell_doubt(self) -> None:
         counts, self._batches.in_doubt = self._batches.in_doubt, ()
@@ -210,16 +212,13 @@ class PendingData:
     def take_report(self) -> DataReport:
         """What no report has carried yet."""
         with self._lock:
-            report = DataReport(
-                tuple(self._consumed),
-                tuple(self._dropped),
-                self._incarnation,
-                tuple(self._skipped),
+            # What is noted meanwhile is in the old lists, or in the new ones.
+            consumed, self._consumed = self._consumed, []
+            dropped, self._dropped = self._dropped, []
+            skipped, self._skipped = self._skipped, []
+            return DataReport(
+                tuple(consumed), tuple(dropped), self._incarnation, tuple(skipped)
             )
-            self._consumed = []
-            self._dropped = []
-            self._skipped = []
-            return report
 
     def take_last_report(self, loader: str | None = None) -> DataReport:
         """As `take_report`, of who is done with an epoch of a loader, or with all.

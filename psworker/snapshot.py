@@ -174,7 +174,7 @@ class SnapshotReader:
         """
         self._address = find_coordinator(address)
         self._loop = event_loop.acquire()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may read too
         self._is_closed = False
         self._has_answered = False
         # Both are used on the event loop only.

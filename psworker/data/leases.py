@@ -8,13 +8,13 @@ that waits for it, whichever comes first.
 import logging
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pswire.limits import WAITING_INTERVAL_MS
 from psworker.data.order import EpochShape
 from psworker.data.source import DataSource, Lease, LeaseRequest
+from psworker.event_loop import LoopFuture, first_of
 from psworker.pending import DataRange, DataReport
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Request:
 
     own: DataReport
     reported: frozenset[DataRange]
-    answer: "Future[Lease]"
+    answer: LoopFuture[Lease]
 
 
 class EpochLeases:
@@ -219,17 +219,14 @@ class EpochLeases:
 
     def _idle_until_answered(self, waiting: "_Request") -> None:
         """Waits for the answer, or for news that come before it."""
-        contribution: Future[None] | None = None
+        contribution: LoopFuture[None] | None = None
         idle_since = time.monotonic()
         try:
             while not waiting.answer.done():
                 if contribution is None:
                     contribution = self._source.await_contribution()
-                either: set[Future[Any]] = {waiting.answer, contribution}
-                done, _ = wait(
-                    either,
-                    timeout=WAITING_INTERVAL_MS / 1000,
-                    return_when=FIRST_COMPLETED,
+                done = first_of(
+                    (waiting.answer, contribution), WAITING_INTERVAL_MS / 1000
                 )
                 if waiting.answer in done:
                     break

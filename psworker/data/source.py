@@ -1,6 +1,6 @@
 """What leased loading needs of a connection, as an interface.
 
-Every call starts work on the event loop and returns a future, so that the user's
+Every call starts work on the event loop and returns its future, so that the user's
 thread can wait for several things at once. Cancelling a future cancels its call.
 """
 
@@ -12,14 +12,13 @@ from psworker.epoch_report import EpochReport
 from psworker.pending import DataRange, DataReport, PendingData
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from psworker.data.origin import Origin
+    from psworker.event_loop import LoopFuture
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Answer to a lease request.
+    """LoopFuture to a lease request.
 
     Attributes:
         ranges: Ranges that this worker holds, one a batch, in the order to use them.
@@ -118,15 +117,15 @@ class DataSource(SampleCount, Protocol):
         shape: EpochShape,
         origin: bytes,
         report: DataReport,
-    ) -> "Future[Origin]":
+    ) -> "LoopFuture[Origin]":
         """Opens an epoch; what its order is drawn from: `origin`, of who opens it."""
         ...
 
-    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+    def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
         """Leases ranges."""
         ...
 
-    def await_contribution(self) -> "Future[None]":
+    def await_contribution(self) -> "LoopFuture[None]":
         """Done once the next clock waits for nobody but workers without data."""
         ...
 

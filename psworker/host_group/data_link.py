@@ -12,9 +12,8 @@ from psworker.pending import DataReport, PendingData
 from psworker.transport.values import Mode
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from psworker.data.origin import Origin
+    from psworker.event_loop import LoopFuture
     from psworker.host_group.steps import HostSteps
     from psworker.optimizer import PreparedOptimizer
 
@@ -95,17 +94,17 @@ class HostDataLink:
         shape: EpochShape,
         origin: bytes,
         report: DataReport,
-    ) -> "Future[Origin]":
+    ) -> "LoopFuture[Origin]":
         """Opens an epoch; what its order is drawn from."""
         self._here.refuse_out()
         return self._here.room.ask(OpenEpoch(loader, epoch, shape, origin, report))
 
-    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+    def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
         """Leases ranges."""
         self._here.refuse_out()
         return self._here.room.ask(LeaseBatches(request))
 
-    def await_contribution(self) -> "Future[None]":
+    def await_contribution(self) -> "LoopFuture[None]":
         """Done once a step of the group, or of the job, waits for nobody with data."""
         self._here.refuse_out()
         return self._here.room.ask(AwaitTurn())

@@ -6,12 +6,11 @@ life, is opened on the event loop at once, the rest in the user's thread when a 
 needs it.
 """
 
-import asyncio
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -22,7 +21,7 @@ from psworker.config import WorkerConfig
 from psworker.declared_tensors import DeclaredTensors
 from psworker.edited_values import EditedValues
 from psworker.errors import PsError
-from psworker.event_loop import EventLoop
+from psworker.event_loop import EventLoop, LoopFuture
 from psworker.host_group.agreement import Place, Seal, Standing
 from psworker.host_group.memory import HostMemory
 from psworker.host_group.shared_stepper import SharedStepper
@@ -38,9 +37,6 @@ from psworker.steps import PushExtras
 from psworker.transport.call_error import CallError
 from psworker.transport.values import JobSettings, Member
 from psworker.value_store import CheckedChunk, ValueStore
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 class HostStore(ValueStore):
@@ -131,7 +127,7 @@ class HostLeader:
         self._memory = memory
         self.token = token
         self.pending = PendingData()
-        self._opening: Future[Session] | None = None
+        self._opening: LoopFuture[Session] | None = None
         self._stepper: SharedStepper | None = None
         self._model: HostModel | None = None
 
@@ -154,14 +150,14 @@ class HostLeader:
     def is_out(self) -> bool:
         """Whether the job is over, or goes on without the group."""
         opening = self._opening
-        if opening is None or not opening.done() or opening.exception() is not None:
+        if opening is None or not opening.done() or opening.failed:
             return False
         return opening.result().membership.failure is not None
 
     async def ready(self) -> Session:
         """As `session`, on the event loop."""
         assert self._opening is not None, "opened by whoever has made it leader"
-        return await asyncio.wrap_future(self._opening)
+        return await self._opening.awaited()
 
     @property
     def stepper(self) -> SharedStepper | None:

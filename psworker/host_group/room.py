@@ -11,14 +11,14 @@ import queue
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
 from pswire.memory_segments import SegmentError
 from pswire.object_marks import LOADER, MODEL, ObjectMark, order_difference
 from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
-from psworker.event_loop import EventLoop
+from psworker.event_loop import EventLoop, LoopFuture
 from psworker.host_group.agreement import Excluded, Seat, View
 from psworker.host_group.asking import Answer, Ask, GiveBack, Question
 from psworker.host_group.core import HostCore
@@ -99,7 +99,7 @@ class Room:
         self._timer: Any = None
         self._is_closed = False
         self._desk: Desk | None = None
-        self._asks: dict[int, tuple[Question, Future[Any]]] = {}
+        self._asks: dict[int, tuple[Question, LoopFuture[Any]]] = {}
         self._asked: Seat | None = None
         self._ask_count = 0
         self._answering: dict[tuple[Seat, int], asyncio.Task[None]] = {}
@@ -128,12 +128,14 @@ class Room:
         """Tells the state machine something."""
         self._loop.post(lambda: self._act(event))
 
-    def ask(self, question: Question) -> "Future[Any]":
+    def ask(self, question: Question) -> "LoopFuture[Any]":
         """Asks the leader, the next one too if it is lost. Cancelling takes it back.
 
         The future raises `EvictedError` when the group goes on without this process.
         """
-        future: Future[Any] = Future()
+        future: LoopFuture[Any] = LoopFuture(
+            lambda: self._loop.post(lambda: self._take_back(future))
+        )
         self._loop.post(lambda: self._begin_asking(question, future))
         return future
 
@@ -304,21 +306,19 @@ class Room:
 
     # Questions to the leader
 
-    def _begin_asking(self, question: Question, future: "Future[Any]") -> None:
+    def _begin_asking(self, question: Question, future: "LoopFuture[Any]") -> None:
         self._ask_count += 1
         number = self._ask_count
         self._asks[number] = question, future
-        future.add_done_callback(lambda done: self._loop.post(self._forget(number)))
         self._act(_nothing)  # asks whoever leads
         self._send_ask(number)
 
-    def _forget(self, number: int) -> Callable[[], None]:
-        def forget() -> None:
-            asked = self._asks.pop(number, None)
-            if asked is not None:  # it was taken back
+    def _take_back(self, future: LoopFuture[Any]) -> None:
+        for number, (_, asked) in list(self._asks.items()):
+            if asked is future:
+                del self._asks[number]
                 self._send(self._asked, Ask(number, None))
-
-        return forget
+        future.set_exception(CancelledError())
 
     def _follow(self) -> None:
         """Asks a new leader what the one before has not answered."""
@@ -327,10 +327,8 @@ class Room:
             self._desk.note_change()
         leader = core.view.leader if core.view is not None and core.is_member else None
         if core.is_out:
-            for question, future in list(self._asks.values()):
-                if not future.done():
-                    future.set_exception(EvictedError(_OUT_TEXT))
-                del question
+            for _, future in self._asks.values():
+                future.set_exception(EvictedError(_OUT_TEXT))
             self._asks.clear()
         elif leader != self._asked:
             self._asked = leader
@@ -370,9 +368,9 @@ class Room:
     def _take_answer(self, answer: Answer) -> None:
         asked = self._asks.pop(answer.number, None)
         leased = answer.result.ranges if isinstance(answer.result, Lease) else ()
-        if asked is None or asked[1].done():
+        if asked is None:
             if leased:  # nobody wants them here any more
-                self._begin_asking(GiveBack(leased), Future())
+                self._begin_asking(GiveBack(leased), LoopFuture())
             return
         self.core.hand.update(leased)
         try:

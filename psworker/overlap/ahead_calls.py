@@ -8,18 +8,15 @@ way: the shard keeps nothing of it.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pswire import failpoints
-from psworker.event_loop import EventLoop
+from psworker.event_loop import EventLoop, LoopFuture
 from psworker.outgoing_push import OutgoingPush
 from psworker.retries import left_s
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
 from psworker.transport.values import PushReply
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 OpenCall = Callable[
     [int, AsyncGenerator[bytes, None], Receiver], Coroutine[Any, Any, PushReply]
@@ -41,7 +38,7 @@ class AheadCalls:
         """
         self._loop = loop
         self._calls = [_AheadCall(header) for header in headers]
-        self._running: Future[None] | None = None
+        self._running: LoopFuture[None] | None = None
 
     def begin(self, open_call: OpenCall) -> None:
         """Opens all calls, from the thread that computes."""

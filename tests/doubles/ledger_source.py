@@ -1,7 +1,6 @@
 """A worker's connection as its loaders see it, over the coordinator's real ledger."""
 
 import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from psserver.core.epoch_ledger import EpochLedger
@@ -13,6 +12,7 @@ from psworker.data import EpochShape, Lease, LeaseRequest
 from psworker.data.source import part_in_rounds
 from psworker.epoch_report import EpochReport
 from psworker.errors import EvictedError
+from psworker.event_loop import LoopFuture
 from psworker.pending import DataRange, DataReport, DrawnData, PendingData
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class LedgerJob:
         self.keys = [WorkerKey(f"w{index}", 1) for index in range(worker_count)]
         self.in_rounds = in_rounds
         self.lock = threading.RLock()
-        self.waiting: list[tuple[WorkerKey, LeaseRequest, Future[Lease]]] = []
+        self.waiting: list[tuple[WorkerKey, LeaseRequest, LoopFuture[Lease]]] = []
 
-    def lease(self, key: WorkerKey, request: LeaseRequest) -> "Future[Lease]":
+    def lease(self, key: WorkerKey, request: LeaseRequest) -> "LoopFuture[Lease]":
         with self.lock:
             book = self.ledger.register_order(
                 key, request.loader, request.epoch, request.order_digest
@@ -39,7 +39,7 @@ class LedgerJob:
             self.take_report(key, request.report)
             participants = tuple(self.keys) if self.in_rounds else ()
             ranges = book.lease(key, participants, request.batch_count_max)
-            future: Future[Lease] = Future()
+            future: LoopFuture[Lease] = LoopFuture()
             if request.wait and not ranges and not book.is_closed:
                 self.waiting.append((key, request, future))
             else:
@@ -64,8 +64,7 @@ class LedgerJob:
                 ranges = book.lease(key, (), request.batch_count_max)
                 if ranges or book.is_closed:
                     self.waiting.remove((key, request, future))
-                    if future.set_running_or_notify_cancel():
-                        future.set_result(_lease(ranges, book))
+                    future.set_result(_lease(ranges, book))
 
 
 def _lease(ranges: list[CoreRange], book: EpochLedger) -> Lease:
@@ -99,7 +98,7 @@ class LedgerSource:
         self.key = job.keys[index]
         self.pending = PendingData()
         self.requests: list[LeaseRequest] = []
-        self.contribution: Future[None] = Future()
+        self.contribution: LoopFuture[None] = LoopFuture()
         self.empty_push_count = 0
         self.pushed_nothing = threading.Event()
         self.is_broken = False
@@ -136,8 +135,8 @@ class LedgerSource:
         shape: EpochShape,
         origin: bytes,
         report: DataReport,
-    ) -> "Future[Origin]":
-        future: Future[Origin] = Future()
+    ) -> "LoopFuture[Origin]":
+        future: LoopFuture[Origin] = LoopFuture()
         self.job.take_report(self.key, report)
         core_shape = CoreShape(
             position_count=shape.position_count,
@@ -152,26 +151,24 @@ class LedgerSource:
         self.job.retry()
         return future
 
-    def lease_data(self, request: LeaseRequest) -> "Future[Lease]":
+    def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
         self.requests.append(request)
         if self.is_broken:
-            broken: Future[Lease] = Future()
+            broken: LoopFuture[Lease] = LoopFuture()
             broken.set_exception(ConnectionError("cut"))
             return broken
         if self.is_lost:
-            lost: Future[Lease] = Future()
+            lost: LoopFuture[Lease] = LoopFuture()
             lost.set_exception(EvictedError("evicted"))
             return lost
         return self.job.lease(self.key, request)
 
-    def await_contribution(self) -> "Future[None]":
-        if self.contribution.cancelled():
-            self.contribution = Future()
+    def await_contribution(self) -> "LoopFuture[None]":
         return self.contribution
 
     def push_nothing(self) -> None:
         self.empty_push_count += 1
-        self.contribution = Future()
+        self.contribution = LoopFuture()
         self.pushed_nothing.set()
 
     def step(self) -> DrawnData:

@@ -1,4 +1,5 @@
 from psworker.pending import DataRange, DataReport, PendingData
+from tests.integration.interruptions import AtLine, text_of
 
 FIRST = DataRange("loader", 0, 0, 4)
 SECOND = DataRange("loader", 0, 4, 8)
@@ -48,3 +49,46 @@ def test_nothing_of_the_start_before_is_told_after_joining_again() -> None:
 
     assert not pending.has_news
     assert pending.take().ranges == ()
+
+
+def test_a_handler_may_ask_and_note_at_any_line() -> None:
+    """It interrupts the thread that draws, and its state_dict() completes a step."""
+    pending = PendingData()
+    with AtLine() as untouched:
+        draw_and_push(pending)
+
+    for line in untouched.lines:
+        pending = PendingData()
+
+        def save(pending: PendingData = pending) -> None:
+            assert pending.has_drawn in (False, True)
+            pending.acknowledge((FIRST,))
+
+        with AtLine(line, save) as interrupted:
+            draw_and_push(pending)
+
+        assert interrupted.is_reached, text_of(line)
+        assert pending.take_report().consumed == (FIRST,), text_of(line)
+
+
+def draw_and_push(pending: PendingData) -> None:
+    pending.draw(4, SECOND)
+    pending.note_backward(pending.note_call(_Unknown()))
+    assert pending.has_trained
+    pending.return_report(pending.take_report())
+    pending.take()
+    pending.return_report(pending.take_report())
+    pending.skip("loader")
+    pending.end("loader")
+
+
+class _Unknown:
+    """Inputs of a call that are of no batch's memory."""
+
+    row_count = 4
+
+    def are_of(self, memory: object) -> bool:
+        return False
+
+    def are_elsewhere(self, memory: object) -> bool:
+        return False
