@@ -52,7 +52,12 @@ class UserCalls:
     @property
     def is_busy(self) -> bool:
         """Whether any thread has a call under way, so that another one would wait."""
-        return bool(self._name) and not self._is_lent
+        if not self._name or self._is_lent:
+            return False
+        if self._lock._is_owned() or not self._is_free(0.0):
+            return True
+        self._name = ""  # left by a call whose end was interrupted
+        return False
 
     @property
     def is_forked(self) -> bool:
@@ -104,12 +109,13 @@ class UserCalls:
         """
         if os.getpid() != self._process_id:
             raise ClosedError(FORKED_TEXT)
-        if self._lock._is_owned():
+        if is_owned := self._lock._is_owned():
             self.refuse_within(name)
         elif self._name:
             self._wait(name)
         with self._lock:
-            outer, was_lent = self._name, self._is_lent
+            # Not what a call has left whose end was interrupted.
+            outer, was_lent = (self._name, self._is_lent) if is_owned else ("", False)
             self._name, self._is_lent = name, False
             try:
                 return call(*args, **kwargs)
@@ -131,17 +137,20 @@ class UserCalls:
             WaitTimeoutError: It did not in time.
         """
         other = self._name
-        try:
-            is_free = self._lock.acquire(timeout=self._wait_s)
-        finally:
-            if self._lock._is_owned():
-                self._lock.release()
-        if not is_free:
+        if not self._is_free(self._wait_s):
             raise WaitTimeoutError(
                 f"{name} waited {self._wait_s:g} s for {other}, which is under way in "
                 "another thread; nothing was done. Call it again, or in that thread "
                 "between two steps"
             )
+
+    def _is_free(self, timeout_s: float) -> bool:
+        """Whether no other thread has a call under way, or none after that time."""
+        try:
+            return bool(self._lock.acquire(timeout=timeout_s))
+        finally:
+            if self._lock._is_owned():
+                self._lock.release()
 
 
 class _Caller(Protocol):

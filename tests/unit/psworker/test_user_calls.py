@@ -1,10 +1,12 @@
 import os
 import threading
+from contextlib import suppress
 
 import pytest
 
 from psworker.errors import ClosedError, ConfigurationError, WaitTimeoutError
 from psworker.user_calls import UserCalls, in_turn
+from tests.integration.interruptions import AtLine, Interrupted, text_of
 
 
 class Worker:
@@ -118,3 +120,22 @@ def test_a_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ClosedError, match="forked"):
         worker.step()
+
+
+def test_a_call_that_is_interrupted_at_any_line_leaves_none_under_way() -> None:
+    with AtLine() as untouched:
+        Worker().step()
+
+    busy: list[bool] = []
+    for line in untouched.lines:
+        worker = Worker()
+
+        with AtLine(line), suppress(Interrupted):
+            worker.step()
+
+        assert not worker._calls.is_busy, text_of(line)
+        assert not worker._calls.is_within, text_of(line)
+        worker.step(lambda worker=worker: busy.append(worker._calls.is_busy))
+
+    assert all(busy)
+    assert len(busy) == len(untouched.lines)
