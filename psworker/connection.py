@@ -46,6 +46,7 @@ from psworker.overlapped_stepper import OverlappedStepper
 from psworker.pending import PendingData
 from psworker.prepare import (
     Prepared,
+    check_loss,
     check_overlap,
     check_same_clip_norm,
     made_optimizer,
@@ -252,6 +253,7 @@ class Connection:
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        loss: str | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job with models, optimizers, loaders and schedulers.
@@ -282,6 +284,9 @@ class Connection:
                 for each as it reads it. The numbers are the same. See `wait`.
             compression: How to send fewer bytes: `"bf16"`, `"fp16"`, `"int8"`, `"topk"`
                 or `"onebit"`, or a `Compression`; the same on every worker.
+            loss: What the loss is over its batch: `"mean"`, or `"sum"`, as with
+                `reduction="sum"`, and then the gradients of all workers are added up;
+                the same on every worker. By default a mean. See docs/data.md.
             named: Further objects, by the names that they have in the job and in
                 snapshots.
 
@@ -291,10 +296,11 @@ class Connection:
             that work on the job.
 
         Raises:
-            ConfigurationError: What was given does not go together, or
-                `clip_grad_norm` is no norm.
+            ConfigurationError: What was given does not go together,
+                `clip_grad_norm` is no norm, or `loss` no such word.
             SchemaMismatchError: The job trains another model.
-            OptimizerMismatchError: The job has another optimizer, or clips otherwise.
+            OptimizerMismatchError: The job has another optimizer, clips otherwise, or
+                has another loss.
             OptimizerUnsupportedError: Shards can't run an optimizer.
             StartTimeoutError: The job did not start in time.
         """
@@ -309,12 +315,14 @@ class Connection:
                     "leave overlap out when prepare() is called again"
                 )
             refuse_other_choices(self._active.given, buffers, compression)
+            check_loss(loss, self._active.given.loss)
             return self._prepare_again(self._active, call, clip_grad_norm)
         given = sort_objects(
             call,
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
+            loss=loss,
         )
         if buffers is None:
             tell_defaults(given.buffers)
@@ -434,6 +442,7 @@ class Connection:
                 optimizer,
                 given.bound,
                 exchange_count=active.optimizers[name].spec.exchange_count + 1,
+                loss_is_sum=active.optimizers[name].spec.loss_is_sum,
             )
             for name, optimizer in again.optimizers.items()
         }

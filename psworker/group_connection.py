@@ -118,6 +118,7 @@ class GroupConnection(JointWorker):
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        loss: str | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Joins the job, as one worker if the models are data-parallel.
@@ -151,6 +152,7 @@ class GroupConnection(JointWorker):
                 buffers=buffers,
                 overlap=overlap,
                 compression=compression,
+                loss=loss,
                 **named,
             )
         if overlap:
@@ -166,6 +168,7 @@ class GroupConnection(JointWorker):
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
+            loss=loss,
         )
         loaders = {id(each): _checked_loader(each) for each in given.loaders.values()}
         self._steps, results = self._join(given, wrapped[0][1], buffers)
@@ -263,6 +266,7 @@ class GroupConnection(JointWorker):
                 clip_grad_norm=given.clip_grad_norm or None,
                 buffers=buffers,
                 compression=given.compression,
+                loss=given.loss,
                 **call.by_name,
             )
             return _place_of(inner)

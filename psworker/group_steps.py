@@ -155,6 +155,8 @@ class GroupSteps:
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
         total = self._channel.sum(self._sample_count if weight is None else weight)
+        if spec.loss_is_sum:
+            extras = replace(extras, averaged_over=self._channel.process_count)
 
         def push(leader: Steps, extras: PushExtras) -> PushResult:
             result = leader.step(

@@ -124,6 +124,7 @@ class HostConnection(JointWorker):
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        loss: str | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Meets the other processes and joins the job with them, as one worker.
@@ -153,6 +154,7 @@ class HostConnection(JointWorker):
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
             compression=compression,
+            loss=loss,
         )
         refuse_unsupported(given, overlap=overlap)
         if buffers is None:
@@ -251,6 +253,7 @@ def _digest(given: Prepared) -> str:
             for name, spec in given.specs.items()
         },
         given.clip_grad_norm,
+        given.loss,
         {index: policy.value for index, policy in given.buffers.items()},
     )
     return blake2b(repr(told).encode(), digest_size=16).hexdigest()

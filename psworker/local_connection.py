@@ -25,6 +25,7 @@ from psworker.prepare import (
     KINDS,
     check_clip_norm,
     check_kinds,
+    check_loss,
     check_objects,
     check_overlap,
     check_same_clip_norm,
@@ -53,6 +54,7 @@ class LocalConnection:
         self._worker_id = worker_id or LOCAL_WORKER_ID
         self._steps = LocalSteps(LOCAL_MODE)
         self._is_prepared = False
+        self._loss = "mean"
         self._prepared: list[object] = []
         self._loaders: dict[int, Any] = {}  # by id() of the user's, which are kept
         self._unnamed_count = 0  # of loaders
@@ -147,6 +149,7 @@ class LocalConnection:
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: CompressionChoice = None,
+        loss: str | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Checks what it was given as a job would, and returns it.
@@ -162,6 +165,7 @@ class LocalConnection:
                 own.
             overlap: Changes nothing: there is nobody to send to.
             compression: Changes nothing either.
+            loss: Nor does this: what its loss is, is that of one process.
             named: Further objects, by name.
 
         Returns:
@@ -175,6 +179,7 @@ class LocalConnection:
         self._steps.refuse_closed()
         check_clip_norm(clip_grad_norm)
         check_overlap(overlap)
+        check_loss(loss, self._loss if self._is_prepared else None)
         read_compression(compression)
         read_choice(buffers)
         call = NamedObjects.of(objects, named)
@@ -187,6 +192,7 @@ class LocalConnection:
             for base, kind in KINDS.items():
                 fresh.of_kind(base, kind)  # checks the names
             self._steps.clip_grad_norm = clip_grad_norm
+            self._loss = loss or "mean"
         for each, given in zip(fresh.objects, fresh.names, strict=True):
             if any(each is known for known in self._prepared):
                 continue  # given again, with another optimizer perhaps

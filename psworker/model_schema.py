@@ -84,6 +84,7 @@ def describe_optimizer(
     bound: BoundSchema,
     *,
     exchange_count: int = 0,
+    loss_is_sum: bool = False,
 ) -> OptimizerSpec:
     """Describes an optimizer over a schema.
 
@@ -92,6 +93,7 @@ def describe_optimizer(
         optimizer: The user's.
         bound: The schema.
         exchange_count: How many others had its place before.
+        loss_is_sum: Whether its gradients are added up over the workers.
 
     Raises:
         OptimizerUnsupportedError: Shards can't run what it does.
@@ -108,6 +110,7 @@ def describe_optimizer(
         hyperparameter_names=SUPPORTED[class_name].names,
         groups=describe_groups(name, class_name, optimizer, bound),
         exchange_count=exchange_count,
+        loss_is_sum=loss_is_sum,
     )
 
 

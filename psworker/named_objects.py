@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from psworker.errors import ConfigurationError
 
-OPTIONS: Final = ("clip_grad_norm", "buffers", "overlap", "compression")
+OPTIONS: Final = ("clip_grad_norm", "buffers", "overlap", "compression", "loss")
 """What `prepare` takes by keyword that is no name of an object."""
 
 

@@ -39,6 +39,9 @@ KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
 )
 """Kinds of objects that have names in a job, by what the names begin with."""
 
+LOSSES: Final = ("mean", "sum")
+"""What a loss may be over the samples of its batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -75,6 +78,12 @@ class Prepared:
     compression: Compression = NO_COMPRESSION
     held: frozenset[int] = frozenset()
     followed: frozenset[int] = frozenset()
+
+    @property
+    def loss(self) -> str:
+        """What the loss is over its batch, one of `LOSSES`."""
+        is_sum = any(spec.loss_is_sum for spec in self.specs.values())
+        return "sum" if is_sum else "mean"
 
     def in_order(self, order: Sequence[int]) -> Self:
         """The same with the tensors in the order of the job.
@@ -126,6 +135,7 @@ def sort_objects(
     clip_grad_norm: float | None = None,
     buffers: BufferChoice = None,
     compression: CompressionChoice = None,
+    loss: str | None = None,
 ) -> Prepared:
     """Names and describes what was given.
 
@@ -138,6 +148,7 @@ def sort_objects(
         objects = NamedObjects.of(objects, {})
     check_objects(objects)
     check_clip_norm(clip_grad_norm)
+    check_loss(loss)
     given = objects.objects
     scalers = (each for each in given if isinstance(each, GradScaler))
     chosen = read_compression(compression)
@@ -148,7 +159,7 @@ def sort_objects(
     indexes = bound.index_of_tensors()
     states = {name: states_of(each, indexes) for name, each in optimizers.items()}
     specs = {
-        name: describe_optimizer(name, optimizer, bound)
+        name: describe_optimizer(name, optimizer, bound, loss_is_sum=loss == "sum")
         for name, optimizer in optimizers.items()
     }
     refuse_modules(models, bound.tensors, specs)
@@ -270,6 +281,31 @@ def check_same_clip_norm(clip_grad_norm: float | None, first: float | None) -> N
     if clip_grad_norm not in (None, first):
         raise ConfigurationError(
             f"the job clips as the first prepare() said, clip_grad_norm={first}; leave "
+            "it out when prepare() is called again"
+        )
+
+
+def check_loss(loss: str | None, first: str | None = None) -> None:
+    """Checks what the loss is said to be of its batch.
+
+    Args:
+        loss: What `prepare` was given.
+        first: What the first one was given, where it is called again.
+
+    Raises:
+        ConfigurationError: It is no such word, or another one than the first.
+    """
+    if loss is None:
+        return
+    if not isinstance(loss, str) or loss not in LOSSES:
+        raise ConfigurationError(
+            f'loss={loss!r} is neither "mean" nor "sum": say which of the two the loss '
+            "is over its batch, or leave it out for a mean; an object of that name "
+            "needs another one"
+        )
+    if first is not None and loss != first:
+        raise ConfigurationError(
+            f'the job\'s loss is what the first prepare() said, loss="{first}"; leave '
             "it out when prepare() is called again"
         )
 

@@ -225,6 +225,7 @@ class Stepper(OptimizerCalls):
             return result
         held = gradients.gradients_of(spec, groups, self._store.tensors)
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
+        loss_scale /= extras.averaged_over
         self._spent.note(held)
         drawn = self.pending.take()
         if drawn.sample_count is not None:

@@ -26,6 +26,7 @@ class PushExtras:
             it. A call of `step` may only end an earlier push, which did not.
         scheduler_steps: Steps of its schedulers.
         is_awaited: Whether the script needs the result before it goes on.
+        averaged_over: Processes over which a gradient that is to be a sum was averaged.
     """
 
     spec_digest: str = ""
@@ -33,6 +34,7 @@ class PushExtras:
     on_loaded: Callable[[], None] | None = None
     scheduler_steps: tuple[int, ...] = ()
     is_awaited: bool = False
+    averaged_over: int = 1
 
 
 NO_EXTRAS: Final = PushExtras()

@@ -104,6 +104,7 @@ class WorkerConnection(Protocol):
         buffers: BufferChoice = None,
         overlap: bool = False,
         compression: str | Compression | None = None,
+        loss: str | None = None,
         **named: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401, what was given
         """Makes models, optimizers, loaders and schedulers ready to train.

@@ -306,6 +306,8 @@ class OptimizerSpec:
         hyperparameter_names: Names of the values of each group.
         groups: Its groups, in the user's order.
         exchange_count: How often the script has put another optimizer in its place.
+        loss_is_sum: Whether the loss is a sum over its batch and no mean, so that
+            gradients are added up. The same in all its declarations.
     """
 
     name: str
@@ -313,6 +315,7 @@ class OptimizerSpec:
     hyperparameter_names: tuple[str, ...]
     groups: tuple[ParameterGroup, ...]
     exchange_count: int = 0
+    loss_is_sum: bool = False
 
     @property
     def digest(self) -> str:

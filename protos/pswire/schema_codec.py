@@ -127,6 +127,7 @@ def optimizer_to_message(spec: OptimizerSpec) -> schema_pb2.OptimizerSpec:
             for group in spec.groups
         ],
         exchange_count=spec.exchange_count,
+        loss_is_sum=spec.loss_is_sum,
     )
 
 
@@ -167,6 +168,7 @@ def optimizer_from_message(
         hyperparameter_names=names,
         groups=tuple(groups),
         exchange_count=message.exchange_count,
+        loss_is_sum=message.loss_is_sum,
     )
 
 

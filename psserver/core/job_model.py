@@ -145,6 +145,9 @@ class JobModel:
                 f"{spec.name[:64]!r} is not one of the job's optimizers "
                 f"{[o.name for o in self.optimizers]}",
             )
+        for first in self.optimizers:
+            if first.name == spec.name:
+                _check_loss(first, spec)
         known = self.all_optimizers
         if (spec.name, spec.digest) in {(each.name, each.digest) for each in known}:
             return False
@@ -208,6 +211,7 @@ class JobModel:
                     f"optimizer {name!r} is {job.class_name} in the job, "
                     f"{worker.class_name} here",
                 )
+            _check_loss(job, worker)
             if job.hyperparameter_names != worker.hyperparameter_names:
                 raise Refusal(
                     ErrorReason.OPTIMIZER_MISMATCH,
@@ -311,6 +315,24 @@ def _in_order(spec: OptimizerSpec, order: tuple[int, ...]) -> OptimizerSpec:
 def _groups_of(spec: OptimizerSpec) -> list[list[int]]:
     """Parameters of each group, in one order whatever the worker's was."""
     return [sorted(group.entry_indexes) for group in spec.groups]
+
+
+def _check_loss(job: OptimizerSpec, worker: OptimizerSpec) -> None:
+    """Refuses a worker whose loss is of another kind than the job's.
+
+    Raises:
+        Refusal: `OPTIMIZER_MISMATCH`.
+    """
+    if job.loss_is_sum != worker.loss_is_sum:
+        raise Refusal(
+            ErrorReason.OPTIMIZER_MISMATCH,
+            f"the job has {_loss_text(job)}, this worker has {_loss_text(worker)}: "
+            "give all workers' prepare() the same",
+        )
+
+
+def _loss_text(spec: OptimizerSpec) -> str:
+    return 'loss="sum"' if spec.loss_is_sum else 'loss="mean"'
 
 
 def _clip_text(clip_grad_norm: float) -> str:

@@ -199,6 +199,7 @@ def load_model(
                 for group in optimizer["groups"]
             ),
             exchange_count=optimizer.get("exchange_count", 0),
+            loss_is_sum=optimizer.get("loss_is_sum", False),
         )
         for optimizer in data["optimizers"]
     )

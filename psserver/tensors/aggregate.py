@@ -1,4 +1,4 @@
-"""The weighted mean of the gradients of one chunk.
+"""The weighted mean of the gradients of one chunk, or their sum.
 
 Sums run in the order of the contributions given, which the caller sorts by worker id,
 so that a result does not depend on who came first. Elements of 16 bits are summed in
@@ -43,7 +43,7 @@ class Mean:
 
 
 def weighted_mean(
-    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float | None
 ) -> tuple[torch.Tensor, tuple[bool, ...]]:
     """Adds up dense contributions of a chunk, each by its share of the weight.
 
@@ -53,7 +53,7 @@ def weighted_mean(
         chunk: The chunk.
         contributions: In the order to sum.
         total_weight: Weight of all contributors to the clock, those without this
-            chunk too. More than 0.
+            chunk too. More than 0. `None` adds them up without weights.
 
     Returns:
         The gradient of the slices that some contributor has, 1-D, and which they are.
@@ -72,12 +72,13 @@ def weighted_mean(
 
 
 def finite_mean(
-    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float | None
 ) -> Mean:
     """The weighted mean, without contributors whose data is not finite.
 
-    The weight of a contributor that is left out is taken from the divisor. When the
-    mean is not finite though each contribution is, all of them are left out.
+    The weight of a contributor that is left out is taken from the divisor; a sum has
+    none, `None`. When the mean is not finite though each contribution is, all of them
+    are left out.
     """
     mean = _mean(chunk, contributions, total_weight)
     # Of buffers alone there is no gradient, and maybe no floats.
@@ -87,8 +88,10 @@ def finite_mean(
     verdicts = [_is_sound(chunk, each) for each in counted]
     sound = list(compress(counted, verdicts))
     torn = list(compress(counted, map(not_, verdicts)))
-    remaining = total_weight - math.fsum(each.weight for each in torn)
-    if torn and remaining > 0:
+    remaining = total_weight
+    if total_weight is not None:
+        remaining = total_weight - math.fsum(each.weight for each in torn)
+    if torn and (remaining is None or remaining > 0):
         mean = _mean(chunk, sound, remaining)
         if is_finite(mean.gradient):
             return replace(mean, torn_worker_ids=tuple(each.worker_id for each in torn))
@@ -100,7 +103,7 @@ def finite_mean(
 
 
 def _mean(
-    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float
+    chunk: Chunk, contributions: Sequence[Contribution], total_weight: float | None
 ) -> Mean:
     counted = [each for each in contributions if each.weight > 0]
     if any(each.rows for each in counted):
@@ -162,7 +165,7 @@ def _is_sound(chunk: Chunk, contribution: Contribution) -> bool:
 
 
 def _same_presence(
-    chunk: Chunk, counted: Sequence[Contribution], total_weight: float
+    chunk: Chunk, counted: Sequence[Contribution], total_weight: float | None
 ) -> torch.Tensor:
     first, *others = counted
     dtype = sum_dtype(chunk.element_type)
@@ -182,7 +185,7 @@ def _same_presence(
 def _mixed_presence(
     chunk: Chunk,
     counted: Sequence[Contribution],
-    total_weight: float,
+    total_weight: float | None,
     union: tuple[bool, ...],
 ) -> torch.Tensor:
     dtype = sum_dtype(chunk.element_type)

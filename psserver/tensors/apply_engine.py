@@ -243,7 +243,7 @@ class ApplyEngine:
         gradient_scale: float = 1.0,
         spec_digest: str = "",
     ) -> AppliedChunk:
-        """Updates a chunk by the weighted mean of its contributions.
+        """Updates a chunk by the weighted mean of its contributions, or their sum.
 
         Args:
             chunk_index: A chunk of this shard.
@@ -262,8 +262,9 @@ class ApplyEngine:
         spec = self._spec(optimizer, spec_digest)
         chunk = self._vectors.chunk(chunk_index)
         gradients, with_values = self._buffers.part(chunk, contributions)
+        divisor = None if spec.loss_is_sum else total_weight
         mean = self._optimizers.within(
-            spec, chunk, finite_mean(chunk, gradients, total_weight)
+            spec, chunk, finite_mean(chunk, gradients, divisor)
         )
         presence = mean.presence
         if not (any(presence) or with_values):
@@ -312,7 +313,8 @@ class ApplyEngine:
         spec = self._spec(optimizer, spec_digest)
         chunk = self._vectors.chunk(chunk_index)
         gradients, _ = self._buffers.part(chunk, contributions)
-        mean = finite_mean(chunk, gradients, total_weight)
+        divisor = None if spec.loss_is_sum else total_weight
+        mean = finite_mean(chunk, gradients, divisor)
         return square_sum(self._optimizers.within(spec, chunk, mean).gradient)
 
     def read(

@@ -87,9 +87,10 @@ class Contribution:
         """All that it holds, 1-D, sharing memory: read-only."""
         return tensor_from_buffer(self.data, self.element_type or chunk.element_type)
 
-    def share(self, total_weight: float) -> float:
-        """Factor that its elements go into a mean with."""
-        return self.weight / total_weight / (self.loss_scale or 1.0)
+    def share(self, total_weight: float | None) -> float:
+        """Factor that its elements go into a mean with, or, for `None`, into a sum."""
+        part = 1.0 if total_weight is None else self.weight / total_weight
+        return part / (self.loss_scale or 1.0)
 
     def element_counts(self, chunk: Chunk) -> list[int]:
         """Elements that `data` has of each slice; 0 of one that is absent."""

@@ -23,14 +23,14 @@ Part = tuple[torch.Tensor, SliceRows | None]
 
 
 def sparse_mean(
-    chunk: Chunk, counted: Sequence[Contribution], total_weight: float
+    chunk: Chunk, counted: Sequence[Contribution], total_weight: float | None
 ) -> tuple[torch.Tensor, tuple[bool, ...], Positions]:
     """Adds up contributions of a chunk, each by its share of the weight.
 
     Args:
         chunk: The chunk.
         counted: Contributions with weight, in the order to sum.
-        total_weight: Weight of all contributors to the clock.
+        total_weight: Weight of all contributors to the clock; `None` for a sum.
 
     Returns:
         The elements of the present slices, 1-D, of the chunk's type or float32 if that
@@ -81,7 +81,10 @@ def elements_of(
 
 
 def _parts(
-    chunk: Chunk, contribution: Contribution, total_weight: float, wide: torch.dtype
+    chunk: Chunk,
+    contribution: Contribution,
+    total_weight: float | None,
+    wide: torch.dtype,
 ) -> list[Part | None]:
     """What a contribution has of each slice."""
     scaled = contribution.elements(chunk).to(wide)

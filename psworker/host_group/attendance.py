@@ -150,7 +150,12 @@ class Attendance:
         is_back = self._host.is_restart or self._life_count > 0
         patience_ms = BACK_LIMIT_MS if is_back else FORM_LIMIT_MS
         core = HostCore(seat, count=self._host.count, patience_ms=patience_ms)
-        memory = HostMemory(self._given.bound.schema, seat, self._given.buffers)
+        memory = HostMemory(
+            self._given.bound.schema,
+            seat,
+            self._given.buffers,
+            adds_up=self._given.loss == "sum",
+        )
         room = Room(
             self._loop,
             core,

@@ -48,7 +48,12 @@ class HostMemory:
     """The segments of all processes that this one has met."""
 
     def __init__(
-        self, schema: ModelSchema, seat: Seat, policies: Mapping[int, BufferPolicy]
+        self,
+        schema: ModelSchema,
+        seat: Seat,
+        policies: Mapping[int, BufferPolicy],
+        *,
+        adds_up: bool = False,
     ) -> None:
         """Makes this process's own segment.
 
@@ -56,6 +61,7 @@ class HostMemory:
             schema: What is trained.
             seat: Which process.
             policies: Of every buffer, by its entry.
+            adds_up: Whether gradients are added up instead of averaged.
 
         Raises:
             SegmentError: The system has no such memory.
@@ -63,6 +69,7 @@ class HostMemory:
         self._schema = schema
         self._seat = seat
         self._policies = policies
+        self._adds_up = adds_up
         self._layout = HostLayout.of(schema)
         self.segment = MemorySegment.create(SegmentKind.HOST, self._layout.byte_count)
         mine = _Areas(schema, self._layout, self.segment.data)
@@ -103,7 +110,7 @@ class HostMemory:
 
     @torch.no_grad()
     def reduce(self, parts: Parts) -> float:
-        """Adds up this process's share of the mean; its sum of squares."""
+        """Adds up this process's share of the mean or sum; its sum of squares."""
         presence = self.presence(parts)
         own = self._shares_of(parts, presence)[self._seat]
         counted = {seat: part for seat, part in parts.items() if part.weight > 0}
@@ -201,11 +208,15 @@ class HostMemory:
         return dict(zip(seats, shares, strict=True))
 
     def _add(self, run: Run, who: Mapping[Seat, float], total: float) -> float:
-        """The weighted mean of a run, in the order of seats; its sum of squares."""
+        """The mean or sum of a run, in the order of seats; its sum of squares."""
         index, start, stop = run
         target = self._areas[self._seat].shares[index]
         sources = [
-            (self._areas[s].gradients[index], who[s] / total) for s in sorted(who)
+            (
+                self._areas[s].gradients[index],
+                1.0 if self._adds_up else who[s] / total,
+            )
+            for s in sorted(who)
         ]
         wide = torch.float64 if target.dtype == torch.float64 else torch.float32
         squares: list[float] = []

@@ -59,6 +59,7 @@ class PSStrategy(SingleDeviceStrategy):
         worker_id: str | None = None,
         *,
         clip_grad_norm: float | None = None,
+        loss: str | None = None,
         sample_count: Callable[[Any], int] = extract_batch_size,
         device: str | torch.device | None = None,
         **limits: float,
@@ -71,6 +72,7 @@ class PSStrategy(SingleDeviceStrategy):
             worker_id: Stable name of this worker; by default `PS_WORKER_ID`.
             clip_grad_norm: Largest norm of the gradient over all workers. The
                 `Trainer`'s own `gradient_clip_val` clips each worker's part by itself.
+            loss: What the loss is over its batch, `"mean"` or `"sum"`.
             sample_count: Samples of a batch, which are its weight.
             device: By default the first that the accelerator has.
             limits: Time-outs of `psworker.connect`, in seconds.
@@ -80,6 +82,7 @@ class PSStrategy(SingleDeviceStrategy):
             address, worker_id, **limits
         )
         self._clip_grad_norm = clip_grad_norm
+        self._loss = loss
         self._sample_count = sample_count
         self._device = device
         self._samples = SampleCounter()
@@ -139,6 +142,7 @@ class PSStrategy(SingleDeviceStrategy):
             *self.optimizers,
             *schedulers,
             clip_grad_norm=self._clip_grad_norm,
+            loss=self._loss,
         )
         for optimizer in prepared[:optimizer_count]:
             weigh_steps(optimizer, self._samples.take)

@@ -114,6 +114,7 @@ CATALOGUE: Final = (
     Script(name="siamese", batch_size=16),
     Script(name="skip_gram", batch_size=128),
     Script(name="streamed_lines", batch_size=32),
+    Script(name="summed_loss", batch_size=16, overlaps=True),
     Script(name="teacher", batch_size=16),
     Script(name="triplets", batch_size=16),
     Script(name="two_tasks", batch_size=16, overlaps=True),

@@ -1,7 +1,7 @@
 """A parameter server that collects everything, then computes: one line after another.
 
-No shards, no chunks, no bytes. Means are taken with Python's own floats, element by
-element, and torch's own optimizer does the step on whole tensors.
+No shards, no chunks, no bytes. Means and sums are taken with Python's own floats,
+element by element, and torch's own optimizer does the step on whole tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,10 @@ class DumbServer:
         self,
         first_values: Sequence[torch.Tensor],
         make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        *,
+        adds_up: bool = False,
     ) -> None:
+        self._adds_up = adds_up
         self.parameters = [torch.nn.Parameter(each.clone()) for each in first_values]
         self._optimizer = make_optimizer(self.parameters)
 
@@ -40,15 +43,14 @@ class DumbServer:
         for position, parameter in enumerate(self.parameters):
             parameter.grad = None
             present = [
-                (push.weight, gradient)
+                (1.0 if self._adds_up else push.weight / total, gradient)
                 for push in pushes
                 if push.weight > 0
                 and (gradient := push.gradients[position]) is not None
             ]
             if present:
                 mean = [
-                    sum(weight * gradient[index] for weight, gradient in present)
-                    / total
+                    sum(share * gradient[index] for share, gradient in present)
                     for index in range(parameter.numel())
                 ]
                 parameter.grad = torch.tensor(mean, dtype=parameter.dtype)

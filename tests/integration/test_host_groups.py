@@ -96,12 +96,15 @@ def test_a_group_has_the_numbers_of_one_process_and_repeats_bit_by_bit(
     assert deviation(first, alone()) < 2e-5
 
 
-def test_a_group_and_a_worker_are_two_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loss", "end"), [("mean", 18.0), ("sum", 54.0)])
+def test_a_group_and_a_worker_are_two_workers(
+    tmp_path: Path, loss: str, end: float
+) -> None:
     def steps(ps: Any, index: int) -> tuple[float, int]:  # noqa: ANN401
         model = nn.Linear(3, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        model, optimizer = ps.prepare(model, optimizer)
+        model, optimizer = ps.prepare(model, optimizer, loss=loss)
         for _ in range(3):
             model.weight.grad = torch.full((1, 3), -float(index + 1))
             optimizer.step(weight=2.0)
@@ -116,9 +119,9 @@ def test_a_group_and_a_worker_are_two_workers(tmp_path: Path) -> None:
                 mine, count = steps(ps, 2)
                 found = group.result()
         assert count == 2
-        # (1 + 2 + 3) / 3 a step and weight.
-        assert [value for value, _ in found] == pytest.approx([18.0, 18.0])
-        assert mine == pytest.approx(18.0)
+        # (1 + 2 + 3) / 3 a step and weight, or 1 + 2 + 3.
+        assert [value for value, _ in found] == pytest.approx([end, end])
+        assert mine == pytest.approx(end)
 
 
 def test_a_group_sends_what_one_worker_sends(tmp_path: Path) -> None:

@@ -610,4 +610,33 @@ BUGS = (
             "::test_one_batch_drawn_ahead_shifts_no_step",
         ),
     ),
+    PlantedBug(
+        "a sum of losses that is divided by the weights",
+        (
+            Edit(
+                "psserver/tensors/apply_engine.py",
+                "        divisor = None if spec.loss_is_sum else total_weight\n"
+                "        mean = self._optimizers",
+                "        divisor = total_weight\n        mean = self._optimizers",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/tensors/test_clipping.py"
+            "::test_of_a_sum_the_sum_is_measured_and_applied_and_buffers_stay_a_mean",
+        ),
+    ),
+    PlantedBug(
+        "a sum of losses that shards are not told of",
+        (
+            Edit(
+                f"{WORKER}/prepare.py",
+                'bound, loss_is_sum=loss == "sum")',
+                "bound)",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_prepare.py"
+            "::test_the_word_of_the_loss_goes_with_each_optimizer",
+        ),
+    ),
 )

@@ -50,6 +50,7 @@ class ShardedServer:
         optimizers: Optimizers,
         *,
         shards: int,
+        loss_is_sum: bool = False,
     ) -> None:
         self._first_values = first_values
         schema = ModelSchema(
@@ -72,6 +73,7 @@ class ShardedServer:
             class_name=class_name,
             hyperparameter_names=SUPPORTED[class_name].names,
             groups=(ParameterGroup(tuple(range(len(first_values))), self._values),),
+            loss_is_sum=loss_is_sum,
         )
         self._engines = [
             ApplyEngine(schema, self.placement, index, [spec])
@@ -224,9 +226,12 @@ def run(
     *,
     shards: int,
     seed: int,
+    loss_is_sum: bool = False,
 ) -> list[torch.Tensor]:
     first_values, clocks = job
-    server = ShardedServer(first_values, optimizers, shards=shards)
+    server = ShardedServer(
+        first_values, optimizers, shards=shards, loss_is_sum=loss_is_sum
+    )
     server.start([push.worker_id for push in clocks[0]])
     for number, pushes in enumerate(clocks, 1):
         server.step(number, pushes, random.Random(seed + number))
@@ -236,17 +241,22 @@ def run(
 
 @pytest.mark.parametrize("optimizers", [momentum, adam])
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(job=jobs(), shards=st.integers(1, 3))
+@given(job=jobs(), shards=st.integers(1, 3), loss_is_sum=st.booleans())
 def test_the_core_and_the_engine_equal_the_dumb_server(
-    optimizers: Optimizers, job: tuple[list[torch.Tensor], Clocks], shards: int
+    optimizers: Optimizers,
+    job: tuple[list[torch.Tensor], Clocks],
+    shards: int,
+    loss_is_sum: bool,
 ) -> None:
     first_values, clocks = job
-    dumb = DumbServer(first_values, optimizers)
+    dumb = DumbServer(first_values, optimizers, adds_up=loss_is_sum)
     for pushes in clocks:
         dumb.step(pushes)
 
     for ours, theirs in zip(
-        run(job, optimizers, shards=shards, seed=1), dumb.parameters, strict=True
+        run(job, optimizers, shards=shards, seed=1, loss_is_sum=loss_is_sum),
+        dumb.parameters,
+        strict=True,
     ):
         exact = theirs.detach()
         scale = max(float(exact.abs().max()), 1.0)

@@ -281,6 +281,7 @@ class OptimizerSpec(google.protobuf.message.Message):
     HYPERPARAMETER_NAMES_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     EXCHANGE_COUNT_FIELD_NUMBER: builtins.int
+    LOSS_IS_SUM_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name in the job, such as `optimizer`."""
     class_name: builtins.str
@@ -288,6 +289,10 @@ class OptimizerSpec(google.protobuf.message.Message):
     exchange_count: builtins.int
     """How often the script has put another optimizer in its place. State of the
     shards goes on while it stays the same, and begins anew when it grows.
+    """
+    loss_is_sum: builtins.bool
+    """Whether the loss is a sum over its batch and no mean: the gradients of a
+    clock are added up, whatever their weights. The same on all workers.
     """
     @property
     def hyperparameter_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -305,7 +310,8 @@ class OptimizerSpec(google.protobuf.message.Message):
         hyperparameter_names: collections.abc.Iterable[builtins.str] | None = ...,
         groups: collections.abc.Iterable[global___ParameterGroup] | None = ...,
         exchange_count: builtins.int = ...,
+        loss_is_sum: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exchange_count", b"exchange_count", "groups", b"groups", "hyperparameter_names", b"hyperparameter_names", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exchange_count", b"exchange_count", "groups", b"groups", "hyperparameter_names", b"hyperparameter_names", "loss_is_sum", b"loss_is_sum", "name", b"name"]) -> None: ...
 
 global___OptimizerSpec = OptimizerSpec

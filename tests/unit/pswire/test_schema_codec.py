@@ -108,6 +108,7 @@ ADAM = OptimizerSpec(
         ParameterGroup((), (0.5, math.inf)),
         ParameterGroup((0,), (0.0, -0.0)),
     ),
+    loss_is_sum=True,
 )
 
 

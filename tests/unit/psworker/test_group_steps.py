@@ -1,7 +1,7 @@
 """Steps of a group, of one process: what it has drawn, and whose state was loaded."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +145,16 @@ def test_a_batch_that_a_loop_breaks_at_is_not_of_the_next_step(
             steps.step(SPEC, (), weight=None)
 
     assert leader.weights == [2, 2]
+
+
+def test_a_sum_is_told_over_how_many_processes_its_gradient_was_averaged(
+    steps: GroupSteps, leader: RecordingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps._channel, "process_count", 3)
+    for spec in (SPEC, replace(SPEC, loss_is_sum=True)):
+        steps.step(spec, (), weight=1.0)
+
+    assert [each.averaged_over for each in leader.extras] == [1, 3]
 
 
 def test_a_process_that_does_not_lead_has_no_optimizer_state(steps: GroupSteps) -> None:

@@ -68,6 +68,23 @@ def test_another_norm_to_clip_to_is_refused_as_in_a_job() -> None:
         ps.prepare(optimizer, clip_grad_norm=2.0)
 
 
+def test_the_word_of_the_loss_is_checked_as_in_a_job_and_changes_nothing() -> None:
+    ps = LocalConnection()
+    model = nn.Linear(2, 1)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match='neither "mean" nor "sum"'):
+        ps.prepare(model, given, loss="total")
+    model, optimizer = ps.prepare(model, given, loss="sum")
+    before = model.weight.detach().clone()
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step(weight=3)
+
+    torch.testing.assert_close(model.weight.detach(), before - 0.3)
+    ps.prepare(optimizer)
+    with pytest.raises(ConfigurationError, match='loss="sum"; leave it out'):
+        ps.prepare(optimizer, loss="mean")
+
+
 def test_waiting_is_refused_after_close() -> None:
     ps = LocalConnection()
     ps.wait()

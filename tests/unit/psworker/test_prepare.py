@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.errors import ConfigurationError
-from psworker.prepare import check_clip_norm, check_overlap, sort_objects
+from psworker.prepare import check_clip_norm, check_loss, check_overlap, sort_objects
 
 
 def test_things_get_the_names_of_their_kind_in_order() -> None:
@@ -73,6 +73,34 @@ def test_overlap_is_on_or_off(overlap: Any) -> None:  # noqa: ANN401
 def test_a_norm_beyond_all_floats_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is no norm to clip to"):
         check_clip_norm(10**400)
+
+
+@pytest.mark.parametrize("loss", ["total", "", True, nn.MSELoss()])
+def test_a_loss_is_a_mean_or_a_sum(loss: Any) -> None:  # noqa: ANN401
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match='is neither "mean" nor "sum": say'):
+        sort_objects([model, optimizer], loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"), [(None, "mean"), ("mean", "mean"), ("sum", "sum")]
+)
+def test_the_word_of_the_loss_goes_with_each_optimizer(
+    loss: str | None, found: str
+) -> None:
+    model = nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD([each], lr=0.1) for each in model.parameters()]
+
+    given = sort_objects([model, *optimizers], loss=loss)
+
+    assert given.loss == found
+    assert [spec.loss_is_sum for spec in given.specs.values()] == [found == "sum"] * 2
+    check_loss(None, given.loss)
+    check_loss(found, given.loss)
+    other = "mean" if found == "sum" else "sum"
+    with pytest.raises(ConfigurationError, match=f'first .* said, loss="{found}"; '):
+        check_loss(other, given.loss)
 
 
 def test_another_kind_of_thing_is_named() -> None:

@@ -86,6 +86,10 @@ def test_a_long_difference_is_cut_short() -> None:
             "the torch versions differ",
         ),
         ((sgd(groups=((0,), ())),), r"\[1\] parameters .* in the job, \[1, 0\] here"),
+        (
+            (replace(sgd(), loss_is_sum=True),),
+            'the job has loss="mean", this worker has loss="sum": give all',
+        ),
     ],
 )
 def test_a_difference_of_optimizers_is_named(
@@ -282,6 +286,18 @@ def test_a_declaration_that_is_none_is_refused(
         model.declare(spec)
     assert caught.value.reason is reason
     assert not model.declared
+
+
+def test_a_later_declaration_keeps_the_word_of_the_loss() -> None:
+    model = JobModel()
+    summed = replace(sgd(), loss_is_sum=True)
+    model.agree(schema("a"), (summed,))
+    assert model.declare(replace(summed, exchange_count=1))
+    for other in (sgd(), replace(sgd(), exchange_count=2)):
+        with pytest.raises(Refusal, match='has loss="sum", this worker has') as caught:
+            model.declare(other)
+        assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
+    assert len(model.declared) == 1
 
 
 def test_a_declaration_counts_before_it_is_taken() -> None:

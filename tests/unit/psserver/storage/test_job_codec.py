@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
@@ -76,7 +77,10 @@ def test_a_model_survives() -> None:
             ),
         )
     )
-    optimizers = (sgd("one"), sgd("two", groups=((0,), ())))
+    optimizers = (
+        sgd("one"),
+        replace(sgd("two", groups=((0,), ())), loss_is_sum=True),
+    )
 
     chosen = Compression("topk", "int8", 0.25)
     text = dump_model(schema, optimizers, 0.5, chosen)

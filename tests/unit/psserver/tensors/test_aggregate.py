@@ -1,4 +1,4 @@
-"""The weighted mean: against a slow one, in any order, without torn workers."""
+"""The weighted mean, or sum: against a slow one, in any order, without torn workers."""
 
 from fractions import Fraction
 from itertools import permutations
@@ -59,12 +59,15 @@ part_lists = st.tuples(
 workers = st.lists(st.tuples(st.integers(0, 300), part_lists), min_size=1, max_size=4)
 
 
-@given(workers, st.integers(0, 50))
-@settings(derandomize=True, deadline=None, max_examples=150)
+@given(workers, st.none() | st.integers(0, 50))
+@settings(derandomize=True, deadline=None, max_examples=300)
 def test_it_equals_exact_arithmetic(
-    pushed: list[tuple[int, tuple[list[float] | None, ...]]], missing_weight: int
+    pushed: list[tuple[int, tuple[list[float] | None, ...]]],
+    missing_weight: int | None,
 ) -> None:
-    total = sum(weight for weight, _ in pushed) + missing_weight
+    total = None
+    if missing_weight is not None:
+        total = sum(weight for weight, _ in pushed) + missing_weight
     if total == 0:
         return
     contributions = [
@@ -77,13 +80,13 @@ def test_it_equals_exact_arithmetic(
     tolerated: list[float] = []
     for position, size in enumerate(SIZES):
         held = [
-            (weight, part)
+            (1 if total is None else Fraction(weight, total), part)
             for weight, parts in pushed
             if weight and (part := parts[position]) is not None
         ]
         assert presence[position] == bool(held)
         for element in range(size if held else 0):
-            terms = [weight * Fraction(part[element]) / total for weight, part in held]
+            terms = [share * Fraction(part[element]) for share, part in held]
             expected.append(float(sum(terms)))
             tolerated.append(float(sum(map(abs, terms))) * 3e-7)
     difference = (gradient.double() - torch.tensor(expected).double()).abs()
@@ -181,6 +184,25 @@ def test_a_torn_contribution_is_left_out_with_its_weight(value: float) -> None:
     assert mean.torn_worker_ids == ("w1",)
     assert mean.gradient.tolist() == [5.0] * 10
     assert all(mean.presence)
+
+
+def test_a_torn_contribution_is_left_out_of_a_sum_and_scales_are_divided_out() -> None:
+    pushed = [
+        whole("w0", 1, 2.0),
+        whole("w1", 5, float("nan")),
+        whole("w2", 3, 6.0, 4.0),
+        whole("w3", 0, 9.0),
+    ]
+    for contributions in (pushed, [pushed[0], pushed[2]]):
+        mean = finite_mean(chunk_of(), contributions, None)
+        assert mean.gradient.tolist() == [3.5] * 10
+        torn = ("w1",) if len(contributions) > 2 else ()
+        assert mean.torn_worker_ids == torn
+
+    nothing = finite_mean(chunk_of(), [pushed[1]], None)
+    assert nothing.torn_worker_ids == ("w1",)
+    assert not any(nothing.presence)
+    assert nothing.gradient.numel() == 0
 
 
 def test_slices_that_only_a_torn_worker_has_are_absent() -> None:

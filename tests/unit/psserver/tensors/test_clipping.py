@@ -22,7 +22,7 @@ from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 SGD_VALUES = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def engine_of(element_type: ElementType) -> ApplyEngine:
+def engine_of(element_type: ElementType, *, loss_is_sum: bool = False) -> ApplyEngine:
     """A parameter of four, a buffer of two, a parameter of three."""
     schema = ModelSchema(
         (
@@ -41,6 +41,7 @@ def engine_of(element_type: ElementType) -> ApplyEngine:
         "SGD",
         SUPPORTED["SGD"].names,
         (ParameterGroup((0, 2), SGD_VALUES),),
+        loss_is_sum=loss_is_sum,
     )
     return ApplyEngine(schema, place(schema, 1), 0, [spec])
 
@@ -127,6 +128,41 @@ def test_a_torn_contribution_is_left_out_of_both() -> None:
     )
 
     assert found == pytest.approx(28.0)
+
+
+def test_of_a_sum_the_sum_is_measured_and_applied_and_buffers_stay_a_mean() -> None:
+    engine = engine_of(ElementType.FLOAT32, loss_is_sum=True)
+    parts = [
+        part(
+            "a",
+            [1.0] * 4 + [8.0, 8.0] + [1.0] * 3,
+            ElementType.FLOAT32,
+            weight=3.0,
+            presence=(True, True, True),
+        ),
+        part(
+            "b",
+            [8.0] * 6 + [16.0] * 3,
+            ElementType.FLOAT32,
+            presence=(True, True, True),
+            loss_scale=8.0,
+        ),
+        part("c", [math.nan] * 7, ElementType.FLOAT32, weight=9.0),
+        part("d", [64.0] * 7, ElementType.FLOAT32, weight=0.0),
+    ]
+    clock = {"optimizer": "optimizer", "contributions": parts, "total_weight": 13.0}
+
+    found = engine.sum_of_squares(0, **clock)  # type: ignore[arg-type]
+    applied = engine.apply(
+        0,
+        hyperparameters=[SGD_VALUES],
+        gradient_scale=0.5,
+        **clock,  # type: ignore[arg-type]
+    )
+
+    assert found == pytest.approx(4 * 2.0**2 + 3 * 3.0**2)
+    assert applied.torn_worker_ids == ("c",)
+    assert values_of(engine, ElementType.FLOAT32) == [-1.0] * 4 + [8.0] * 2 + [-1.5] * 3
 
 
 def test_of_nothing_the_sum_is_0() -> None:

@@ -23,8 +23,9 @@ TYPES = (
 BUFFERS = {3: BufferPolicy.MEAN, 4: BufferPolicy.LEADER}
 
 
-@pytest.fixture
-def memories() -> Iterator[list[HostMemory]]:
+@pytest.fixture(params=[False])
+def memories(request: pytest.FixtureRequest) -> Iterator[list[HostMemory]]:
+    """Of three processes; the parameter says whether they add gradients up."""
     schema = ModelSchema(
         tuple(
             SchemaEntry(
@@ -39,7 +40,7 @@ def memories() -> Iterator[list[HostMemory]]:
             )
         )
     )
-    made = [HostMemory(schema, seat, BUFFERS) for seat in SEATS]
+    made = [HostMemory(schema, seat, BUFFERS, adds_up=request.param) for seat in SEATS]
     for mine in made:
         for seat, other in zip(SEATS, made, strict=True):
             if mine is not other:
@@ -105,6 +106,27 @@ def test_all_read_the_same_weighted_mean(memories: list[HostMemory]) -> None:
         torch.linalg.vector_norm(half) ** 2
     )
     assert square_sum == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("memories", [True], indirect=True)
+def test_a_sum_takes_no_weights_and_buffers_stay_a_mean(
+    memories: list[HostMemory],
+) -> None:
+    parts = offered(memories, (1.0, 0.0, 5.0))
+    square_sum = sum(memory.reduce(parts) for memory in memories)
+    found = memories[1].mean(parts, with_leaders=True)
+    (first, _, *_), (second, half, *_) = gradients(0), gradients(2)
+    assert first is not None
+    assert second is not None
+    assert found[0] is not None
+    assert torch.equal(found[0], first + second)
+    assert half is not None
+    assert found[1] is not None
+    assert torch.equal(found[1], half)
+    assert found[3] is not None
+    assert found[3].tolist() == pytest.approx([10 / 6] * 3)
+    norms = [torch.linalg.vector_norm(each.double()) for each in (found[0], half)]
+    assert square_sum == pytest.approx(float(sum(n * n for n in norms)), rel=1e-4)
 
 
 def test_who_has_no_weight_counts_for_nothing(memories: list[HostMemory]) -> None:
