@@ -8,6 +8,7 @@ settled before the next one begins.
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -28,6 +29,7 @@ from psworker.errors import (
     ClosedError,
     CorruptionError,
     EvictedError,
+    OptimizerMismatchError,
     PsError,
     StepTimeoutError,
     refuse_closed,
@@ -601,7 +603,8 @@ class Stepper(OptimizerCalls):
         Raises:
             StepTimeoutError: What was pushed in its place is not complete in time.
         """
-        self._settle()
+        with suppress(OptimizerMismatchError):  # its push counts on no shard then
+            self._settle()
         self._relieve()
         return self.sequence_acknowledged
 
@@ -832,9 +835,16 @@ class Stepper(OptimizerCalls):
             raise
         except EvictedError:
             return self._lose(exchange)
-        except PsError:
-            # Decided, or the job is over: nothing to go on with.
-            self._unfinished = None
+        except PsError as error:
+            # Of two workers that are out of step each shard refuses the second to come.
+            # Others may have taken this push by then, so that its number is used up:
+            # the next call goes on with it, once the other worker is gone.
+            may_stand = isinstance(error, OptimizerMismatchError)
+            if may_stand and len(exchange.pushes) > 1:
+                exchange.has_timed_out = True
+            else:
+                # Decided, or the job is over: nothing to go on with.
+                self._unfinished = None
             raise
         self._is_late = False
         self._edited.note()

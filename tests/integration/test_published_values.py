@@ -3,7 +3,7 @@
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 import psworker
+from psserver.core.dedupe import PushEntry
+from psserver.core.push import PushId, StagedChunk, Trailer
 from psserver.core.record import Mode, StepAtomicity
 from psserver.core.roster import WorkerState
+from psserver.core.shard import ShardCore
+from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
-from tests.integration.job import Job, connect, deviation, run_workers
+from tests.integration.job import Job, connect, deviation, key, run_workers
 from tests.integration.one_process import batch, loss_of, small_model
 
 STEP_COUNT: Final = 6
@@ -144,6 +148,72 @@ def test_a_worker_that_steps_where_another_publishes_is_told_who_did_what(
         run_workers({"w0": work, "w1": work})
     (refused,) = [each for each in errors if isinstance(each, OptimizerMismatchError)]
     assert "w0/1 publishes values in the clock in which w1/1 steps" in str(refused)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_of_two_that_each_refuse_the_other_on_a_shard_one_goes_on_with_the_same_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, overlap: bool
+) -> None:
+    """Shard 0 hears first of the one who publishes, shard 1 of the one who steps."""
+    add_push = ShardCore.add_push
+
+    def in_order(
+        core: ShardCore,
+        push: PushId,
+        entry: PushEntry,
+        trailer: Trailer,
+        chunks: Mapping[int, StagedChunk],
+    ) -> None:
+        first = key("w0") if core is job.shards[0].model.core else key("w1")
+        known = core.dedupe.window_of(first).next_entry
+        is_early = known is None or known.trailer is None
+        if push.worker != first and is_early and core.clocks.member_of(first):
+            raise Refusal(ErrorReason.RECOVERING, "the other one comes first")
+        add_push(core, push, entry, trailer, chunks)
+
+    are_refused = threading.Barrier(2, timeout=20)
+    is_done = threading.Event()
+
+    def work(worker_id: str) -> list[torch.Tensor]:
+        with connect(job, worker_id) as ps:
+            model = small_model()
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer = ps.prepare(model, optimizer, overlap=overlap)
+            if worker_id == "w1":
+                loss_of(model, 0).backward()
+                with pytest.raises(OptimizerMismatchError, match="w0/1 publishes"):
+                    stepped(optimizer, ps)
+                are_refused.wait()
+                is_done.wait(20)
+                return []
+            clamped(model)
+            with pytest.raises(OptimizerMismatchError, match="w0/1 publishes values"):
+                ps.publish()
+            are_refused.wait()
+            loss_of(model, 1).backward()
+            try:
+                with pytest.raises(OptimizerMismatchError, match="w0/1 publishes"):
+                    stepped(optimizer, ps)
+            finally:
+                is_done.set()
+            job.wait_record(lambda record: len(record.members) == 1)
+            stepped(optimizer, ps)
+            return [each.detach().clone() for each in model.parameters()]
+
+    with Job(tmp_path, workers_min=2) as job:
+        monkeypatch.setattr(ShardCore, "add_push", in_order)
+        ours = run_workers({"w0": work, "w1": work})["w0"]
+    plain = small_model()
+    clamped(plain)
+    loss_of(plain, 1).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    values = [each.detach() for each in plain.parameters()]
+    assert deviation(ours, values) <= DEVIATION_MAX
+
+
+def stepped(optimizer: Any, ps: Any) -> None:  # noqa: ANN401, as prepared
+    optimizer.step(weight=1)
+    ps.wait()
 
 
 def test_what_publish_takes(tmp_path: Path) -> None:
