@@ -10,7 +10,11 @@ without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from psworker.fork_guard import disable_grpc_fork_handlers
+from psworker.tracebacks import install_hooks
+
+install_hooks()  # first of all: Ctrl-C may come while the rest is imported
+
+from psworker.fork_guard import disable_grpc_fork_handlers  # noqa: E402
 
 disable_grpc_fork_handlers()
 

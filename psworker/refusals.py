@@ -1,4 +1,4 @@
-"""Refusals end at the call that a script made, without the frames inside of it."""
+"""Refusals and Ctrl-C end at the call that a script made, without what is inside."""
 
 import functools
 import logging
@@ -16,6 +16,7 @@ from psworker.errors import (
     SplitError,
     UnsupportedError,
 )
+from psworker.tracebacks import end_in_script, shorten
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,8 +39,11 @@ psworker was when it saw that tells nothing more. Whatever else is raised may be
 of ours, and keeps its traceback whole."""
 
 
+shorten(*REFUSALS)
+
+
 def at_entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Lets a refusal by a public function show none of psworker's frames but one.
+    """Lets a refusal by a public function, or Ctrl-C in it, show none of its frames.
 
     They are logged at level DEBUG.
     """
@@ -48,8 +52,9 @@ def at_entrance(call: Callable[P, T]) -> Callable[P, T]:
     def entrance(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
-        except REFUSALS as refusal:
-            logger.debug("%s refused", call.__qualname__, exc_info=True)
-            raise refusal.with_traceback(None) from refusal.__cause__
+        except (*REFUSALS, KeyboardInterrupt) as error:
+            logger.debug("%s was ended", call.__qualname__, exc_info=True)
+            end_in_script(error)
+            raise  # which does not add this frame again, as `raise error` would
 
     return entrance

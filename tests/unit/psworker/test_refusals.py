@@ -2,25 +2,28 @@
 
 import logging
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from psworker.errors import ConfigurationError, ProtocolError, PsError
 from psworker.refusals import at_entrance
 
-
-def _deep(error: Exception) -> None:
+INSIDE = """
+def _deep(error):
     if error:
         _deeper(error)
 
-
-def _deeper(error: Exception) -> None:
+def _deeper(error):
     try:
         raise KeyError("what our code met")
     except KeyError:
-        raise error  # noqa: B904, as some refusal may
-
-
+        raise error
+"""
+_scope: dict[str, Any] = {"__name__": "psworker.inside"}
+exec(compile(INSIDE, "inside.py", "exec"), _scope)
+_deep: Callable[[BaseException], None] = _scope["_deep"]
 call = at_entrance(_deep)
 
 
@@ -28,10 +31,15 @@ def _names(error: BaseException) -> list[str]:
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def test_a_refusal_ends_at_the_entrance(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG), pytest.raises(ConfigurationError) as caught:
-        call(ConfigurationError("give another"))
-    assert _names(caught.value)[1:] == ["entrance"]
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("give another"), KeyboardInterrupt()]
+)
+def test_a_refusal_or_ctrl_c_ends_at_the_entrance(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(type(error)) as caught:
+        call(error)
+    assert not _names(caught.value)[1:]
     text = "".join(traceback.format_exception(caught.value))
     assert "what our code met" not in text
     (record,) = caplog.records
