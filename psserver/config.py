@@ -31,6 +31,10 @@ class ConfigurationError(ValueError):
     """A setting is wrong; the text says which, why and what to do."""
 
 
+class OptionError(ConfigurationError):
+    """An option is wrong, alone or beside others, whatever the machine is like."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
     """Where a daemon listens.
@@ -47,10 +51,10 @@ class ListenConfig:
         """Refuses to open an unprotected port to the network by accident.
 
         Raises:
-            ConfigurationError: See above.
+            OptionError: See above.
         """
         if not self.address.is_loopback and not self.insecure:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--listen {self.address} can be reached by other machines, and this "
                 "release has neither TLS nor tokens: anyone who reaches the port "
                 "could write to the model; listen on 127.0.0.1, or say --insecure "
@@ -103,19 +107,19 @@ class CoordinatorConfig:
         """Checks every setting.
 
         Raises:
-            ConfigurationError: The first one that is wrong.
+            OptionError: The first one that is wrong.
         """
         self.listen.validate()
         if not 1 <= self.shard_count <= SHARD_COUNT_MAX:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--shards {self.shard_count} is not in 1 to {SHARD_COUNT_MAX}"
             )
         if not 1 <= self.workers_min <= WORKER_COUNT_MAX:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--min-workers {self.workers_min} is not in 1 to {WORKER_COUNT_MAX}"
             )
         if not LEASE_TTL_MS_MIN <= self.lease_ttl_ms <= LEASE_TTL_MS_MAX:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--lease-ttl {self.lease_ttl_ms / 1000:g} is not in 1 to "
                 f"{LEASE_TTL_MS_MAX // 1000} s: in less than a second a ping, its "
                 "time-out and the time to reconnect leave no room for a busy machine; "
@@ -201,7 +205,7 @@ class CoordinatorConfig:
     def _validate_chunks(self) -> None:
         least, most = CHUNK_BYTES_ASKED_MIN >> 10, CHUNK_BYTES_MAX >> 10
         if self.chunk_kib is not None and not least <= self.chunk_kib <= most:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--chunk-kib {self.chunk_kib} is not in {least} to {most}: smaller "
                 "chunks cost more than their bytes, and larger ones leave too few that "
                 "are sent, updated and answered at the same time; leave it out for the "
@@ -211,19 +215,19 @@ class CoordinatorConfig:
     def _validate_staleness(self) -> None:
         bound = self.staleness_bound
         if bound is not None and self.mode is not Mode.SSP:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--staleness {bound} has no meaning with --mode "
                 f"{self.mode.name.lower()}: only ssp bounds how far workers are apart; "
                 "leave it out, or say --mode ssp"
             )
         if bound is not None and not 0 <= bound <= STALENESS_BOUND_MAX:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--staleness {bound} is not in 0 to {STALENESS_BOUND_MAX}; with "
                 "--mode asp there is no bound at all"
             )
         strength = self.delay_compensation
         if not (math.isfinite(strength) and strength >= 0):
-            raise ConfigurationError(
+            raise OptionError(
                 f"--delay-compensation {strength:g} is no strength: give a number of "
                 "at least 0, such as 0.04; 0 is none"
             )
@@ -231,18 +235,18 @@ class CoordinatorConfig:
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count
         if not 0 <= count <= WORKER_COUNT_MAX:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--backup-workers {count} is not in 0 to {WORKER_COUNT_MAX}"
             )
         if count and self.mode is not Mode.BSP:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
                 f"{self.mode.name.lower()}: there no worker waits for the slowest ones "
                 "of a clock; leave it out, or say --mode bsp"
             )
         needed_by = self._needs_two_phases
         if self.step_atomicity is StepAtomicity.CHUNK and needed_by:
-            raise ConfigurationError(
+            raise OptionError(
                 f"--step-atomicity chunk can't go with {' and '.join(needed_by)}: what "
                 "is applied of a clock that is open can't be taken back; leave out one "
                 "of them, or say --step-atomicity clock"
@@ -283,13 +287,30 @@ class ShardConfig:
         """Checks every setting.
 
         Raises:
-            ConfigurationError: The first one that is wrong.
+            OptionError: The first one that is wrong.
         """
         self.listen.validate()
-        if self.listen.address.host in ("0.0.0.0", "::") and self.advertise is None:
-            raise ConfigurationError(
+        if self.listen.address.is_unspecified and self.advertise is None:
+            raise OptionError(
                 f"--listen {self.listen.address} is every address of this machine: "
                 "say with --advertise HOST:PORT which one workers shall use"
             )
         if self.thread_count < 1:
-            raise ConfigurationError(f"--threads {self.thread_count} is below 1")
+            raise OptionError(f"--threads {self.thread_count} is below 1")
+
+    @property
+    def unreachable_text(self) -> str:
+        """What the log says if workers on other machines can't reach it; mostly empty.
+
+        A coordinator that others can reach is a sign of workers elsewhere.
+        """
+        told = self.advertise or self.listen.address
+        if self.coordinator.is_loopback or not told.is_loopback:
+            return ""
+        return (
+            f"workers are told to reach this shard at {told.host}, which is each "
+            "worker's own machine, though the coordinator is at "
+            f"{self.coordinator.host}: if some are on other machines, say with "
+            "--listen HOST:PORT (and --insecure) or --advertise HOST:PORT where they "
+            "reach it"
+        )

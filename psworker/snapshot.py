@@ -30,6 +30,7 @@ from psworker.reachability import problem_behind_call, unreachable, wait_reachab
 from psworker.refusals import at_entrance
 from psworker.retries import now
 from psworker.snapshot_image import SnapshotImage
+from psworker.snapshot_path import refusal_text
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.snapshot_client import SnapshotClient
@@ -102,6 +103,7 @@ class Snapshot:
             raise ConfigurationError(f"the job's models are {names}; name one of them")
         return OrderedDict(self._states[model])
 
+    @at_entrance
     def save(self, path: str | os.PathLike[str], model: str | None = None) -> None:
         """Writes a safetensors file that loads into the plain model.
 
@@ -113,9 +115,13 @@ class Snapshot:
             model: Which model, where the job has several.
 
         Raises:
-            ConfigurationError: As `state_dict`.
+            ConfigurationError: As `state_dict`; or the path is no file's, or ends as
+                those of another format do, such as `.pt`.
             OSError: It can't be written.
         """
+        target = Path(path)
+        if text := refusal_text(target):
+            raise ConfigurationError(text)
         from safetensors.torch import save_file
 
         # safetensors refuses tensors that share memory: ties are written in full.
@@ -127,7 +133,6 @@ class Snapshot:
             "paramserver.clock": str(self.clock),
             "paramserver.generation": str(self.generation),
         }
-        target = Path(path)
         # Beside the target, since a rename is atomic within one file system only.
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:

@@ -36,6 +36,14 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_unspecified(self) -> bool:
+        """Whether it is every address of the machine, which nobody can connect to."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
 
 def parse_address(text: str) -> Address:
     """Reads `HOST:PORT` or `[IPV6]:PORT`.

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     """It failed; the text on stderr says why."""
 
     USAGE = 2
-    """The command line is wrong. Starting it again will not help."""
+    """The command line is wrong, or its options contradict each other."""
 
     PEER_UNAVAILABLE = 69
     """Another process of the job can't be reached, or is lost."""
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     """A peer speaks another version of the protocol."""
 
     BAD_CONFIGURATION = 78
-    """The settings contradict each other, or the machine can't satisfy them."""
+    """The machine or the job does not allow it. Starting it again will not help."""
 
 
 def exit_code_of_return_code(return_code: int) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from psserver.config import ConfigurationError
+from psserver.config import ConfigurationError, OptionError
 from psserver.daemon.job_failed import JobFailedError
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
@@ -35,6 +35,8 @@ def run_daemon(daemon: Coroutine[Any, Any, None]) -> ExitCode:
         return _said(str(error), ExitCode.BAD_CONFIGURATION)
     try:
         _run(daemon)
+    except OptionError as error:
+        return _said(str(error), ExitCode.USAGE)
     except (ConfigurationError, HistoryPathError, StateFolderError) as error:
         return _said(str(error), ExitCode.BAD_CONFIGURATION)
     except JobFailedError as error:

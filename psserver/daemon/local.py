@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 
-from psserver.config import ConfigurationError, CoordinatorConfig
+from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import DRAIN_TIMEOUT_S, stay
+from pswire.addresses import Address
+from pswire.exit_codes import ExitCode
 from pswire.history import is_for_many
 
 log = logging.getLogger("psserver.local")
@@ -33,8 +35,15 @@ async def run_local(
         JobFailedError: A daemon ended by itself.
     """
     config.validate()
+    if config.listen.address.is_unspecified:
+        raise OptionError(
+            f"--listen {config.listen.address} is every address of this machine, and "
+            "workers are told one of each shard: say which one they shall use, as in "
+            f"--listen 192.168.0.7:{config.listen.address.port}; or start a "
+            "`psserver coordinator` and `psserver shard --advertise HOST:PORT`"
+        )
     if config.history and not is_for_many(config.history):
-        raise ConfigurationError(
+        raise OptionError(
             f"--history {config.history} is one file, and these are "
             f"{1 + config.shard_count} processes: give a folder that ends with a slash"
         )
@@ -67,6 +76,10 @@ async def _supervise(
     line = (await coordinator.stdout.readline()).decode().strip()
     if not line:
         code = await coordinator.wait()
+        if code == ExitCode.BAD_CONFIGURATION:  # it has said what is wrong
+            raise ConfigurationError(
+                f"the coordinator did not start (exit code {code})"
+            )
         raise JobFailedError(f"the coordinator did not start (exit code {code})")
     address = line.rsplit(" ", 1)[-1]
     print(line, flush=True)
@@ -74,12 +87,17 @@ async def _supervise(
         shard = await _start(
             "shard",
             f"--coordinator={address}",
-            "--listen=127.0.0.1:0",
+            f"--listen={shard_listen(config.listen.address)}",
             f"--state-dir={config.state_dir / f'shard-{index}'}",
             *common,
         )
         children.append(shard)
     await _first_end(children)
+
+
+def shard_listen(coordinator: Address) -> Address:
+    """Where shards listen: whoever reaches the coordinator reaches them too."""
+    return Address("127.0.0.1" if coordinator.is_loopback else coordinator.host, 0)
 
 
 async def _first_end(children: list[asyncio.subprocess.Process]) -> None:

@@ -61,6 +61,8 @@ async def run_shard(config: ShardConfig) -> None:
         await server.start()
         await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
         announce("shard", address)
+        if text := config.unreachable_text:
+            log.warning("%s", text)
         try:
             await stay(_serve(config, str(config.advertise or address), late, health))
         finally:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pswire.exit_codes import ExitCode
 from psworker.ctl.failures import CommandError
 
 
@@ -13,9 +14,13 @@ def made_folder(out: Path) -> Path:
     """
     folder = out.absolute()
     if not folder.parent.is_dir():
-        raise CommandError(f"there is no folder {folder.parent}; create it")
+        raise CommandError(
+            f"there is no folder {folder.parent}; create it", ExitCode.USAGE
+        )
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
-        raise CommandError(f"{folder} is a file; name a folder") from None
+        raise CommandError(
+            f"{folder} is a file; name a folder", ExitCode.USAGE
+        ) from None
     return folder

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from psworker.ctl.options import CoordinatorOption, JsonOption, print_json, say
+from psworker.ctl.options import CoordinatorOption, JsonOption, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")
 
@@ -17,7 +17,10 @@ def snapshot_get(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", dir_okay=False, help="Where to write, as safetensors."
+            metavar="FILE",
+            dir_okay=False,
+            help="Where to write, as safetensors; the endings of other formats, such "
+            "as .pt, are refused.",
         ),
     ],
     newer_than: Annotated[
@@ -41,7 +44,6 @@ def snapshot_get(
     """
     from psworker.ctl.snapshots import get_snapshot
 
-    say(f"asking {coordinator} for a snapshot")
     saved = get_snapshot(
         coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
     )

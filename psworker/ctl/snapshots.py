@@ -4,8 +4,12 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from pswire.addresses import Address
+from pswire.exit_codes import ExitCode
 from psworker.ctl.failures import CommandError
+from psworker.ctl.options import say
 from psworker.ctl.status import read_status
+from psworker.errors import ConfigurationError
+from psworker.snapshot_path import refusal_text
 
 SCHEMA_VERSION: Final = 1
 
@@ -47,12 +51,17 @@ def get_snapshot(
     """Pulls a snapshot and writes it.
 
     Raises:
-        CommandError: There is no such folder.
+        CommandError: There is no such folder, or no file can be there.
         PsError: No snapshot could be had.
     """
     # Seen before a long wait and a long download.
     if not out.absolute().parent.is_dir():
-        raise CommandError(f"there is no folder {out.absolute().parent}; create it")
+        raise CommandError(
+            f"there is no folder {out.absolute().parent}; create it", ExitCode.USAGE
+        )
+    if text := refusal_text(out):
+        raise CommandError(text, ExitCode.USAGE)
+    say(f"asking {coordinator} for a snapshot")
     from psworker.snapshot import SnapshotReader
 
     with SnapshotReader(str(coordinator)) as reader:
@@ -61,7 +70,10 @@ def get_snapshot(
             if newer_than is None
             else reader.wait_newer(newer_than, timeout_s)
         )
-    snapshot.save(out, model)
+    try:
+        snapshot.save(out, model)
+    except ConfigurationError as error:  # of --model, which the job alone can tell
+        raise CommandError(str(error), ExitCode.USAGE) from error
     return SavedSnapshot(
         schema_version=SCHEMA_VERSION,
         path=str(out),

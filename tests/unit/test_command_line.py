@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from psserver.__main__ import app as psserver_app
+from pswire.exit_codes import ExitCode
 from psworker.__main__ import app as psworker_app
 from psworker.ctl.__main__ import app as psctl_app
+from psworker.ctl.failures import exit_code_of
 
 COMMANDS = ["psserver", "psworker", "psworker.ctl"]
 
@@ -69,3 +72,52 @@ def test_no_text_of_a_help_is_cut_or_broken_within_a_word(app: typer.Typer) -> N
         assert "..." not in listed
         assert not re.search(r"\w-$", text, re.MULTILINE)
         assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("app", "line"),
+    [
+        (psserver_app, "bogus"),
+        (psserver_app, "local --bogus"),
+        (psserver_app, "local --shards=1 --listen=nowhere"),
+        (psserver_app, "local --shards=0"),
+        (psserver_app, "local --shards=1 --listen=0.0.0.0:0"),
+        (psserver_app, "local --shards=1 --listen=0.0.0.0:0 --insecure"),
+        (psserver_app, "local --shards=2 --history=one.file"),
+        (psserver_app, "coordinator --shards=1 --staleness=3"),
+        (psserver_app, "coordinator --shards=1 --lease-ttl=0.1"),
+        (psserver_app, "coordinator --shards=1 --lease-ttl=nan"),
+        (psserver_app, "shard --coordinator=127.0.0.1:1 --threads=0"),
+        (psserver_app, "shard --coordinator=127.0.0.1:0"),
+        (psworker_app, "bogus"),
+        (psworker_app, "run"),
+        (psworker_app, "run --coordinator=127.0.0.1:1 -- no_such_script.py"),
+        (psworker_app, "run --nproc=0 -- -m this"),
+        (psctl_app, "bogus"),
+        (psctl_app, "status --coordinator=nowhere"),
+        (psctl_app, "mode bsp --staleness=3 --coordinator=127.0.0.1:1"),
+        (psctl_app, "mode sometimes --coordinator=127.0.0.1:1"),
+        (psctl_app, "snapshot get --coordinator=127.0.0.1:1 --out=model.pt"),
+        (psctl_app, "snapshot get --coordinator=127.0.0.1:1 --out=no/such/model"),
+        (psctl_app, "demo --kill=nobody@3"),
+        (psctl_app, "demo --out=model.pt"),
+        (psctl_app, "compare --modes=sometimes"),
+        (psctl_app, "compare --out=no/such/folder"),
+        (psctl_app, "bench bogus"),
+        (psctl_app, "check-history no_such_history"),
+    ],
+)
+def test_a_wrong_option_ends_every_command_with_the_same_code(
+    tmp_path: Path, app: typer.Typer, line: str
+) -> None:
+    words = line.split()
+    if app is psserver_app and len(words) > 1:
+        words.append(f"--state-dir={tmp_path}")
+    ended = CliRunner().invoke(app, words)
+    error = ended.exception
+    code = (
+        exit_code_of(error)
+        if error is not None and not isinstance(error, SystemExit)
+        else ended.exit_code
+    )
+    assert code == ExitCode.USAGE, (ended.output, error)

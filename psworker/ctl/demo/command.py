@@ -20,6 +20,7 @@ from psworker.ctl.failures import CommandError
 from psworker.ctl.processes import Children, signals_interrupt
 from psworker.ctl.scratch import scratch_folder
 from psworker.snapshot import Snapshot, SnapshotReader
+from psworker.snapshot_path import refusal_text
 
 FILE_NAME: Final = "paramserver-demo.safetensors"
 _SNAPSHOT_TIMEOUT_S: Final = 20.0
@@ -191,7 +192,11 @@ def _path_of(out: Path | None) -> Path:
         path = path / FILE_NAME
     path = path.absolute()
     if not path.parent.is_dir():
-        raise CommandError(f"there is no folder {path.parent}; create it")
+        raise CommandError(
+            f"there is no folder {path.parent}; create it", ExitCode.USAGE
+        )
+    if text := refusal_text(path):
+        raise CommandError(text, ExitCode.USAGE)
     return path
 
 

@@ -6,10 +6,15 @@ from typing import Any, Final
 
 import pytest
 
-from psserver.config import ConfigurationError, CoordinatorConfig, ListenConfig
+from psserver.config import (
+    CoordinatorConfig,
+    ListenConfig,
+    OptionError,
+    ShardConfig,
+)
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
-from pswire.addresses import Address
+from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
 
 CHUNK_KIB_MAX: Final = CHUNK_BYTES_MAX >> 10
@@ -79,7 +84,7 @@ def notes_of(**changes: Any) -> str:  # noqa: ANN401, fields of a config
 def test_what_contradicts_is_refused_with_the_cure(
     changes: dict[str, Any], words: list[str]
 ) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(OptionError) as caught:
         settings_of(**changes)
     for word in words:
         assert word in str(caught.value)
@@ -135,3 +140,26 @@ def test_the_grace_for_reconnecting_is_a_part_of_the_lease(
     lease_ttl_ms: int, grace_ms: int
 ) -> None:
     assert settings_of(lease_ttl_ms=lease_ttl_ms).reconnect_grace_ms == grace_ms
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "listen", "advertise", "is_told"),
+    [
+        ("127.0.0.1:7070", "127.0.0.1:0", None, False),
+        ("192.168.0.7:7070", "127.0.0.1:0", None, True),
+        ("192.168.0.7:7070", "192.168.0.8:0", None, False),
+        ("192.168.0.7:7070", "127.0.0.1:0", "192.168.0.8:7071", False),
+        ("192.168.0.7:7070", "0.0.0.0:0", "127.0.0.1:7071", True),
+    ],
+)
+def test_a_shard_that_only_its_own_machine_reaches_says_so(
+    coordinator: str, listen: str, advertise: str | None, is_told: bool
+) -> None:
+    config = ShardConfig(
+        listen=ListenConfig(address=parse_address(listen), insecure=True),
+        coordinator=parse_address(coordinator),
+        advertise=parse_address(advertise) if advertise else None,
+        state_dir=Path("state"),
+    )
+    config.validate()
+    assert bool(config.unreachable_text) == is_told

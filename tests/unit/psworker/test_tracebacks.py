@@ -13,7 +13,7 @@ import pytest
 
 from psworker import tracebacks
 
-SCRIPT = ("/home/me/train.py", "__main__")
+SCRIPT = ("train.py", "__main__")
 OURS = ("/opt/site-packages/psworker/fake.py", "psworker.fake")
 TORCH = ("/opt/site-packages/torch/fake.py", "torch.fake")
 TRAINER = ("/opt/site-packages/trainer/fake.py", "trainer.fake")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from psserver.config import ConfigurationError
+from psserver.config import ConfigurationError, OptionError
 from psserver.daemon.ending import run_daemon
 from psserver.daemon.job_failed import JobFailedError
 from pswire.exit_codes import ExitCode
@@ -13,6 +13,7 @@ from pswire.reasons import ErrorReason, Refusal
     ("error", "code", "line"),
     [
         (None, ExitCode.DONE, ""),
+        (OptionError("--shards 0"), ExitCode.USAGE, "--shards 0"),
         (ConfigurationError("no port"), ExitCode.BAD_CONFIGURATION, "no port"),
         (JobFailedError("a shard is gone"), ExitCode.PEER_UNAVAILABLE, "shard is gone"),
         (
