@@ -8,6 +8,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import CoordinatorConfig
 from psserver.core.record import Mode
+from psserver.daemon.descriptors import watch_descriptors
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.coordinator_host import CoordinatorHost
@@ -49,7 +50,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
         _tell(config, host)
         announce("coordinator", address)
         try:
-            await stay(host.run_clock(), _fail_with(host))
+            await stay(host.run_clock(), _fail_with(host), watch_descriptors())
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)

@@ -11,6 +11,7 @@ import torch
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
+from psserver.daemon.descriptors import watch_descriptors
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.history import ShardHistory
@@ -64,7 +65,10 @@ async def run_shard(config: ShardConfig) -> None:
         if text := config.unreachable_text:
             log.warning("%s", text)
         try:
-            await stay(_serve(config, str(config.advertise or address), late, health))
+            await stay(
+                _serve(config, str(config.advertise or address), late, health),
+                watch_descriptors(),
+            )
         finally:
             await health.enter_graceful_shutdown()
             await stop(server)
