@@ -14,6 +14,7 @@ from pswire.history import is_for_many
 from pswire.limits import NAME_BYTES_MAX
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
+from psworker.cores import core_share, sharing_text
 from psworker.errors import ConnectError
 from psworker.host_group.place import PROCESS_COUNT_MAX
 from psworker.launch_plan import DeviceError, LaunchPlan, devices_of_choice
@@ -235,6 +236,8 @@ def run(
         host_group=_checked_group(nproc) if one_push_per_host else "",
     )
     _check_worker_ids(plan)
+    if nproc > 1 and (text := sharing_text(nproc, core_share(nproc), os.environ)):
+        _log(text)
     launcher = Launcher(plan, log=_log)
     launcher.install_signal_handlers()
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psworker.cores import usable_core_count
+from psworker.cores import THREADS_VARIABLE, core_share
 from psworker.torchrun import RUN_ID_VARIABLE
 
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
@@ -95,10 +95,8 @@ class LaunchPlan:
         if self.process_count > 1:
             # Output goes through a pipe, which Python would fill before it shows.
             environment.setdefault("PYTHONUNBUFFERED", "1")
-            # Each would take all cores for itself: on two cores, two processes trained
-            # the digits in 25 s so, and in 11 s with one thread each.
-            threads = max(1, usable_core_count() // self.process_count)
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
+            threads = core_share(self.process_count)
+            environment.setdefault(THREADS_VARIABLE, str(threads))
         return environment
 
 

@@ -1,5 +1,6 @@
 """`psctl demo`, from the first process to the report."""
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from pswire.exit_codes import ExitCode
+from psworker.cores import THREADS_VARIABLE, sharing_text
 from psworker.ctl.demo.display import Display, display_for_stderr
 from psworker.ctl.demo.evaluation import Evaluator
-from psworker.ctl.demo.job import Job, JobPlan
+from psworker.ctl.demo.job import THREAD_COUNT, Job, JobPlan
 from psworker.ctl.demo.kill import Kill
 from psworker.ctl.demo.progress import Progress
 from psworker.ctl.demo.reference import largest_difference, train_in_one_process
@@ -101,8 +103,9 @@ def run_demo(settings: DemoSettings) -> str:
         KeyboardInterrupt: Stopped by a signal; everything is gone by then.
     """
     path = _path_of(settings.out)
-    # Threads would take the cores from the processes that are to be shown.
-    torch.set_num_threads(1)
+    # More would take the cores from the processes that are to be shown.
+    if THREADS_VARIABLE not in os.environ:
+        torch.set_num_threads(THREAD_COUNT)
     task = load_task(settings.task_name)
     plan = _plan_of(settings, task)
     with (
@@ -114,6 +117,11 @@ def run_demo(settings: DemoSettings) -> str:
             f"{task.described}: a coordinator, {plan.shard_count} shards and "
             f"{plan.worker_count} workers as processes on this machine"
         )
+        shared = sharing_text(
+            plan.worker_count + plan.shard_count, THREAD_COUNT, os.environ
+        )
+        if shared:
+            display.note(shared)
         display.note("starting them; each imports torch, which takes a few seconds")
         progress, snapshot, story = _train(task, plan, display, scratch)
         model = _loaded(task, snapshot)

@@ -1,11 +1,13 @@
 """The demo's processes: a coordinator, shards and workers on loopback."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pswire.failpoints import FAILPOINT_VARIABLE
+from psworker.cores import THREADS_VARIABLE
 from psworker.ctl.daemons import daemon_names, start_daemons
 from psworker.ctl.demo.display import Display
 from psworker.ctl.demo.evaluation import Evaluator
@@ -14,6 +16,9 @@ from psworker.ctl.demo.killing import Killing
 from psworker.ctl.demo.progress import Progress, read_report
 from psworker.ctl.processes import Children, Line
 from psworker.ctl.stall import STALL_TIMEOUT_S, stalled
+
+THREAD_COUNT: Final = 1
+"""Of torch in each process: they share the machine's cores as it is."""
 
 _POLL_S: Final = 0.1
 
@@ -79,8 +84,9 @@ class Job:
         """
         self._plan = plan
         self._children = children
-        # One thread each: the processes share the machine's cores as it is.
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {"PYTHONUNBUFFERED": "1"}
+        if THREADS_VARIABLE not in os.environ:
+            environment[THREADS_VARIABLE] = str(THREAD_COUNT)
         bound = ["--staleness", str(plan.staleness_bound)] if plan.mode == "ssp" else []
         victim = plan.killed_worker
         self.coordinator = start_daemons(
