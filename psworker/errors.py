@@ -219,6 +219,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.UNSUPPORTED: UnsupportedError,
         ErrorReason.JOB_ENDED: JobEndedError,
         ErrorReason.OPTIMIZER_OUT_OF_PHASE: OptimizerMismatchError,
+        ErrorReason.SEGMENT_GONE: UnavailableError,
     }
 )
 """Class of every reason that a server may give."""

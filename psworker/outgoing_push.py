@@ -43,6 +43,8 @@ class OutgoingPush:
         chunk_indexes: Chunks that are part of it.
         trailer_message: A message that holds only its trailer.
         is_sent: Whether all of it has been sent; kept only for failpoints.
+        in_message: Makes a message that holds a chunk of one that says where in shared
+            memory it is; set when the shard has not that memory any more.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class OutgoingPush:
         self.header = header
         self.chunk_indexes = frozenset(chunk_indexes)
         self.is_sent = False
+        self.in_message: Callable[[bytes], bytes] | None = None
         self.trailer_message = join_fields(
             (
                 REQUEST_TRAILER_FIELD,
@@ -128,7 +131,9 @@ class OutgoingPush:
             position += 1
             if index in held:
                 continue
-            if is_shared_chunk(message):
+            if is_shared_chunk(message) and self.in_message is not None:
+                message = self.in_message(message)
+            elif is_shared_chunk(message):
                 message, position = self._joined(message, position, held)
             if opening and len(message) <= _JOINED_BYTES_MAX:
                 message += opening  # the chunk stays at the start, where it is aligned

@@ -23,6 +23,11 @@ class Segments:
         """Memory shared with a shard, None if none is."""
         return self._by_shard.get(shard_index)
 
+    def without(self, shard_index: int) -> "Segments":
+        """What is left when a shard has lost its part: its tensors go over gRPC."""
+        left = {i: each for i, each in self._by_shard.items() if i != shard_index}
+        return Segments(left)
+
     def encode(self, source: ChunkSource, chunk: Chunk) -> bytes:
         """A `PushPullRequest` that holds only this chunk, or says where it is.
 

@@ -5,15 +5,16 @@ changes nothing is made again, and a push is sent again after asking what the sh
 has of it. A decided refusal is raised at once.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pswire import failpoints
 from pswire.memory_segments import boot_id
 from pswire.placement import Placement
-from pswire.reasons import ErrorReason
+from pswire.reasons import ErrorReason, Refusal
 from psworker.commit_calls import ShardCommitCalls
 from psworker.commits import Commits, PushPlace
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
@@ -48,6 +49,8 @@ from psworker.transport.values import (
 )
 
 T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
 
 _QUESTION_TIMEOUT_S = 10.0
 _CORRUPTION_COUNT_MAX = 3
@@ -445,6 +448,8 @@ class ShardCalls:
                 return _as_of_one_call(reply) if goes_on else reply
             except CallError as error:
                 silence.failed(shard_index, error)
+                if error.refusal and error.refusal.reason == ErrorReason.SEGMENT_GONE:
+                    await self._leave_segment(shard_index, push, error.refusal)
                 is_corrupt = (
                     error.refusal is not None
                     and error.refusal.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
@@ -455,6 +460,20 @@ class ShardCalls:
             await pause(attempt)
             attempt += 1
             held = await self._chunks_held(shard_index, push, deadline, silence)
+
+    async def _leave_segment(
+        self, shard_index: int, push: OutgoingPush, refusal: Refusal
+    ) -> None:
+        """Sends chunks in messages to a shard that has not this worker's memory."""
+        segments = (await self._clients.of(shard_index)).segments
+        assert segments is not None, "a chunk was said to be there"
+        push.in_message = segments.in_message
+        if self.segments.of(shard_index) is not None:
+            self.segments = self.segments.without(shard_index)
+            logger.warning(
+                "tensors go over gRPC to shard %d from now on: %s",
+                *(shard_index, refusal.message),
+            )
 
     async def _chunks_held(
         self,

@@ -49,6 +49,7 @@ class ErrorReason(IntEnum):
     UNSUPPORTED = 27
     JOB_ENDED = 28
     OPTIMIZER_OUT_OF_PHASE = 29
+    SEGMENT_GONE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,9 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "FAILED_PRECONDITION",
             False,
             "step the same optimizers in the same order on every worker",
+        ),
+        ErrorReason.SEGMENT_GONE: ErrorCase(
+            "ABORTED", True, "send the chunk in a message"
         ),
     }
 )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psserver.core.push import DataRange, Outcome, StagedChunk, Trailer
+from psserver.core.push import DataRange, Outcome, PushId, StagedChunk, Trailer
 from psserver.core.record import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
@@ -183,6 +183,19 @@ class DedupeTable:
         if sequence == window.done_sequence + 1:
             return window.entries.setdefault(sequence, PushEntry())
         return window.entries.get(sequence)
+
+    def has_chunk(self, push: PushId, chunk_index: int, digest: int) -> bool:
+        """Whether these bytes of a chunk came before, or its push is done.
+
+        Nothing of such a resend needs to be looked up: where its bytes were may be
+        gone by now.
+        """
+        window = self.window_of(push.worker)
+        entry = window.entries.get(push.sequence)
+        known = entry.digests.get(chunk_index) if entry is not None else None
+        if known is not None:
+            return known == digest
+        return push.sequence <= window.done_sequence
 
     def add_trailer(self, entry: PushEntry, trailer: Trailer) -> bool:
         """Keeps a trailer.

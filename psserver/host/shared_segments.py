@@ -122,7 +122,7 @@ class SharedSegments:
         """A chunk with its elements, which a message has said to be in shared memory.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE` or `CHUNK_INVALID`; no state changed.
+            Refusal: `SEGMENT_GONE` or `CHUNK_INVALID`; no state changed.
         """
         shared = frame.shared
         if shared is None:
@@ -131,10 +131,10 @@ class SharedSegments:
         segment = known.numbered(shared.segment) if known is not None else None
         if known is None or segment is None:
             raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
+                ErrorReason.SEGMENT_GONE,
                 f"chunk {frame.index} is said to be in the segment "
                 f"{shared.segment:016x} of shared memory, which {worker} has not "
-                "handed over",
+                "handed over, or has lost with its membership",
             )
         assert self._layout is not None, "whoever has a segment was expected"
         data = segment.data[self._layout.run(frame.index, shared.length)]

@@ -184,6 +184,8 @@ class PushCall:
 
     def _take_chunk(self, frame: ChunkFrame) -> None:
         check_frame(frame)
+        if self._host.model.core.dedupe.has_chunk(self.push, frame.index, frame.digest):
+            return  # sent again
         frame = self._host.shared.resolve(self.push.worker, frame)
         presence = self._presence_of(frame.index, frame.presence)
         model = self._host.model

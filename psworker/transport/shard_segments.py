@@ -17,7 +17,15 @@ import numpy as np
 import torch
 import xxhash
 
-from pswire.frames import ChunkFrame, bits_from_bytes, bits_to_bytes
+from pswire.frames import (
+    REQUEST_CHUNK_FIELD,
+    ChunkFrame,
+    bits_from_bytes,
+    bits_to_bytes,
+    decode_chunk,
+    encode_chunk,
+    split_fields,
+)
 from pswire.memory_fence import fence
 from pswire.memory_segments import MemorySegment
 from pswire.placement import Chunk, Placement
@@ -121,6 +129,25 @@ class ShardSegments:
             presence=presence,
             digest=xxhash.xxh3_64_intdigest(written.data),
             shared=SharedRun(self._gradient.header.number, length),
+        )
+
+    def in_message(self, message: bytes) -> bytes:
+        """What `encode` or `message` has said where it is, as a message that holds it.
+
+        Good until the next push is encoded.
+        """
+        ((_, view),) = split_fields(message)
+        frame = decode_chunk(view)
+        shared = frame.shared
+        assert shared is not None, "it is said to be in shared memory"
+        assert shared.segment == self._gradient.header.number, "it was encoded here"
+        run = self._gradient_layout.run(frame.index, shared.length)
+        return encode_chunk(
+            REQUEST_CHUNK_FIELD,
+            index=frame.index,
+            presence=frame.presence,
+            data=self._target[run].data,
+            digest=frame.digest,
         )
 
     def write(self, frame: ChunkFrame, store: ValueStore, fetch: Fetch) -> None:

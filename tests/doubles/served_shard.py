@@ -28,6 +28,8 @@ from pswire.frames import (
 from pswire.limits import PROTOCOL_VERSION
 from pswire.placement import place
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
+from pswire.shared_chunks import encode_shared_chunk
+from pswire.shared_layout import SharedRun
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
 from tests.doubles.core_values import key, sgd
@@ -170,6 +172,17 @@ class ServedShard:
             index=chunk_index,
             presence=bits_to_bytes((True,) * len(chunk.slices)),
             data=buffer_of(data),
+        )
+
+    def shared_chunk(self, chunk_index: int, value: float, segment: int) -> bytes:
+        """As `chunk`, in a segment of the worker's."""
+        ((_, view),) = split_fields(self.chunk(chunk_index, value))
+        frame = decode_chunk(view)
+        return encode_shared_chunk(
+            index=chunk_index,
+            presence=frame.presence,
+            digest=frame.digest,
+            shared=SharedRun(segment, len(frame.data)),
         )
 
     def pull(self, name: str, clock: int) -> "OpenPull":

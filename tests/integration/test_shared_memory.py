@@ -207,6 +207,34 @@ def test_an_evicted_worker_joins_with_new_segments(
             assert worker.value == other.value == -1
 
 
+@pytest.mark.usefixtures("all_shared")
+@pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["plain", "overlap"])
+def test_a_shard_that_lost_a_segment_gets_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    with Job(tmp_path, shard_count=2) as job:
+        nets = [Net(), Net()]
+        lost = job.shards[1].shared
+        optimizer = torch.optim.SGD(nets[0].first.parameters(), lr=0.5)
+        with connect(job, "w0") as ps:
+            model, optimizer = ps.prepare(nets[0], optimizer, **options)
+            for step in range(4):
+                if step == 2:
+                    job.ask(lambda: lost.keep_only(()))
+                for each in model.first.parameters():
+                    each.grad = torch.ones_like(each)
+                optimizer.step()
+            if options:
+                ps.wait()
+        for mine, plain in zip(
+            model.first.parameters(), nets[1].first.parameters(), strict=True
+        ):
+            assert torch.allclose(mine, plain - 2.0)
+
+    (line,) = [text for level, text in log_lines(caplog) if level == "WARNING"]
+    assert line.startswith("tensors go over gRPC to shard 1 from now on: chunk ")
+
+
 def wait_shared(job: Job, wanted: set[WorkerKey]) -> None:
     """Returns once every shard shares memory with these workers and no others."""
     for host in job.shards:

@@ -639,4 +639,42 @@ BUGS = (
             "::test_the_word_of_the_loss_goes_with_each_optimizer",
         ),
     ),
+    PlantedBug(
+        "a chunk that is here, looked up in a segment that is gone",
+        (
+            Edit(
+                "psserver/rpc/push_call.py",
+                "        if self._host.model.core.dedupe.has_chunk("
+                "self.push, frame.index, frame.digest):\n"
+                "            return  # sent again\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/rpc/test_parameter_service.py"
+            "::test_a_push_that_is_done_is_answered_though_its_segment_is_gone",
+        ),
+    ),
+    PlantedBug(
+        "a resend of a done push that is taken for a new one",
+        (
+            Edit(
+                f"{CORE}/dedupe.py",
+                "        return push.sequence <= window.done_sequence\n",
+                "        return False\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_core_dedupe.py",),
+    ),
+    PlantedBug(
+        "a chunk that points again into a segment that is gone",
+        (
+            Edit(
+                f"{WORKER}/outgoing_push.py",
+                "if is_shared_chunk(message) and self.in_message is not None:",
+                "if False and self.in_message is not None:",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/test_outgoing_push.py",),
+    ),
 )

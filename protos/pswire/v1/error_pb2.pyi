@@ -85,6 +85,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The job has ended."""
     ERROR_REASON_OPTIMIZER_OUT_OF_PHASE: _ErrorReason.ValueType  # 29
     """Workers in phase named different optimizers at the same clock."""
+    ERROR_REASON_SEGMENT_GONE: _ErrorReason.ValueType  # 30
+    """A chunk is said to be in shared memory that the shard does not have, or not any
+    more. It goes in a message then.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -151,6 +155,10 @@ ERROR_REASON_JOB_ENDED: ErrorReason.ValueType  # 28
 """The job has ended."""
 ERROR_REASON_OPTIMIZER_OUT_OF_PHASE: ErrorReason.ValueType  # 29
 """Workers in phase named different optimizers at the same clock."""
+ERROR_REASON_SEGMENT_GONE: ErrorReason.ValueType  # 30
+"""A chunk is said to be in shared memory that the shard does not have, or not any
+more. It goes in a message then.
+"""
 global___ErrorReason = ErrorReason
 
 @typing.final

@@ -292,3 +292,18 @@ async def test_chunks_in_shared_memory_that_a_shard_has_are_left_out() -> None:
 
     assert indexes_of(messages) == [[2, 0]]
     assert messages[0].header.sequence == 4
+
+
+async def test_chunks_go_in_messages_to_a_shard_that_lost_the_memory() -> None:
+    push = push_of((True,) * 3, range(3))
+    for index in (2, 1, 0):
+        push.append(index, shared(index), 16)
+    contents = {shared(index): chunk(index) for index in range(3)}
+    assert indexes_of(await sent(push)) == [[2, 1, 0]]
+
+    push.in_message = contents.__getitem__
+    messages = await sent(push, frozenset({1}))
+
+    assert indexes_of(messages) == [[2], [0]]
+    assert not any(message.shared_chunks for message in messages)
+    assert messages[0].header.sequence == 4

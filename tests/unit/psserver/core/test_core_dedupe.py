@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from psserver.core.dedupe import ChunkState, DedupeTable, PushEntry
-from psserver.core.push import Outcome
+from psserver.core.push import Outcome, PushId
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import chunk, key, trailer
 
@@ -246,3 +246,32 @@ def test_what_went_ahead_under_the_id_of_another_push_changes_nothing(
     assert refused.value.reason == ErrorReason.PUSH_CONFLICT
     assert set(entry.digests) == {4}
     assert entry.trailer == trailer((3, 4))
+
+
+def test_bytes_that_came_before_need_not_be_looked_up() -> None:
+    table = DedupeTable()
+    push = PushId(A, 1)
+    assert not table.has_chunk(push, 3, chunk(b"x").digest)
+    entry = opened(table, 1)
+    table.add_chunk(entry, 3, chunk(b"x"))
+
+    assert table.has_chunk(push, 3, chunk(b"x").digest)
+    assert not table.has_chunk(push, 3, chunk(b"y").digest)
+    assert not table.has_chunk(push, 4, chunk(b"x").digest)
+    assert not table.has_chunk(PushId(A, 2), 3, chunk(b"x").digest)
+    assert not table.has_chunk(PushId(key("b"), 1), 3, chunk(b"x").digest)
+
+
+def test_nothing_of_a_push_that_is_done_needs_to_be_looked_up() -> None:
+    table = DedupeTable()
+    push = PushId(A, 1)
+    table.add_chunk(opened(table, 1), 3, chunk(b"x"))
+    table.finish(A, 1, Outcome.DROPPED)
+
+    assert table.has_chunk(push, 3, chunk(b"x").digest)
+    assert table.has_chunk(push, 4, chunk(b"x").digest)
+    assert not table.has_chunk(push, 3, chunk(b"y").digest)  # a conflict: look at it
+    table.shrink(A)
+    assert table.has_chunk(push, 3, chunk(b"x").digest)
+    table.acknowledge(A, 2)
+    assert table.has_chunk(push, 3, chunk(b"x").digest)

@@ -78,11 +78,11 @@ def test_a_segment_that_was_not_handed_over_is_refused(
     with pytest.raises(
         Refusal,
         match=f"chunk 0 is said to be in the segment {number:016x} of shared memory, "
-        f"which {worker} has not handed over",
+        f"which {worker} has not handed over, or has lost with its membership",
     ) as caught:
         shared.resolve(worker, frame(number))
 
-    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+    assert caught.value.reason is ErrorReason.SEGMENT_GONE
 
 
 @pytest.mark.parametrize(

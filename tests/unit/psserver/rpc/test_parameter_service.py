@@ -18,7 +18,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, SchemaEntry
 from pswire.v1 import membership_pb2, push_pb2
 from tests.doubles.core_values import key
-from tests.doubles.served_shard import NO_CONTEXT, OpenPush, ServedShard
+from tests.doubles.served_shard import NO_CONTEXT, OpenPush, OpenPushOnce, ServedShard
 from tests.unit.psserver.rpc.conftest import Make
 
 TWO_PHASE = {"step_atomicity": StepAtomicity.CLOCK}
@@ -36,11 +36,13 @@ def raise_bug(*_: object, **__: object) -> None:
     raise RuntimeError("a bug")
 
 
-def record_without(gone: str, *kept: str, mode: Mode = Mode.BSP) -> Record:
-    """The second record: one worker is evicted that has pushed nothing."""
+def record_without(
+    gone: str, *kept: str, mode: Mode = Mode.BSP, last_clock: int = 0
+) -> Record:
+    """The second record: one worker is evicted after so many pushes."""
     end = Departure(
         member=Member(worker=key(gone), rank=9, base_clock=0),
-        last_clock=0,
+        last_clock=last_clock,
         evicted=True,
     )
     return Record(
@@ -201,6 +203,68 @@ async def test_a_call_that_broke_is_told_all_again(make: Make) -> None:
     assert await shard.commit("a", 1, ["a"])
     await second.finished()
     assert sorted(second.values) == [(0, 0.5), (1, 0.5)]
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+async def test_a_push_that_is_done_is_answered_though_its_segment_is_gone(
+    make: Make, *, is_member: bool
+) -> None:
+    """As of a worker that stood still while its clock closed and it was evicted."""
+    shard = make()
+    shard.start("ab")
+    calls = [shard.push(name, 1) for name in "ab"]
+    for call in calls:
+        await call.finished()
+    if not is_member:
+        shard.host.install_record(record_without("a", "b", last_clock=1))
+
+    again = OpenPushOnce(
+        shard,
+        shard.header("a", 1)
+        + shard.shared_chunk(0, 1.0, segment=9)
+        + shard.shared_chunk(1, 1.0, segment=9)
+        + shard.trailer((0, 1)),
+    )
+    assert (await again.finished()).outcome == push_pb2.OUTCOME_DUPLICATE
+
+
+async def test_a_chunk_that_is_here_is_not_looked_up_again(make: Make) -> None:
+    shard = make()
+    shard.start("ab")
+    first = OpenPush(shard)
+    first.send(shard.header("a", 1) + shard.trailer((0, 1)))
+    first.send(shard.chunk(1, 1.0))
+    window = shard.host.model.core.dedupe.window(key("a"))
+    await shard.until(lambda: 1 in window.entries and bool(window.entries[1].digests))
+
+    again = OpenPush(shard)
+    again.send(shard.header("a", 1) + shard.shared_chunk(1, 1.0, segment=9))
+    again.send(shard.trailer((0, 1)) + shard.chunk(0, 1.0))
+    other = shard.push("b", 1)
+
+    assert (await again.finished()).outcome == push_pb2.OUTCOME_APPLIED
+    await other.finished()
+
+
+async def test_a_chunk_in_a_segment_that_is_gone_is_to_be_sent_again(
+    make: Make,
+) -> None:
+    shard = make()
+    shard.start("ab")
+    lost = OpenPush(shard)
+    lost.send(
+        shard.header("a", 1)
+        + shard.trailer((0, 1))
+        + shard.shared_chunk(1, 1.0, segment=9)
+    )
+    with pytest.raises(Refusal, match="has lost with its membership") as caught:
+        await lost.finished()
+    assert caught.value.reason is ErrorReason.SEGMENT_GONE
+
+    again, other = shard.push("a", 1), shard.push("b", 1)
+    await again.finished()
+    await other.finished()
+    assert sorted(again.values) == [(0, 0.5), (1, 0.5)]
 
 
 async def test_nothing_is_applied_before_a_commit_by_any_of_them(make: Make) -> None:

@@ -8,7 +8,13 @@ import torch
 import xxhash
 
 from psserver.tensors.values_segment import ValuesSegment
-from pswire.frames import ChunkFrame, decode_chunk, encode_chunk, split_fields
+from pswire.frames import (
+    REQUEST_CHUNK_FIELD,
+    ChunkFrame,
+    decode_chunk,
+    encode_chunk,
+    split_fields,
+)
 from pswire.memory_segments import MemorySegment, boot_id
 from pswire.placement import Placement, place
 from pswire.reasons import ErrorReason, Refusal
@@ -201,3 +207,15 @@ def test_small_chunks_go_in_messages(
     source = ChunkSource([torch.ones(size) for size in SIZES])
 
     assert side.segments.encode(source, side.placement.chunks[0]) is None
+
+
+def test_what_is_in_shared_memory_can_be_sent_in_a_message(side: Side) -> None:
+    gradients = [torch.full((SIZES[0],), 3.0), None]
+    source, chunk = ChunkSource(gradients), side.placement.chunks[0]
+    message = side.segments.encode(source, chunk)
+    assert message is not None
+
+    whole = side.segments.in_message(message)
+
+    assert whole == source.encode(chunk, REQUEST_CHUNK_FIELD)
+    frame_of(whole).verify()
