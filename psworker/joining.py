@@ -98,6 +98,9 @@ class Joining:
                 switches than its groups.
             StartTimeoutError: The job did not start in time.
         """
+        deadline = time.monotonic() + timeout_s
+        reaching = self._session.wait_shards(timeout_s=timeout_s)
+        self._loop.run(self._session.membership.unless_failed(reaching))
         held_digests = self._store.digests()
         looks = Samples(self._store.tensors).looks()
         values_digest = _digest_of_all(held_digests)
@@ -119,7 +122,6 @@ class Joining:
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         for note in answer.notes:
             logger.warning("%s", note)
-        deadline = time.monotonic() + timeout_s
         member, seeded = self._wait_member(given, deadline)
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"

@@ -40,6 +40,7 @@ class Membership:
         first_values: What the job has started with, if that is known.
         view_count: How often the watch has begun.
         failure: Why this worker can't go on, `None` while it can.
+        unreached: Shards that have given this worker no answer for a lease, in words.
     """
 
     def __init__(self, worker: Identity) -> None:
@@ -55,6 +56,7 @@ class Membership:
         self.first_values: FirstValues | None = None
         self.view_count = 0
         self.failure: PsError | None = None
+        self.unreached = ""
 
     @property
     def member(self) -> Member | None:
@@ -65,6 +67,13 @@ class Membership:
     def generation(self) -> int:
         """That of the newest record, 0 before the start."""
         return self.record.generation if self.record is not None else 0
+
+    @property
+    def eviction_cause(self) -> str:
+        """Why this worker is evicted, if it is, as far as is known here."""
+        if self.unreached:
+            return f"it gets no answer from {self.unreached}, and others do"
+        return "the coordinator did not hear of it for a lease"
 
     def take(self, event: WatchEvent) -> None:
         """Takes an event of the watch."""
@@ -146,8 +155,7 @@ class Membership:
             self.fail(
                 EvictedError(
                     f"worker {self._worker.worker_id} is no member of the job any more"
-                    f"{clock}: the coordinator did not hear of it for a lease; connect "
-                    "again to take part"
+                    f"{clock}: {self.eviction_cause}; connect again to take part"
                 )
             )
         self._was_member = is_member

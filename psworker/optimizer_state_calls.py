@@ -8,6 +8,7 @@ from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.membership import Membership
 from psworker.retries import all_or_none, now, until_decided
 from psworker.shard_clients import ShardClients
+from psworker.shard_reach import ShardReach
 from psworker.shard_silence import ShardSilence
 from psworker.transport.call_error import CallError
 from psworker.transport.values import OptimizerSettings, Waiting
@@ -21,14 +22,18 @@ _Answer = tuple[list[StatePart], OptimizerSettings]
 class ShardStateCalls:
     """Reads and stages the state of one optimizer."""
 
-    def __init__(self, clients: ShardClients, membership: Membership) -> None:
+    def __init__(
+        self, clients: ShardClients, membership: Membership, reach: ShardReach
+    ) -> None:
         """Calls nobody yet.
 
         Args:
             clients: Clients of all shards.
             membership: What the coordinator has told.
+            reach: Asks shards that are silent.
         """
         self._clients = clients
+        self._reach = reach
         self._membership = membership
 
     async def pull(
@@ -98,7 +103,7 @@ class ShardStateCalls:
         """What each shard says."""
         deadline = now() + timeout_s
         generation = self._membership.generation
-        silence = ShardSilence(self._membership, clock, on_waiting)
+        silence = ShardSilence(self._membership, clock, on_waiting, self._reach)
 
         async def pull_one(shard_index: int) -> _Answer:
             async def attempt(timeout_s: float) -> _Answer:

@@ -79,10 +79,13 @@ class EvictedWorker:
         self._store = store
         self._given = given
         self._timeout_s = timeout_s
+        self._cause = ""
 
     def rejoin(self, lost: LostStart) -> Rejoined:
         """Joins as a new start under the same id; see `Rejoining`."""
         deadline = time.monotonic() + self._timeout_s
+        if self._session.worker == lost.worker:
+            self._cause = self._session.membership.eviction_cause
         try:
             while True:
                 self._renew(lost, deadline)
@@ -125,10 +128,11 @@ class EvictedWorker:
             raise
         push = replace(combine(joined.replies), outcome=outcome, rejoined=True)
         logger.warning(
-            "worker %s was evicted: nothing was heard of its start %d for too long; it "
-            "has joined again as start %d, at clock %d of generation %d%s",
+            "worker %s was evicted in its start %d: %s; it has joined again as start "
+            "%d, at clock %d of generation %d%s",
             lost.worker.worker_id,
             lost.worker.incarnation,
+            self._cause,
             session.worker.incarnation,
             push.clock,
             joined.generation,

@@ -6,7 +6,7 @@ On the event loop, but for the settings.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from pswire.placement import Placement
@@ -53,6 +53,9 @@ before it is cancelled here: it does so as soon as it has told the worker."""
 SHARING_TIMEOUT_S: Final = 5.0
 """Longest wait for shards to say whether they share memory: they go on without."""
 
+_SHARD_ATTEMPT: Final = 5
+"""The pause between two questions whether shards are there: a second."""
+
 CALL_TIMEOUT_S: Final = 30.0
 """Deadline of a control call that waits for nobody but the coordinator."""
 
@@ -97,7 +100,12 @@ class Session:
         self._wanted_history = history
         self._history = self._opened_history()
         self.shards = ShardCalls(
-            settings.job_id, worker, self.membership, history=self._history
+            settings.job_id,
+            worker,
+            self.membership,
+            history=self._history,
+            tell_silence=self._tell_silence,
+            lease_s=settings.lease_ttl_ms / 1000,
         )
         self._is_leaving = False
         self._has_left = False
@@ -182,6 +190,8 @@ class Session:
             self.membership,
             traffic=traffic,
             history=self._history,
+            tell_silence=self._tell_silence,
+            lease_s=settings.lease_ttl_ms / 1000,
         )
         self._watching = asyncio.ensure_future(self._watch())
 
@@ -313,6 +323,31 @@ class Session:
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)
             log.remind(self._missing())
 
+    async def wait_shards(self, *, timeout_s: float) -> None:
+        """Returns once every shard of a job that trains answers this worker.
+
+        As a member without one of them it would only hold up the others. Before the
+        start there is nobody to hold up, and shards may still be missing.
+
+        Raises:
+            StartTimeoutError: One does not; the text names it.
+        """
+        began, log = now(), WaitingLog()
+        while not self.membership.view_count:
+            await self.membership.wait_change()
+        if self.membership.record is None:
+            return
+        while silent := await self.shards.reach.unreached(began):
+            if now() >= began + timeout_s:
+                raise StartTimeoutError(
+                    f"this worker could not ask to join within {timeout_s:g} s: "
+                    f"waiting for {silent}; look at the network between this machine "
+                    "and it",
+                    reason=ErrorReason.NOT_STARTED,
+                )
+            log.remind(silent)
+            await pause(_SHARD_ATTEMPT)
+
     async def share_memory(self, placement: Placement) -> None:
         """As a member: shares memory with the shards that are on this machine.
 
@@ -362,6 +397,10 @@ class Session:
         await self.shards.close()
         self._history.close()
         await self.control.close()
+
+    async def _tell_silence(self, silent_ms: Mapping[int, int]) -> None:
+        timeout_s = self.settings.lease_ttl_ms / 2000
+        await self.control.report_silence(self.worker, silent_ms, timeout_s=timeout_s)
 
     def _opened_history(self) -> PushHistory:
         return PushHistory.open(

@@ -6,6 +6,7 @@ has of it. A decided refusal is raised at once.
 """
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from psworker.retries import (
 )
 from psworker.segments import NO_SEGMENTS, segments_of
 from psworker.shard_clients import ShardClients
+from psworker.shard_reach import ShardReach, Tell, tell_nobody
 from psworker.shard_silence import ShardSilence
 from psworker.staleness import check_bound
 from psworker.transport.call_error import CallError
@@ -64,6 +66,7 @@ class ShardCalls:
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
         states: Calls for optimizer state.
         segments: Memory shared with shards.
+        reach: Asks shards whether they are there.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class ShardCalls:
         *,
         traffic: Traffic | None = None,
         history: PushHistory | None = None,
+        tell_silence: Tell = tell_nobody,
+        lease_s: float = math.inf,
     ) -> None:
         """Calls nobody yet.
 
@@ -83,6 +88,8 @@ class ShardCalls:
             membership: What the coordinator has told.
             traffic: Bytes of an earlier start's messages, to go on with.
             history: Told of pushes and pulls, for an offline check.
+            tell_silence: Tells the coordinator of shards that give no answer.
+            lease_s: Silence after which a shard counts as out of reach.
         """
         self._worker = worker
         self._membership = membership
@@ -90,7 +97,10 @@ class ShardCalls:
         self.clip_grad_norm = 0.0
         self.segments = NO_SEGMENTS
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
-        self.states = ShardStateCalls(self._clients, membership)
+        self.reach = ShardReach(
+            self._clients, worker, membership, tell_silence, lease_s=lease_s
+        )
+        self.states = ShardStateCalls(self._clients, membership, self.reach)
         self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
         # Whether pushes wait for commits, as one was told: they are streamed.
         self._commits = False
@@ -99,6 +109,7 @@ class ShardCalls:
     async def close(self) -> None:
         """Ends the channels to all shards."""
         self.segments = NO_SEGMENTS
+        await self.reach.close()
         await self._clients.close()
 
     def incarnation(self, shard_index: int) -> int:
@@ -194,7 +205,7 @@ class ShardCalls:
             PsError: A shard refused it, or the job can't go on.
         """
         deadline = now() + timeout_s
-        silence = ShardSilence(self._membership, clock, receiver.on_waiting)
+        silence = ShardSilence(self._membership, clock, receiver.on_waiting, self.reach)
 
         async def pull_one(shard_index: int) -> PushReply:
             own = silence.receiver(shard_index, receiver)
@@ -265,7 +276,10 @@ class ShardCalls:
         """
         deadline = now() + timeout_s
         silence = ShardSilence(
-            self._membership, pushes[0].header.clock, receiver.on_waiting
+            self._membership,
+            pushes[0].header.clock,
+            receiver.on_waiting,
+            self.reach,
         )
         sequence = pushes[0].header.sequence
         commits = Commits(

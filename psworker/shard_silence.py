@@ -5,13 +5,14 @@ the calls to it are made again without a word: that is told here. On the event l
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
 from pswire.limits import WAITING_INTERVAL_MS
 from psworker.membership import Membership
 from psworker.retries import now
+from psworker.shard_reach import ShardReach
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
@@ -28,7 +29,11 @@ class ShardSilence:
     """
 
     def __init__(
-        self, membership: Membership, clock: int, on_waiting: Callable[[Waiting], None]
+        self,
+        membership: Membership,
+        clock: int,
+        on_waiting: Callable[[Waiting], None],
+        reach: ShardReach,
     ) -> None:
         """Begins a wait for all shards.
 
@@ -36,7 +41,12 @@ class ShardSilence:
             membership: Has the shard map.
             clock: Clock that the calls are about.
             on_waiting: Takes whom the calls wait for.
+            reach: Asks shards that are silent.
         """
+        self._reach = reach
+        self._asking: asyncio.Task[None] | None = None
+        self._asked: dict[int, float] = {}  # when shards have answered a question
+        self._told_silent: set[int] = set()
         self._membership = membership
         self._clock = clock
         self._on_waiting = on_waiting
@@ -47,7 +57,7 @@ class ShardSilence:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
-        self._wait(WAITING_INTERVAL_MS / 1000)
+        self._wait(min(WAITING_INTERVAL_MS / 1000, self._reach.pause_s))
         return self
 
     def __exit__(
@@ -58,6 +68,8 @@ class ShardSilence:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
 
     def heard(self, shard_index: int) -> None:
         """A shard has said something, and is at work."""
@@ -68,6 +80,9 @@ class ShardSilence:
         """A shard has done all that is wanted of it."""
         self._heard.pop(shard_index, None)
         self._trouble.pop(shard_index, None)
+        if shard_index in self._told_silent:
+            self._told_silent.discard(shard_index)
+            self._reach.begin(self._reach.tell({shard_index: 0.0}))
 
     def failed(self, shard_index: int, error: CallError) -> None:
         """A call to a shard has failed, and is made again."""
@@ -142,4 +157,21 @@ class ShardSilence:
         if waiting is not None and now() - self._told >= interval_s:
             self._told = now()
             self._on_waiting(waiting)
-        self._wait(interval_s / 5)
+        silent = [i for i in self._heard if self._silence_s(i) >= self._reach.pause_s]
+        if silent and (self._asking is None or self._asking.done()):
+            self._asking = self._reach.begin(self._ask(silent))
+        self._wait(min(interval_s / 5, self._reach.pause_s))
+
+    async def _ask(self, shard_indexes: Collection[int]) -> None:
+        """Asks shards whether they are there, and tells what came of it."""
+        for index in await self._reach.answering(shard_indexes):
+            self._asked[index] = now()
+        silent_s = {index: self._silence_s(index) for index in self._heard}
+        self._told_silent = {
+            index for index, each in silent_s.items() if each >= self._reach.pause_s
+        }
+        await self._reach.tell(silent_s)
+
+    def _silence_s(self, shard_index: int) -> float:
+        heard_s = self._heard[shard_index]
+        return now() - max(heard_s, self._asked.get(shard_index, heard_s))

@@ -4,11 +4,14 @@ Pure; see the package. Never in the path of a step: what it decides reaches shar
 and workers as records.
 """
 
+from collections.abc import Mapping
+
 from psserver.core.coordinator_effects import (
     CoordinatorEffect,
     OrderSeed,
     ReleaseImage,
     SchemaFixed,
+    WorkerCutOff,
 )
 from psserver.core.effects import FenceReport
 from psserver.core.epoch_ledger import EpochLedger
@@ -20,6 +23,7 @@ from psserver.core.ledger import Enrolments
 from psserver.core.loss import floor_of, waiting_text
 from psserver.core.mode_change import mode_target, target_of
 from psserver.core.push import DataRange
+from psserver.core.reach import Reach
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
 from psserver.core.roster import (
     GONE,
@@ -48,6 +52,7 @@ class CoordinatorCore:
         shards: The shard map.
         ledger: Data of all epochs.
         snapshots: Cuts and their images.
+        reach: Which shards give which workers no answer.
     """
 
     def __init__(self, settings: JobSettings, start_count: int = 0) -> None:
@@ -56,6 +61,7 @@ class CoordinatorCore:
         self.shards = self._progress.shards
         self.ledger = self._progress.ledger
         self.snapshots = self._progress.snapshots
+        self.reach = Reach(settings.lease_ttl_ms)
         self._patient_until_ms = 0
         self._now_ms = 0
 
@@ -292,6 +298,24 @@ class CoordinatorCore:
             entry.is_condemned = True
             self._progress.pump(now_ms)
 
+    def report_silence(
+        self, entry: WorkerEntry, silent_ms: Mapping[int, int], now_ms: int
+    ) -> None:
+        """A worker tells for how long each shard that it waits for has been silent.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`; no state changed.
+        """
+        if any(not 0 <= i < len(self.shards.slots) for i in silent_ms):
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"the job has {len(self.shards.slots)} shards, not all of "
+                f"{sorted(silent_ms)[:9]}",
+            )
+        self.reach.note(entry.worker, silent_ms, self.shards.slots, now_ms)
+        self._look_for_cut_off(now_ms)
+        self._progress.pump(now_ms)
+
     def check_present(self, entry: WorkerEntry) -> None:
         """Refuses a start of a worker that is over.
 
@@ -466,6 +490,7 @@ class CoordinatorCore:
         """Does what has become due."""
         self._now_ms = now_ms
         self._progress.end_overdue(now_ms)
+        self._look_for_cut_off(now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
         if self.record is not None:
@@ -494,9 +519,48 @@ class CoordinatorCore:
                 parts.append(f"the first values from {self.fence.seeder.worker_id}")
         else:
             parts += waiting_text(self.roster, self.record, self.settings, self._now_ms)
+            parts += self._unreached_shards()
         return ", ".join(parts)
 
     # Inside
+
+    def _look_for_cut_off(self, now_ms: int) -> None:
+        """Finds members that can't reach a shard which others reach, or can again."""
+        self.reach.forget(now_ms)
+        members = self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT)
+        keys = {entry.worker for entry in members}
+        found = self.reach.cut_off(keys, self.shards.slots, now_ms)
+        for entry in members:
+            was_cut_off, entry.cut_off = entry.cut_off, ""
+            cut = found.get(entry.worker)
+            if cut is None:
+                continue
+            slot = self.shards.slots[cut.shard_index]
+            entry.cut_off = (
+                f"can't reach shard {slot.index} at {slot.address}, which "
+                f"{cut.other.worker_id} reaches"
+            )
+            if not was_cut_off:
+                self._progress.effects.append(
+                    WorkerCutOff(
+                        worker=entry.worker,
+                        reason=entry.cut_off,
+                        silent_ms=cut.silent_ms,
+                    )
+                )
+
+    def _unreached_shards(self) -> list[str]:
+        """Shards that give members no answer who are not cut off for it, in words."""
+        names: dict[int, list[str]] = {}
+        for entry in self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT):
+            for index in self.reach.unreached(entry.worker, self._now_ms):
+                if not entry.cut_off and self.shards.slots[index].is_watching:
+                    names.setdefault(index, []).append(entry.worker.worker_id)
+        return [
+            f"shard {index} at {self.shards.slots[index].address}, which gives "
+            f"{' and '.join(who)} no answer"
+            for index, who in sorted(names.items())
+        ]
 
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(

@@ -91,6 +91,21 @@ class SchemaFixed:
     """A worker has told what the job trains, or of its optimizers: tell every shard."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCutOff:
+    """Say in the log that a member is cut off from a shard, and is to be taken out.
+
+    Attributes:
+        worker: The member.
+        reason: From which shard, and who reaches it.
+        silent_ms: For how long the shard has not answered it.
+    """
+
+    worker: WorkerKey
+    reason: str
+    silent_ms: int
+
+
 CoordinatorEffect = (
     Persist
     | Prepare
@@ -101,4 +116,5 @@ CoordinatorEffect = (
     | ReleaseImage
     | EndJob
     | SchemaFixed
+    | WorkerCutOff
 )

@@ -78,6 +78,12 @@ def waiting_text(
             cure = "a fence takes it out"
         silent_s = max(0, now_ms - entry.heard_ms) / 1000
         found.append(f"{name}, lost and silent for {silent_s:.0f} s, until {cure}")
+    for entry in roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT):
+        if entry.cut_off:
+            cure = "until it can"
+            if not waits and lacking > 0:
+                cure += f", or {lacking} more workers join"
+            found.append(f"{entry.worker.worker_id}, which {entry.cut_off}, {cure}")
     return found
 
 
@@ -93,9 +99,12 @@ def _evictions(
     out = [entry for entry in roster.in_state(*PRESENT) if entry.is_condemned]
     if settings.worker_loss_policy is LossPolicy.CONTINUE:
         out += lost
+        out += [entry for entry in roster.in_state(*PRESENT) if entry.cut_off]
     floor = floor_of(record, settings)
     if leave_count:
         floor = min(floor, len(record.members) - leave_count)
+        if not _left(roster):
+            floor = 0  # as `_floor_after` has it
     if len(_left(roster)) < floor:
         out = []
     if settings.worker_loss_policy is LossPolicy.WAIT:
@@ -108,11 +117,12 @@ def _evictions(
 def _left(roster: Roster) -> list[WorkerEntry]:
     """Those the job would go on with: members that are there, and who wants to join.
 
-    Not one that is suspect: it may be lost in a moment, or back.
+    Not one that is suspect: it may be lost in a moment, or back. Not one that is cut
+    off from a shard.
     """
     members = roster.in_state(WorkerState.MEMBER)
     joining = roster.in_state(WorkerState.JOINING)
     return [
-        *(entry for entry in members if not entry.is_condemned),
+        *(e for e in members if not (e.is_condemned or e.cut_off)),
         *(entry for entry in joining if entry.is_watching),
     ]

@@ -80,6 +80,8 @@ class WorkerEntry:
         last_sequence: For one that leaves, its last acknowledged push.
         loaders: Loaders it leases data for.
         is_condemned: Whether it is to be taken out although it lives.
+        cut_off: Why it is to be taken out, in words, while it can't reach a shard that
+            others reach; empty while it can.
         ended_ms: When it left or was evicted.
         brought: What it has joined with.
     """
@@ -94,6 +96,7 @@ class WorkerEntry:
     last_sequence: int = 0
     loaders: tuple[str, ...] = ()
     is_condemned: bool = False
+    cut_off: str = ""
     ended_ms: int = 0
     brought: Brought = NOTHING_BROUGHT
 

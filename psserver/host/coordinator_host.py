@@ -13,6 +13,7 @@ from psserver.core.coordinator_effects import (
     Prepare,
     ReleaseImage,
     SchemaFixed,
+    WorkerCutOff,
 )
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
@@ -147,6 +148,12 @@ class CoordinatorHost:
                     self._queues.tell_everybody(effect)
                     if failpoints.armed:
                         failpoints.hit("coordinator.record_announced")
+                case WorkerCutOff():
+                    log.warning(
+                        "%s %s (no answer for %.0f s): it is taken out as soon as "
+                        "enough workers are left, and may join again",
+                        *(effect.worker, effect.reason, effect.silent_ms / 1000),
+                    )
                 case EndJob():
                     log.error("the job has failed: %s", effect.reason)
                     self._queues.tell_everybody(effect)
@@ -367,7 +374,11 @@ class CoordinatorHost:
             if before is not None and before.member_of(worker) is None:
                 continue  # an earlier record has ended it, and is told again
             if end.evicted:
-                log.warning("%s is taken out after clock %d", worker, end.last_clock)
+                entry = self.core.roster.find(worker)
+                why = f": it {entry.cut_off}" if entry and entry.cut_off else ""
+                log.warning(
+                    "%s is taken out after clock %d%s", worker, end.last_clock, why
+                )
             else:
                 log.info("%s has left after clock %d", worker, end.last_clock)
         bound = f" with staleness {record.staleness_bound}"

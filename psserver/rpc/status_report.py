@@ -84,6 +84,7 @@ def _worker_status(
             entry.worker in slot.standing.sharing for slot in core.shards.slots
         ),
         brought_other=core.brought_other(entry),
+        unreached_shards=core.reach.unreached(entry.worker, now_ms),
     )
 
 

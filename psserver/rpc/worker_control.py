@@ -52,6 +52,9 @@ class WorkerControl:
             "DeclareOptimizer": answered(
                 self.declare_optimizer, messages.DeclareOptimizerRequest
             ),
+            "ReportSilence": answered(
+                self.report_silence, messages.ReportSilenceRequest
+            ),
             "Leave": answered(self.leave, messages.LeaveRequest),
         }
 
@@ -189,6 +192,18 @@ class WorkerControl:
         self._host.core.declare_optimizer(entry, spec)
         self._host.pump()
         return messages.DeclareOptimizerResponse()
+
+    async def report_silence(
+        self, request: messages.ReportSilenceRequest, context: Context
+    ) -> messages.ReportSilenceResponse:
+        """Takes word of shards that a worker waits for."""
+        entry = self._callers.entry(request)
+        silent_ms = {each.shard_index: each.silent_ms for each in request.shards}
+        if min(silent_ms.values(), default=0) < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "silent_ms is negative")
+        self._host.core.report_silence(entry, silent_ms, now_ms())
+        self._host.pump()
+        return messages.ReportSilenceResponse()
 
     async def leave(
         self, request: messages.LeaveRequest, context: Context

@@ -161,6 +161,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
         "address": worker.address or None,
         "shared_memory_shard_count": worker.shared_memory_shard_count,
         "brought_other": list(worker.brought_other),
+        "unreached_shards": list(worker.unreached_shards),
     }
 
 
@@ -249,6 +250,8 @@ def _facts(status: JobStatus) -> list[str]:
         facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
     if transport := _transport_text(status):
         facts.append(f"tensors     {transport}")
+    if unreached := _unreached_text(status):
+        facts.append(f"cut off     {unreached}")
     if brought := _brought_text(status):
         facts.append(f"began with  {brought}")
     if status.clip_grad_norm:
@@ -292,6 +295,16 @@ def _brought_text(status: JobStatus) -> str:
     if not others:
         return ""
     return f"the values of the worker of rank 0; {', '.join(others)}"
+
+
+def _unreached_text(status: JobStatus) -> str:
+    """Who gets no answer from which shards; empty when all do."""
+    return ", ".join(
+        f"{printable(each.worker_id)} gets no answer from shard "
+        f"{' and '.join(map(str, each.unreached_shards))}"
+        for each in status.workers
+        if each.unreached_shards
+    )
 
 
 def _transport_text(status: JobStatus) -> str:

@@ -1,6 +1,6 @@
 """Calls to the coordinator."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
@@ -130,6 +130,24 @@ class ControlClient:
                 job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 optimizer=optimizer_to_message(spec),
+            ),
+            timeout_s,
+        )
+
+    async def report_silence(
+        self, worker: values.Identity, silent_ms: Mapping[int, int], *, timeout_s: float
+    ) -> None:
+        """Tells for how long shards have not answered. Idempotent."""
+        shards = [
+            pb.ShardSilence(shard_index=index, silent_ms=each)
+            for index, each in sorted(silent_ms.items())
+        ]
+        await self._call(
+            self._stub.ReportSilence,
+            pb.ReportSilenceRequest(
+                job_id=self._job_id,
+                worker=messages.identity_to_message(worker),
+                shards=shards,
             ),
             timeout_s,
         )

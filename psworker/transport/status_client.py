@@ -54,6 +54,7 @@ class WorkerState:
     address: str
     shared_memory_shard_count: int = 0
     brought_other: tuple[str, ...] = ()
+    unreached_shards: tuple[int, ...] = ()
 
     @property
     def is_member(self) -> bool:
@@ -246,6 +247,7 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerState:
         address=message.address,
         shared_memory_shard_count=message.shared_memory_shard_count,
         brought_other=tuple(message.brought_other),
+        unreached_shards=tuple(message.unreached_shards),
     )
 
 

@@ -21,6 +21,7 @@ class Links:
         self._queues: dict[tuple[str, str], deque[Delivery]] = {}
         self._blocked: set[tuple[str, str]] = set()
         self._stopped: set[str] = set()
+        self._severed: set[frozenset[str]] = set()
 
     def send(self, source: str, target: str, deliver: Delivery) -> None:
         """Puts a message at the end of a link."""
@@ -48,6 +49,22 @@ class Links:
         self._blocked.clear()
         return was_blocked
 
+    def sever(self, one: str, other: str) -> None:
+        """Holds what is under way between two processes, until they are joined."""
+        self._severed.add(frozenset((one, other)))
+
+    def join(self, one: str, other: str) -> None:
+        """Two processes reach each other again."""
+        self._severed.discard(frozenset((one, other)))
+
+    def _is_severed(self, source: str, target: str) -> bool:
+        # A process has several links to another, as `w0/1 pull` beside `w0/1`.
+        ends = frozenset(
+            name if name.startswith("shard") else name.partition(" ")[0]
+            for name in (source, target)
+        )
+        return ends in self._severed
+
     def random_link(self) -> tuple[str, str] | None:
         """Some link that has something under way."""
         names = [name for name, queue in self._queues.items() if queue]
@@ -58,7 +75,10 @@ class Links:
         names = [
             name
             for name, queue in self._queues.items()
-            if queue and name not in self._blocked and name[1] not in self._stopped
+            if queue
+            and name not in self._blocked
+            and name[1] not in self._stopped
+            and not self._is_severed(*name)
         ]
         self._rng.shuffle(names)
         for name in names:

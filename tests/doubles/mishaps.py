@@ -28,6 +28,7 @@ class Mishaps:
         self.restarts_left = rng.randint(0, 3) if scenario.restarts_coordinator else 0
         self.joiners_left = rng.randint(0, 3)
         self._losses_left = rng.randint(1, 5) if scenario.loses_workers else 0
+        self._cuts_left = rng.randint(1, 4) if scenario.cuts_off else 0
         self._changes_left = rng.randint(0, 3) if len(scenario.modes) > 1 else 0
 
     def happen(self) -> None:
@@ -56,6 +57,8 @@ class Mishaps:
                 found.append(self._restart_coordinator)
                 if self._losses_left and self._world.coordinator.records:
                     found.append(self._lose_host)
+        if self._cuts_left and self._world.coordinator.records:
+            found.append(self._cut_off)
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
         return found
@@ -181,6 +184,13 @@ class Mishaps:
         self._world.links.stop(worker.name)
         if self._world.rng.random() < 0.8:
             self._world.coordinator.lose(worker)
+
+    def _cut_off(self) -> None:
+        """A worker and one shard do not reach each other until it is decided on."""
+        worker = self._random_live()
+        if worker is not None and worker.member is not None:
+            self._cuts_left -= 1
+            self._world.cut_off(worker, self._world.rng.choice(self._world.shards))
 
     def _flap_worker(self) -> None:
         """A worker's stream breaks and comes back."""

@@ -22,6 +22,7 @@ class Scenario:
         declares: Whether scripts add parameter groups, prepare another optimizer, and
             load state.
         publishes: Whether scripts publish values.
+        cuts_off: Whether workers lose sight of one shard that others reach.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -33,6 +34,7 @@ class Scenario:
     clip_grad_norm: float = 0.0
     declares: bool = False
     publishes: bool = False
+    cuts_off: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

@@ -262,6 +262,15 @@ class SimulatedCoordinator:
             self.pump()
             self._reconnect_worker(worker)
 
+    def report_silence(
+        self, worker: SimulatedWorker, silent_ms: dict[int, int]
+    ) -> None:
+        """A worker tells for how long shards that it waits for have been silent."""
+        entry = self._present(worker)
+        if entry is not None and entry.is_watching:
+            self.core.report_silence(entry, silent_ms, self.now_ms)
+            self.pump()
+
     def find_again(self, worker: SimulatedWorker) -> None:
         """A worker that was stopped goes on: its stream is opened again if broken."""
         entry = self._present(worker)

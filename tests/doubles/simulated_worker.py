@@ -153,6 +153,16 @@ class SimulatedWorker:
         return self.stage is Stage.GONE
 
     @property
+    def awaited_shards(self) -> list[int]:
+        """Shards that have not given it what it waits for."""
+        if self.is_stopped:
+            return []
+        if self.stage is Stage.PULLING:
+            indexes = range(len(self.network.chunks_by_shard))
+            return [index for index in indexes if index not in self._pulled]
+        return list(self._calls) if self.stage is Stage.PUSHING else []
+
+    @property
     def may_act(self) -> bool:
         """Whether it does something without being told."""
         return self.stage in (Stage.READY, Stage.IDLE) and not self.is_stopped

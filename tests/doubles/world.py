@@ -11,10 +11,12 @@ from psserver.core.effects import FenceReport
 from psserver.core.push import Outcome, PushId, Reply
 from psserver.core.record import (
     ClockChoice,
+    LossPolicy,
     Mode,
     StepAtomicity,
     WorkerKey,
 )
+from psserver.core.roster import WorkerState
 from psserver.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
@@ -34,6 +36,12 @@ EVENT_COUNT_MAX = 15_000
 
 HEAL_EVENT_COUNT = 300
 """Events after which networks and processes go on, whatever else happens."""
+
+HELD_LEASES_MAX = 2.5
+"""Leases for which a worker that can't reach a shard may hold up others who do."""
+
+CUT_OFF_LEASES_MAX = 4
+"""Leases after which people mend a network, be it that nobody has decided anything."""
 
 HELP_TICK_COUNT = 20
 """Ticks without any message after which people do what the job waits for: they start
@@ -72,6 +80,8 @@ class World:
         self.lost: set[WorkerKey] = set()
         self.workers: dict[WorkerKey, SimulatedWorker] = {}
         self.event_count = 0
+        self._cut_off_ms: dict[tuple[WorkerKey, int], int] = {}
+        self._held_ms: dict[tuple[WorkerKey, int], int] = {}
         shard_count = self.rng.randint(1, 3)
         self.chunks_by_shard = tuple(
             tuple(range(3 * index, 3 * index + self.rng.randint(0, 2)))
@@ -138,14 +148,14 @@ class World:
         if draw < 0.05:
             self._mishaps.happen()
         elif draw < 0.08:
-            self.coordinator.tick(self.rng.choice((1, 20, 100)))
+            self._pass_time(self.rng.choice((1, 20, 100)))
         elif (draw < 0.3 and self._act()) or (draw < 0.5 and self._run_thread()):
             pass
         elif self._go_on() or self._heal():
             self._quiet_tick_count = 0
         else:
             self._quiet_tick_count += 1
-            self.coordinator.tick(100)
+            self._pass_time(100)
             if self._quiet_tick_count % HELP_TICK_COUNT == 0:
                 self._help()
             if self._quiet_tick_count > QUIET_TICK_COUNT_MAX:
@@ -153,11 +163,71 @@ class World:
 
     def _settle(self) -> None:
         """Lets all that is under way arrive, and a while pass."""
+        self._rejoin_links()
         for _ in range(3):
             self._heal()
             while self.links.deliver_one() or self._run_thread():
                 pass
             self.coordinator.tick(100)
+
+    def cut_off(self, worker: SimulatedWorker, shard: SimulatedShard) -> None:
+        """A worker and a shard do not reach each other any more."""
+        self.links.sever(worker.name, shard.name)
+        now_ms = self.coordinator.now_ms
+        self._cut_off_ms.setdefault((worker.key, shard.index), now_ms)
+
+    def _rejoin_links(self, key: WorkerKey | None = None) -> None:
+        """A worker that was cut off reaches all shards again, or all workers do."""
+        for worker, shard_index in list(self._cut_off_ms):
+            if key in (None, worker):
+                self.links.join(str(worker), self.shards[shard_index].name)
+                del self._cut_off_ms[worker, shard_index]
+                self._held_ms.pop((worker, shard_index), None)
+
+    def _pass_time(self, duration_ms: int) -> None:
+        self._tell_silence()
+        self.coordinator.tick(duration_ms)
+        now_ms, lease_ms = self.coordinator.now_ms, self.settings.lease_ttl_ms
+        for place, cut_off_ms in list(self._cut_off_ms.items()):
+            if not self._is_holding(*place):
+                self._held_ms.pop(place, None)
+            held_ms = now_ms - self._held_ms.get(place, now_ms)
+            assert held_ms < HELD_LEASES_MAX * lease_ms, f"{place} holds the job up"
+            if now_ms - cut_off_ms > CUT_OFF_LEASES_MAX * lease_ms:
+                self._rejoin_links(place[0])
+
+    def _tell_silence(self) -> None:
+        """Workers that wait for shards have asked them."""
+        now_ms = self.coordinator.now_ms
+        for worker in self.workers.values():
+            silent_ms = {
+                index: now_ms - self._cut_off_ms.get((worker.key, index), now_ms)
+                for index in worker.awaited_shards
+            }
+            if silent_ms:
+                self.coordinator.report_silence(worker, silent_ms)
+        for place in self._cut_off_ms:
+            if self._is_holding(*place):
+                self._held_ms.setdefault(place, now_ms)
+
+    def _is_holding(self, key: WorkerKey, shard_index: int) -> bool:
+        """Whether a worker that is cut off waits, and others who are not do, too.
+
+        Not where too few would be left without it.
+        """
+        if self.settings.worker_loss_policy is LossPolicy.WAIT:
+            return False
+        core = self.coordinator.core
+        cut_off = {worker for worker, _ in self._cut_off_ms}
+        members = [e.worker for e in core.roster.in_state(WorkerState.MEMBER)]
+        left = [worker for worker in members if worker not in cut_off]
+        waiting = {
+            worker
+            for worker in members
+            if shard_index in self.workers[worker].awaited_shards
+        }
+        are_enough = len(left) >= max(1, core.workers_floor)
+        return key in waiting and are_enough and bool(waiting.difference(cut_off))
 
     def _heal(self) -> bool:
         """Networks and processes go on; returns whether any had not."""
@@ -203,6 +273,7 @@ class World:
         """A worker is no member any more, or will not be."""
         self.lost.add(worker.key)
         worker.stage = Stage.GONE
+        self._rejoin_links(worker.key)
 
     # Workers, as `Network`
 

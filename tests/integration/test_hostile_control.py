@@ -127,7 +127,7 @@ def forged_join(
     [
         *("RegisterWorker", "RegisterShard", "Join", "Leave", "OpenEpoch", "LeaseData"),
         *("ReportFence", "ReportProgress", "SetMode", "GetStatus"),
-        *("RecordSplit", "ListSplits"),
+        *("RecordSplit", "ListSplits", "ReportSilence"),
     ],
 )
 def test_garbage_to_the_coordinator_is_refused(target: Target, method: str) -> None:

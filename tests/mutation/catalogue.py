@@ -677,4 +677,53 @@ BUGS = (
         ),
         tests=(f"{WORKER_TESTS}/test_outgoing_push.py",),
     ),
+    PlantedBug(
+        "nobody is cut off from a shard",
+        (
+            Edit(
+                f"{CORE}/loss.py",
+                "        out += [entry for entry in roster.in_state(*PRESENT) "
+                "if entry.cut_off]\n",
+                "",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "a worker that is cut off for a shard that nobody reaches",
+        (
+            Edit(
+                f"{CORE}/reach.py",
+                "        if own is not None and self._is_silent(own, now_ms):\n"
+                "            return False\n"
+                "        if own is not None:\n",
+                "        if own is not None and self._is_silent(own, now_ms):\n"
+                "            return True\n"
+                "        if own is not None:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_reach.py",),
+    ),
+    PlantedBug(
+        "a worker that stays cut off though the shard answers it again",
+        (
+            Edit(
+                f"{CORE}/coordinator.py",
+                '            was_cut_off, entry.cut_off = entry.cut_off, ""\n',
+                "            was_cut_off = entry.cut_off\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_reach.py",),
+    ),
+    PlantedBug(
+        "dead members that keep their places when the last living one leaves",
+        (
+            Edit(
+                f"{CORE}/fence.py",
+                "        if all(member.worker in absent for member in members):\n"
+                "            floor = 0\n",
+                "",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_core_losses.py",),
+    ),
 )

@@ -63,6 +63,29 @@ SCENARIOS = {
         has_backups=True,
         may_wait=True,
     ),
+    "bsp cut off": Scenario(cuts_off=True),
+    "cut off everything": Scenario(
+        modes=ALL,
+        cuts_off=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        has_backups=True,
+        may_wait=True,
+        publishes=True,
+    ),
+    "cut off ssp lossy": Scenario(
+        modes=(Mode.SSP, Mode.ASP),
+        cuts_off=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
+    "cut off clipped": Scenario(
+        modes=ALL,
+        cuts_off=True,
+        clip_grad_norm=0.5,
+        loses_workers=True,
+        restarts_coordinator=True,
+    ),
     "declared": Scenario(declares=True),
     "declared lossy": Scenario(
         declares=True, loses_workers=True, restarts_coordinator=True, may_wait=True

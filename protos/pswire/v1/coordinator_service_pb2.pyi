@@ -1093,6 +1093,71 @@ class DeclareOptimizerResponse(google.protobuf.message.Message):
 global___DeclareOptimizerResponse = DeclareOptimizerResponse
 
 @typing.final
+class ReportSilenceRequest(google.protobuf.message.Message):
+    """What a worker hears of the shards that it waits for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    SHARDS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Job of the caller, which may have outlived it."""
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """The worker."""
+
+    @property
+    def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ShardSilence]:
+        """Shards that it waits for, those that answer too. Others are not named."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        job_id: builtins.str = ...,
+        shards: collections.abc.Iterable[global___ShardSilence] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "shards", b"shards", "worker", b"worker"]) -> None: ...
+
+global___ReportSilenceRequest = ReportSilenceRequest
+
+@typing.final
+class ShardSilence(google.protobuf.message.Message):
+    """For how long one shard has not answered."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARD_INDEX_FIELD_NUMBER: builtins.int
+    SILENT_MS_FIELD_NUMBER: builtins.int
+    shard_index: builtins.int
+    """The shard."""
+    silent_ms: builtins.int
+    """Time since it last answered; 0 when it has answered just now."""
+    def __init__(
+        self,
+        *,
+        shard_index: builtins.int = ...,
+        silent_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shard_index", b"shard_index", "silent_ms", b"silent_ms"]) -> None: ...
+
+global___ShardSilence = ShardSilence
+
+@typing.final
+class ReportSilenceResponse(google.protobuf.message.Message):
+    """The coordinator has heard it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportSilenceResponse = ReportSilenceResponse
+
+@typing.final
 class LeaveRequest(google.protobuf.message.Message):
     """Asks to leave."""
 
@@ -1685,6 +1750,7 @@ class WorkerStatus(google.protobuf.message.Message):
     LEAD_FIELD_NUMBER: builtins.int
     SHARED_MEMORY_SHARD_COUNT_FIELD_NUMBER: builtins.int
     BROUGHT_OTHER_FIELD_NUMBER: builtins.int
+    UNREACHED_SHARDS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Rank, -1 when no member."""
     state: builtins.str
@@ -1709,6 +1775,10 @@ class WorkerStatus(google.protobuf.message.Message):
         has started with, `values` and `optimizer state`; empty for nothing.
         """
 
+    @property
+    def unreached_shards(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Shards that it waits for and that have given it no answer for a lease."""
+
     def __init__(
         self,
         *,
@@ -1721,9 +1791,10 @@ class WorkerStatus(google.protobuf.message.Message):
         lead: builtins.int = ...,
         shared_memory_shard_count: builtins.int = ...,
         brought_other: collections.abc.Iterable[builtins.str] | None = ...,
+        unreached_shards: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 

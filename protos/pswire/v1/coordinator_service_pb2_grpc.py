@@ -80,6 +80,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.SerializeToString,
                 response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.FromString,
                 _registered_method=True)
+        self.ReportSilence = channel.unary_unary(
+                '/pswire.v1.CoordinatorService/ReportSilence',
+                request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.SerializeToString,
+                response_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/pswire.v1.CoordinatorService/Leave',
                 request_serializer=pswire_dot_v1_dot_coordinator__service__pb2.LeaveRequest.SerializeToString,
@@ -192,6 +197,14 @@ class CoordinatorServiceServicer(object):
     def DeclareOptimizer(self, request, context):
         """Declares an optimizer whose groups have grown, or that was put in place of
         another; returns when that is durable. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportSilence(self, request, context):
+        """Tells for how long shards have not answered a worker that waits for them.
+        Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -310,6 +323,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.DeclareOptimizer,
                     request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.FromString,
                     response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.SerializeToString,
+            ),
+            'ReportSilence': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSilence,
+                    request_deserializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.FromString,
+                    response_serializer=pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -601,6 +619,33 @@ class CoordinatorService(object):
             '/pswire.v1.CoordinatorService/DeclareOptimizer',
             pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerRequest.SerializeToString,
             pswire_dot_v1_dot_coordinator__service__pb2.DeclareOptimizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportSilence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pswire.v1.CoordinatorService/ReportSilence',
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceRequest.SerializeToString,
+            pswire_dot_v1_dot_coordinator__service__pb2.ReportSilenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

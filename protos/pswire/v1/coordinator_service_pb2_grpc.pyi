@@ -80,6 +80,14 @@ class CoordinatorServiceStub:
     another; returns when that is durable. Idempotent.
     """
 
+    ReportSilence: grpc.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportSilenceRequest,
+        pswire.v1.coordinator_service_pb2.ReportSilenceResponse,
+    ]
+    """Tells for how long shards have not answered a worker that waits for them.
+    Idempotent.
+    """
+
     Leave: grpc.UnaryUnaryMultiCallable[
         pswire.v1.coordinator_service_pb2.LeaveRequest,
         pswire.v1.coordinator_service_pb2.LeaveResponse,
@@ -200,6 +208,14 @@ class CoordinatorServiceAsyncStub:
     ]
     """Declares an optimizer whose groups have grown, or that was put in place of
     another; returns when that is durable. Idempotent.
+    """
+
+    ReportSilence: grpc.aio.UnaryUnaryMultiCallable[
+        pswire.v1.coordinator_service_pb2.ReportSilenceRequest,
+        pswire.v1.coordinator_service_pb2.ReportSilenceResponse,
+    ]
+    """Tells for how long shards have not answered a worker that waits for them.
+    Idempotent.
     """
 
     Leave: grpc.aio.UnaryUnaryMultiCallable[
@@ -340,6 +356,16 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.DeclareOptimizerResponse]]:
         """Declares an optimizer whose groups have grown, or that was put in place of
         another; returns when that is durable. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def ReportSilence(
+        self,
+        request: pswire.v1.coordinator_service_pb2.ReportSilenceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[pswire.v1.coordinator_service_pb2.ReportSilenceResponse, collections.abc.Awaitable[pswire.v1.coordinator_service_pb2.ReportSilenceResponse]]:
+        """Tells for how long shards have not answered a worker that waits for them.
+        Idempotent.
         """
 
     @abc.abstractmethod

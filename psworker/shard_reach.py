@@ -1,0 +1,120 @@
+"""Asks shards that are silent whether they are there, and tells the coordinator.
+
+What one worker hears says nothing about where the fault is: the coordinator knows what
+others hear, and decides. On the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+from psworker.membership import Membership
+from psworker.retries import now
+from psworker.shard_clients import ShardClients
+from psworker.transport.call_error import CallError
+from psworker.transport.values import Identity
+
+Tell = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
+"""Tells the coordinator for how many ms shards have been silent. May fail: the watch
+tells what that means."""
+
+
+async def tell_nobody(_: Mapping[int, int]) -> None:
+    """For calls that stand for no member."""
+
+
+class ShardReach:
+    """Which shards answer one start of a worker.
+
+    Attributes:
+        pause_s: Silence after which a shard is asked, and time that it has to answer:
+            half a lease, so that the coordinator knows after one.
+    """
+
+    def __init__(
+        self,
+        clients: ShardClients,
+        worker: Identity,
+        membership: Membership,
+        tell: Tell,
+        *,
+        lease_s: float,
+    ) -> None:
+        """Asks nobody yet.
+
+        Args:
+            clients: Of the shards.
+            worker: Who asks.
+            membership: Has the shard map, and is told why this worker may be evicted.
+            tell: Tells the coordinator.
+            lease_s: Silence after which a shard counts as out of reach.
+        """
+        self.pause_s = lease_s / 2
+        self._clients = clients
+        self._worker = worker
+        self._membership = membership
+        self._tell_coordinator = tell
+        self._lease_s = lease_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Starts work that nobody waits for."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Ends all work."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def answering(self, shard_indexes: Collection[int]) -> set[int]:
+        """Those of some shards that answer in time, be it by a refusal."""
+        indexes = sorted(shard_indexes)
+        answers = await asyncio.gather(*map(self._answers, indexes))
+        return {
+            index for index, is_there in zip(indexes, answers, strict=True) if is_there
+        }
+
+    async def tell(self, silent_s: Mapping[int, float]) -> None:
+        """Tells the coordinator for how long shards have been silent."""
+        out_of_reach = [
+            f"shard {index} at {self._membership.shards[index].address}"
+            for index, silence_s in sorted(silent_s.items())
+            if silence_s >= self._lease_s
+        ]
+        self._membership.unreached = " and ".join(out_of_reach)
+        try:
+            await self._tell_coordinator(
+                {index: round(1000 * each) for index, each in silent_s.items()}
+            )
+        except CallError:
+            return  # it is told again, and the watch says what is wrong
+
+    async def unreached(self, began: float) -> str:
+        """The shards that give no answer now, in words; empty when all do.
+
+        Args:
+            began: Since when they are asked, for the coordinator.
+        """
+        shards = self._membership.shards
+        there = await self.answering(range(len(shards)))
+        silent = [index for index in range(len(shards)) if index not in there]
+        if silent:
+            await self.tell(dict.fromkeys(silent, now() - began))
+        return " and ".join(
+            f"shard {index} at {shards[index].address or 'no address'}, which gives no "
+            "answer"
+            for index in silent
+        )
+
+    async def _answers(self, shard_index: int) -> bool:
+        try:
+            client = await self._clients.of(shard_index)
+            await client.get_session(self._worker, timeout_s=self.pause_s)
+        except CallError as error:
+            return error.refusal is not None
+        return True

@@ -1,0 +1,297 @@
+"""Who is taken out for a shard that gives one worker no answer, and who is not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from psserver.core.coordinator_effects import Abort, WorkerCutOff
+from psserver.core.job_settings import JobSettings
+from psserver.core.reach import CutOff, Reach
+from psserver.core.record import FenceKind, LossPolicy, StepAtomicity
+from psserver.core.roster import WorkerState
+from psserver.core.shard_map import ShardMap
+from psserver.core.shard_standing import ShardStanding
+from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.core_values import key
+from tests.doubles.driven_coordinator import DrivenCoordinator
+
+LEASE_MS = 10_000
+A, B, C = key("a"), key("b"), key("c")
+MEMBERS = (A, B, C)
+
+
+def shard_map() -> ShardMap:
+    shards = ShardMap(2)
+    for slot in shards.slots:
+        slot.is_watching = True
+    return shards
+
+
+class Job:
+    """What workers tell, at times in ms."""
+
+    def __init__(self) -> None:
+        self.shards = shard_map()
+        self.reach = Reach(LEASE_MS)
+        self.now_ms = 100_000
+
+    def tell(self, name: str, silent_ms: int, *, shard: int = 1) -> None:
+        slots = self.shards.slots
+        self.reach.note(key(name), {shard: silent_ms}, slots, self.now_ms)
+
+    def done(self, counts: Mapping[str, int], *, shard: int = 1) -> None:
+        done = {key(name): count for name, count in counts.items()}
+        self.shards.slots[shard].standing = ShardStanding(done=done)
+
+    def cut_off(self) -> dict[str, tuple[int, str]]:
+        found = self.reach.cut_off(MEMBERS, self.shards.slots, self.now_ms)
+        return {
+            worker.worker_id: (cut.shard_index, cut.other.worker_id)
+            for worker, cut in found.items()
+        }
+
+
+def test_who_gets_no_answer_that_another_gets_is_cut_off() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS)
+    assert job.cut_off() == {}
+    job.tell("b", 100)
+
+    assert job.reach.cut_off(MEMBERS, job.shards.slots, job.now_ms) == {
+        A: CutOff(1, B, LEASE_MS)
+    }
+
+
+@pytest.mark.parametrize(
+    ("mine_ms", "theirs_ms"),
+    [
+        (LEASE_MS - 1, 0),  # not for long yet
+        (LEASE_MS, LEASE_MS),  # nobody reaches it
+        (LEASE_MS, LEASE_MS - 1),  # nor for long
+        (LEASE_MS, LEASE_MS - LEASE_MS // 4 + 1),  # their connections broke together
+    ],
+)
+def test_nobody_is_cut_off_before_it_is_known_where_the_fault_is(
+    mine_ms: int, theirs_ms: int
+) -> None:
+    job = Job()
+    job.tell("a", mine_ms)
+    job.tell("b", theirs_ms)
+
+    assert job.cut_off() == {}
+
+
+def test_a_worker_that_pushes_on_and_asks_nothing_reaches_the_shard() -> None:
+    job = Job()
+    job.done({"a": 4, "b": 7})
+    job.tell("a", LEASE_MS)
+    job.done({"a": 4, "b": 8})
+    assert job.cut_off() == {}  # that push may have been there before
+
+    job.done({"a": 4, "b": 9})
+
+    assert job.cut_off() == {"a": (1, "b")}
+
+
+def test_pushes_count_from_when_the_silence_was_told_first() -> None:
+    job = Job()
+    job.done({"b": 5})
+    job.tell("a", 10)
+    job.done({"b": 90})
+    job.tell("a", LEASE_MS)
+    assert job.cut_off() == {}
+
+    job.now_ms += LEASE_MS // 2
+    job.done({"b": 92})
+    job.tell("a", LEASE_MS + LEASE_MS // 2)
+
+    assert job.cut_off() == {"a": (1, "b")}
+
+
+def test_a_shard_that_answers_again_ends_it() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS)
+    job.tell("b", 0)
+    job.tell("a", 0)
+
+    assert job.cut_off() == {}
+
+
+def test_what_is_not_told_again_is_forgotten() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS)
+    job.now_ms += LEASE_MS
+    assert job.reach.unreached(A, job.now_ms) == [1]
+    job.now_ms += 1
+    job.tell("b", 0)
+
+    assert job.cut_off() == {}
+    assert job.reach.unreached(A, job.now_ms) == []
+
+
+def test_of_a_shard_that_is_away_nothing_follows_for_workers() -> None:
+    job = Job()
+    job.shards.slots[1].is_watching = False
+    job.tell("a", LEASE_MS)
+    job.tell("b", 0)
+
+    assert job.cut_off() == {}
+
+
+def test_several_are_cut_off_at_once_and_each_from_its_shard() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS, shard=0)
+    job.tell("b", LEASE_MS, shard=1)
+    job.tell("c", 0, shard=0)
+    job.tell("c", 0, shard=1)
+
+    assert job.cut_off() == {"a": (0, "c"), "b": (1, "c")}
+
+
+def test_only_members_count() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS)
+    job.tell("other", 0)
+    assert job.cut_off() == {}
+    job.tell("other", LEASE_MS)
+    job.tell("b", 0)
+
+    assert job.cut_off() == {"a": (1, "b")}
+
+
+# The coordinator
+
+
+SETTINGS = JobSettings(job_id="job", shard_count=2)
+
+
+def running(*names: str, workers_min: int = 1, **others: object) -> DrivenCoordinator:
+    settings = replace(SETTINGS, workers_min=workers_min, **others)  # type: ignore[arg-type]
+    return DrivenCoordinator.running(*names, settings=settings)
+
+
+def tell(job: DrivenCoordinator, name: str, silent_ms: int, shard: int = 1) -> None:
+    entry = job.core.roster.entry(key(name))
+    job.core.report_silence(entry, {shard: silent_ms}, job.now_ms)
+
+
+def test_who_is_cut_off_is_taken_out_with_the_reason_and_may_come_back() -> None:
+    job = running("a", "b")
+    tell(job, "b", 20)
+    tell(job, "a", LEASE_MS)
+
+    (cut,) = job.of(WorkerCutOff)
+    assert (cut.worker, cut.silent_ms) == (A, LEASE_MS)
+    assert cut.reason == "can't reach shard 1 at host:1, which b reaches"
+    assert job.core.fence is not None
+    job.report_all(applied=3)
+    assert job.bases.keys() == {"b/1"}
+    assert job.core.waiting_for() == ""
+
+    job.add_worker("a", process_id="again")
+    job.report_all(applied=4)
+    assert job.bases.keys() == {"b/1", "a/2"}
+
+
+def test_the_reason_is_said_once() -> None:
+    job = running("a", "b", workers_min=2)
+    for _ in range(5):
+        tell(job, "b", 0)
+        tell(job, "a", LEASE_MS)
+        job.pass_time(LEASE_MS // 2)
+
+    assert len(job.of(WorkerCutOff)) == 1
+
+
+def test_below_the_floor_nobody_is_taken_out_and_the_job_says_why_it_waits() -> None:
+    job = running("a", "b", workers_min=2)
+    tell(job, "b", 0)
+    tell(job, "a", LEASE_MS)
+    job.pass_time(1_000)
+
+    assert job.core.fence is None
+    assert job.core.waiting_for() == (
+        "a, which can't reach shard 1 at host:1, which b reaches, until it can, or 1 "
+        "more workers join"
+    )
+    job.add_worker("c")
+    assert job.core.fence is not None
+    job.report_all()
+    assert job.bases.keys() == {"b/1", "c/1"}
+
+
+def test_with_a_place_that_is_kept_the_job_waits_for_it() -> None:
+    job = running(
+        "a",
+        "b",
+        worker_loss_policy=LossPolicy.WAIT,
+        step_atomicity=StepAtomicity.CLOCK,
+    )
+    tell(job, "b", 0)
+    tell(job, "a", LEASE_MS)
+    job.pass_time(1_000)
+
+    assert job.core.fence is None
+    assert job.core.waiting_for() == (
+        "a, which can't reach shard 1 at host:1, which b reaches, until it can"
+    )
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_shard_that_no_worker_reaches_is_what_the_job_waits_for(names: str) -> None:
+    job = running(*names)
+    for name in names:
+        tell(job, name, LEASE_MS)
+    job.pass_time(LEASE_MS // 2)
+
+    assert job.core.fence is None
+    assert not job.core.failure
+    assert job.core.waiting_for() == (
+        f"shard 1 at host:1, which gives {' and '.join(names)} no answer"
+    )
+
+
+def test_a_shard_that_answers_while_the_fence_is_open_ends_it() -> None:
+    job = running("a", "b")
+    tell(job, "b", 0)
+    tell(job, "a", LEASE_MS)
+    assert job.core.fence is not None
+    job.report(0, applied=3)
+    tell(job, "a", 0)
+    job.report(1, applied=3)
+
+    assert len(job.of(Abort)) == 1
+    assert job.bases.keys() == {"a/1", "b/1"}
+    assert job.core.fence is None
+
+
+def test_a_shard_that_workers_reach_and_the_coordinator_not_ends_the_job() -> None:
+    job = running("a", "b")
+    tell(job, "b", 0)
+    job.break_shard(1)
+    tell(job, "a", LEASE_MS)
+    assert job.core.fence is None
+    job.pass_time(LEASE_MS // 2)
+
+    assert job.core.failure == "shard 1 at host:1 was lost"
+    assert job.core.roster.entry(A).state is WorkerState.MEMBER
+
+
+def test_silence_of_a_shard_that_the_job_has_not_is_refused() -> None:
+    job = running("a", "b")
+
+    with pytest.raises(Refusal, match="the job has 2 shards") as caught:
+        tell(job, "a", LEASE_MS, shard=2)
+    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+
+
+def test_who_is_cut_off_gives_its_place_to_nobody_before_the_record() -> None:
+    job = running("a", "b")
+    tell(job, "b", 0)
+    tell(job, "a", LEASE_MS)
+
+    assert job.fence_kinds() == [FenceKind.MEMBERSHIP]
+    with pytest.raises(Refusal) as caught:
+        job.register("a", process_id="another")
+    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
