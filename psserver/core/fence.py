@@ -64,6 +64,7 @@ class ActiveFence:
         starters: For a start, the first members, in the order of ranks.
         reports: Reports by shard index.
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
+        absent: Members whose connection is broken as it is decided.
     """
 
     number: int
@@ -75,6 +76,7 @@ class ActiveFence:
     starters: tuple[WorkerKey, ...] = ()
     reports: dict[int, FenceReport] = field(default_factory=dict)
     clip_grad_norm: float = 0.0
+    absent: frozenset[WorkerKey] = frozenset()
 
     @property
     def evicting(self) -> tuple[WorkerKey, ...]:
@@ -132,7 +134,9 @@ def membership_record(
         departures=(*shared.departures, *departures),
         departed_step_count=previous.departed_step_count
         + sum(end.last_sequence for end in departures),
-        workers_floor=_floor_after(previous, departures, members, bases, settings),
+        workers_floor=_floor_after(
+            previous, departures, members, bases, settings, absent=fence.absent
+        ),
     )
 
 
@@ -316,12 +320,20 @@ def _floor_after(
     members: tuple[Member, ...],
     bases: dict[WorkerKey, int],
     settings: JobSettings,
+    *,
+    absent: Collection[WorkerKey],
 ) -> int:
-    """The floor, lowered by those that leave and raised again by those that come."""
+    """The floor, lowered by those that leave and raised again by those that come.
+
+    When the last one that is there leaves, whose work is done, nobody goes on: who has
+    died before keeps no place for the job to wait for.
+    """
     floor = previous.workers_floor
     leave_count = sum(not end.evicted for end in departures)
     if leave_count:
         floor = min(floor, len(previous.members) - leave_count)
+        if all(member.worker in absent for member in members):
+            floor = 0
     if bases:
         floor = max(floor, min(settings.workers_min, len(members)))
     return floor

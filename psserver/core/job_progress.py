@@ -129,6 +129,8 @@ class JobProgress:
             return
         self.fences.end()
         fence.clip_grad_norm = self.model.clip_grad_norm
+        absent = self.roster.in_state(WorkerState.SUSPECT, WorkerState.LOST)
+        fence.absent = frozenset(entry.worker for entry in absent)
         if fence.kind is FenceKind.CUT:
             self._decide_cut(fence, now_ms)
             self.pump(now_ms)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from psserver.core.coordinator import CoordinatorCore
-from psserver.core.coordinator_effects import Abort, Prepare
+from psserver.core.coordinator_effects import Abort, DecideCut, Prepare
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.record import ClockChoice, FenceKind, LossPolicy, StepAtomicity
 from psserver.core.roster import ENDED_KEPT_LEASES, WorkerEntry, WorkerState
@@ -466,3 +466,78 @@ def test_a_newer_start_lets_the_ones_before_be_forgotten() -> None:
         job.leave(entry)
     assert len(job.core.roster.in_state(*WorkerState)) == 2
     assert job.core.roster.incarnations == {"a": 1, "b": 49}
+
+
+# Nobody left
+
+
+def test_with_the_last_living_one_go_those_that_are_lost() -> None:
+    job = running("a", "b", workers_min=2)
+    lose(job, "b")
+    job.leave(entry_of(job, "a"), sequence=3)
+    job.report_all(applied=3)
+
+    assert job.record.members == ()
+    assert [end.evicted for end in job.record.departures] == [False, True]
+    assert job.phase() is JobPhase.FINISHED
+
+
+def test_a_place_of_one_that_may_come_back_ends_with_its_lease() -> None:
+    """As after a restart of the coordinator: the dead are not told from others yet."""
+    job = running("a", "b")
+    other = entry_of(job, "b")
+    job.core.worker_broken(other, job.now_ms)
+    job.leave(entry_of(job, "a"), sequence=3)
+    job.report_all(applied=3)
+    assert job.bases.keys() == {"b/1"}
+    assert job.core.workers_floor == 0
+
+    job.pass_time(job.core.settings.reconnect_grace_ms)
+    job.report(0, applied=4)
+    job.report(1, applied=3)
+    assert job.record.members == ()
+
+
+def test_who_is_back_by_then_goes_on() -> None:
+    job = running("a", "b")
+    other = entry_of(job, "b")
+    job.core.worker_broken(other, job.now_ms)
+    job.leave(entry_of(job, "a"), sequence=3)
+    job.report_all(applied=3)
+    job.watch(other)
+    job.pass_time(100_000)
+
+    assert job.bases.keys() == {"b/1"}
+    assert job.core.fence is None
+
+
+def test_while_one_that_lives_stays_the_lost_keep_their_places() -> None:
+    job = running("a", "b", "c", workers_min=3)
+    lose(job, "b")
+    job.leave(entry_of(job, "a"), sequence=3)
+    job.report_all(applied=3)
+
+    assert job.bases.keys() == {"b/1", "c/1"}
+    assert job.core.workers_floor == 2
+
+
+def test_a_snapshot_waits_for_the_dead_no_longer_than_they_keep_their_places() -> None:
+    job = running("a", "b")
+    job.core.worker_broken(entry_of(job, "b"), job.now_ms)
+    job.leave(entry_of(job, "a"), sequence=3)
+    job.report_all(applied=3)
+    wanted = job.core.want_cut(job.now_ms)
+    job.report(0, applied=4)  # the last clock of `b` is closed on one shard alone
+    job.report(1, applied=3)
+    assert job.core.snapshots.pending is not None
+    job.pass_time(job.core.settings.reconnect_grace_ms)
+    job.report(0, applied=4)
+    job.report(1, applied=3)
+    job.report_all(applied=4)
+    (*_, decided) = job.of(DecideCut)
+    job.copy_all(decided.snapshot_id)
+
+    snapshots = job.core.snapshots
+    assert snapshots.newest is not None
+    assert snapshots.newest.snapshot_id == decided.snapshot_id
+    assert snapshots.finished_cut_count >= wanted
