@@ -95,7 +95,7 @@ class ShardReach:
             return  # it is told again, and the watch says what is wrong
 
     async def unreached(self, began: float) -> str:
-        """The shards that give no answer now, in words; empty when all do.
+        """What to wait for, in words, while some shard gives no answer; else empty.
 
         Args:
             began: Since when they are asked, for the coordinator.
@@ -105,11 +105,8 @@ class ShardReach:
         silent = [index for index in range(len(shards)) if index not in there]
         if silent:
             await self.tell(dict.fromkeys(silent, now() - began))
-        return " and ".join(
-            f"shard {index} at {shards[index].address or 'no address'}, which gives no "
-            "answer"
-            for index in silent
-        )
+        names = (f"shard {i} at {shards[i].address or 'no address'}" for i in silent)
+        return f"an answer from {' and '.join(names)}" if silent else ""
 
     async def _answers(self, shard_index: int) -> bool:
         try:

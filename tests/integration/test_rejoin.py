@@ -16,6 +16,9 @@ import psworker
 from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
 from psworker.optimizer import PreparedOptimizer
+from psworker.shard_clients import ShardClients
+from psworker.transport.call_error import CallError
+from psworker.transport.shard_client import ShardClient
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect, key
 from tests.integration.ones_worker import Worker
@@ -465,3 +468,40 @@ def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
         assert ps.last_push is not None
         assert ps.last_push.version == steps + applied
         assert processes.log("w0").count("has joined again") == 1
+
+
+def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut_off: set[str] = set()
+    client_of = ShardClients.of
+
+    async def of(clients: ShardClients, shard_index: int) -> ShardClient:
+        client = await client_of(clients, shard_index)
+        if shard_index == 1 and clients._worker.worker_id in cut_off:
+            raise CallError("", "UNAVAILABLE", "cut", refusal=None, decided=False)
+        return client
+
+    monkeypatch.setattr(ShardClients, "of", of)
+    workers = {name: worker_of(job, job.address, name) for name in ("w0", "w1")}
+    with workers["w0"].ps, workers["w1"].ps:
+        cut_off.add("w0")
+        with Crew({"w0": lambda _: workers["w0"].step()}) as crew:
+            workers["w1"].step()  # as soon as it is decided
+            workers["w1"].step()
+            (line,) = [
+                record.getMessage()
+                for record in caplog.records
+                if "is taken out" in record.getMessage()
+                and record.getMessage().startswith("w0/1 is taken")
+            ]
+            assert "it can't reach shard 1 at " in line
+            assert line.endswith("which w1 reaches")
+            left = job.wait_record(lambda record: len(record.members) == 1)
+            assert [m.worker for m in left.members] == [key("w1")]
+            cut_off.clear()
+            crew.results()
+        result = workers["w0"].ps.last_push
+
+    assert result is not None
+    assert result.rejoined
