@@ -114,7 +114,7 @@ class Connection:
             ConnectError: The coordinator was not reached; the text says why.
         """
         deadline = time.monotonic() + config.connect_timeout_s
-        wait_reachable(config.coordinator, config.connect_timeout_s)
+        wait_reachable(config.coordinator, config.connect_timeout_s, log=logger.warning)
         loop = event_loop.acquire()
         fork_guard.guard(config.coordinator)
         try:

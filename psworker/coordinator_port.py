@@ -9,7 +9,12 @@ import time
 from collections.abc import Callable
 
 from pswire.addresses import Address
-from psworker.reachability import Cause, problem_reaching, unreachable
+from psworker.reachability import (
+    Cause,
+    problem_reaching,
+    unreachable,
+    waiting_text,
+)
 
 ATTEMPT_INTERVAL_S = 0.25
 FIRST_NOTICE_S = 0.5
@@ -37,13 +42,7 @@ def wait_for_coordinator_port(
         if waited_s >= timeout_s:
             raise unreachable(address, timeout_s, problem.text)
         if waited_s >= next_notice_s:
-            text = problem.text
-            if problem.cause is Cause.REFUSED:
-                text = "connection refused (nothing listens there yet)"
-            log(
-                f"waiting for the coordinator at {address}: {text}; {waited_s:.0f} s "
-                f"so far, at most {timeout_s:g} s"
-            )
+            log(waiting_text(address, problem, waited_s, timeout_s))
             next_notice_s = waited_s + NOTICE_INTERVAL_S
         if cancelled.wait(ATTEMPT_INTERVAL_S):
             return

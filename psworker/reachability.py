@@ -7,14 +7,17 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from pswire.addresses import Address
+from pswire.limits import WAITING_INTERVAL_MS
 from psworker.errors import ConnectError
 
 _RETRY_INTERVAL_S = 0.1
 _ATTEMPT_TIMEOUT_S = 3.0
+_FIRST_NOTICE_S = 2.0
 
 
 class Cause(Enum):
@@ -40,24 +43,49 @@ class Problem:
         return self.text
 
 
-def wait_reachable(target: Address, timeout_s: float) -> None:
+def wait_reachable(
+    target: Address, timeout_s: float, *, log: Callable[[str], None] | None = None
+) -> None:
     """Returns once the address accepts a TCP connection.
 
     Names that do not resolve and refused connections are tried again until then, as
     the coordinator may be just starting.
 
+    Args:
+        target: The address.
+        timeout_s: Longest wait.
+        log: Told what is waited for, and why, when it takes seconds.
+
     Raises:
         ConnectError: It does not within `timeout_s`; the text says why.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    next_notice_s = _FIRST_NOTICE_S
     while True:
-        left_s = deadline - time.monotonic()
+        left_s = began + timeout_s - time.monotonic()
         problem = problem_reaching(target, max(0.05, min(left_s, _ATTEMPT_TIMEOUT_S)))
         if problem is None:
             return
-        if time.monotonic() + _RETRY_INTERVAL_S >= deadline:
+        waited_s = time.monotonic() - began
+        if waited_s + _RETRY_INTERVAL_S >= timeout_s:
             raise unreachable(target, timeout_s, problem.text)
+        if log is not None and waited_s >= next_notice_s:
+            log(waiting_text(target, problem, waited_s, timeout_s))
+            next_notice_s = waited_s + WAITING_INTERVAL_MS / 1000
         time.sleep(_RETRY_INTERVAL_S)
+
+
+def waiting_text(
+    target: Address, problem: Problem, waited_s: float, timeout_s: float
+) -> str:
+    """What is said of a coordinator that is not there yet: why, and how long."""
+    text = problem.text
+    if problem.cause is Cause.REFUSED:
+        text = "connection refused (nothing listens there yet)"
+    return (
+        f"waiting for the coordinator at {target}: {text}; {waited_s:.0f} s so far, at "
+        f"most {timeout_s:g} s"
+    )
 
 
 def unreachable(target: Address, timeout_s: float | None, problem: str) -> ConnectError:

@@ -6,6 +6,7 @@ still has it until the coordinator knows: a replacement waits for that.
 
 import logging
 import uuid
+from functools import partial
 from typing import Final
 
 from pswire.reasons import ErrorReason
@@ -13,7 +14,7 @@ from psworker.retries import left_s, now, pause, until_decided
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.values import Identity, JobSettings
-from psworker.waiting_log import WaitingLog
+from psworker.waiting_log import WaitingLog, saying_whom
 
 logger: Final = logging.getLogger("psworker")
 
@@ -56,8 +57,12 @@ async def register(
     while True:
         answer_s = max(left_s(deadline), _ANSWER_S if is_extended else 0)
         try:
-            return await control.register_worker(
-                process_id, worker_id, timeout_s=answer_s
+            return await saying_whom(
+                partial(
+                    control.register_worker, process_id, worker_id, timeout_s=answer_s
+                ),
+                f"{control.peer} to answer",
+                log,
             )
         except CallError as error:
             holder = taken_by(error)

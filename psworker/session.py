@@ -321,7 +321,9 @@ class Session:
             # Nothing new is worth saying too.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.membership.wait_change(), pace_s)
-            log.remind(self._missing())
+            waiting = self.membership.waiting
+            job_waited_s = waiting.waited_ms / 1000 if waiting else 0
+            log.remind(self._missing(), job_waited_s=job_waited_s)
 
     async def wait_shards(self, *, timeout_s: float) -> None:
         """Returns once every shard of a job that trains answers this worker.
@@ -423,10 +425,10 @@ class Session:
 
     def _missing(self) -> str:
         waiting = self.membership.waiting
-        if waiting:
+        if waiting and self._silent_since is None:
             return str(waiting)
         if self._silent_since is not None:
-            return f"{self.control.peer}, silent for {now() - self._silent_since:.0f} s"
+            return f"{self.control.peer}, lost {now() - self._silent_since:.0f} s ago"
         is_started = self.membership.record is not None
         return f"the coordinator to {'take this worker in' if is_started else 'start'}"
 

@@ -34,25 +34,48 @@ class WaitingLog:
         ):
             self._say(f"{waiting}")
 
-    def remind(self, what: str) -> None:
-        """Says `what` if nothing was said for five seconds."""
+    def remind(self, what: str, *, job_waited_s: float = 0) -> None:
+        """Says `what` if nothing was said for five seconds.
+
+        Args:
+            what: Whom this worker waits for.
+            job_waited_s: How long the whole job waits for that, if it does so for
+                longer than this worker.
+        """
         if self.quiet_s == 0:
-            self._say(what)
+            self._say(what, job_waited_s)
 
     @property
     def quiet_s(self) -> float:
         """Seconds until `remind` has something to say."""
         return max(0.0, self._said + WAITING_INTERVAL_MS / 1000 - self._now())
 
-    def _say(self, what: str) -> None:
+    def _say(self, what: str, job_waited_s: float = 0) -> None:
         now = self._now()
-        logger.warning("waiting for %s, %.0f s so far", what, now - self._began)
+        waited_s = now - self._began
+        is_job_longer = job_waited_s >= waited_s + WAITING_INTERVAL_MS / 1000
+        logger.warning(
+            "waiting for %s, %.0f s so far%s",
+            what,
+            waited_s,
+            f" (the job has waited for {job_waited_s:.0f} s)" if is_job_longer else "",
+        )
         self._said = now
 
 
-async def saying_whom(work: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
-    """The result of `work()`, which waits for `what`: said when it takes long."""
-    log = WaitingLog()
+async def saying_whom(
+    work: Callable[[], Coroutine[Any, Any, T]],
+    what: str,
+    log: WaitingLog | None = None,
+) -> T:
+    """The result of `work()`, which waits for `what`: said when it takes long.
+
+    Args:
+        work: Makes what is awaited.
+        what: Whom it waits for.
+        log: Of a longer wait that this is a part of.
+    """
+    log = log or WaitingLog()
     task = asyncio.ensure_future(work())
     try:
         while not task.done():

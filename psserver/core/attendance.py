@@ -1,9 +1,11 @@
-"""When each worker was last heard, and who said that it has no data."""
+"""When each worker was last heard, who is lost, and who said that it has no data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from psserver.core.push import PushId
 from psserver.core.record import WorkerKey
+from pswire.awaited import NOT_KNOWN
+from pswire.limits import WAITING_INTERVAL_MS
 
 
 class Attendance:
@@ -12,6 +14,8 @@ class Attendance:
     def __init__(self) -> None:
         self._heard_ms: dict[WorkerKey, int] = {}
         self._idle: dict[WorkerKey, int] = {}
+        self._lost_ms: dict[WorkerKey, int] = {}
+        self._told_ms: int | None = None
 
     def note_push(self, push: PushId, now_ms: int) -> None:
         """The worker pushes: it has data, unless that is an older push sent again."""
@@ -37,10 +41,22 @@ class Attendance:
         self._heard_ms.pop(worker, None)
         self._idle.pop(worker, None)
 
-    def silent_ms(self, worker: WorkerKey, now_ms: int) -> int:
-        """Time since the worker was heard, -1 if never."""
+    def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
+        """The coordinator has no sign of life of these, and one of all others."""
+        self._lost_ms = dict(lost_ms)
+        self._told_ms = now_ms
+
+    def step_ms(self, worker: WorkerKey, now_ms: int) -> int:
+        """Time in its step: since the worker was heard, or its push was done."""
         heard_ms = self._heard_ms.get(worker)
-        return -1 if heard_ms is None else now_ms - heard_ms
+        return NOT_KNOWN if heard_ms is None else now_ms - heard_ms
+
+    def lost_ms(self, worker: WorkerKey, now_ms: int) -> int:
+        """Time without a sign of life, 0 while there is one; see `Awaited`."""
+        if self._told_ms is None or now_ms - self._told_ms > WAITING_INTERVAL_MS:
+            return NOT_KNOWN
+        lost_ms = self._lost_ms.get(worker, 0)
+        return lost_ms + now_ms - self._told_ms if lost_ms > 0 else lost_ms
 
     def is_idle(self, push: PushId) -> bool:
         """Whether its worker said that it has no data for this push."""

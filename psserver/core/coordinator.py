@@ -508,17 +508,19 @@ class CoordinatorCore:
 
     def waiting_for(self) -> str:
         """Whom the job waits for, in words; empty when for nobody."""
-        parts = [f"shard {slot.index}" for slot in self.shards.missing]
+        parts = [slot.state_text(self._now_ms) for slot in self.shards.missing]
         if self.record is None:
-            joining = len(self.roster.in_state(WorkerState.JOINING))
-            if joining < self.settings.workers_min:
-                parts.append(
-                    f"workers ({joining} of {self.settings.workers_min} prepared)"
-                )
+            if lacking := self._lacking_workers():
+                parts.append(lacking)
             elif self.fence is not None and self.fence.seeder is not None:
                 parts.append(f"the first values from {self.fence.seeder.worker_id}")
         else:
-            parts += waiting_text(self.roster, self.record, self.settings, self._now_ms)
+            if parts:
+                fails_s = self.settings.lease_ttl_ms // 2 / 1000
+                parts[-1] += f", without which the job fails after {fails_s:g} s"
+            parts += waiting_text(
+                self.roster, self.record, self.settings, self.shards, self._now_ms
+            )
             parts += self._unreached_shards()
         return ", ".join(parts)
 
@@ -561,6 +563,25 @@ class CoordinatorCore:
             f"{' and '.join(who)} no answer"
             for index, who in sorted(names.items())
         ]
+
+    def _lacking_workers(self) -> str:
+        """How many workers the start waits for, and who is on the way."""
+        wanted = self.settings.workers_min
+        ready = self.roster.in_state(WorkerState.JOINING)
+        if len(ready) >= wanted:
+            return ""
+        count = wanted - len(ready)
+        connected = [
+            e.worker.worker_id
+            for e in self.roster.in_state(WorkerState.REGISTERED)
+            if e.is_watching
+        ]
+        are = "is" if len(connected) == 1 else "are"
+        on_the_way = f"; {', '.join(connected[:8])} {are} connected"
+        return (
+            f"{count} more worker{'s' if count > 1 else ''} to call prepare() "
+            f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
+        )
 
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(

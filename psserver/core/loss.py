@@ -9,6 +9,8 @@ from psserver.core.fence import MembershipChange
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import Departure, LossPolicy, Record, WorkerKey
 from psserver.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
+from psserver.core.shard_map import ShardMap
+from pswire.awaited import NOT_KNOWN, Awaited
 
 
 def wanted_change(
@@ -56,15 +58,21 @@ def heir_of(end: Departure, record: Record, settings: JobSettings) -> WorkerKey 
 
 
 def waiting_text(
-    roster: Roster, record: Record, settings: JobSettings, now_ms: int
+    roster: Roster,
+    record: Record,
+    settings: JobSettings,
+    shards: ShardMap,
+    now_ms: int,
 ) -> list[str]:
-    """Lost workers that the job waits for: how long, and what would end it."""
-    lost = [e for e in roster.in_state(WorkerState.LOST) if record.member_of(e.worker)]
+    """Lost workers that the job waits for: since when, and what would end it."""
     replaced = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
     waits = settings.worker_loss_policy is LossPolicy.WAIT
     lacking = floor_of(record, settings) - len(_left(roster))
     found = []
-    for entry in lost:
+    for entry in roster.in_state(WorkerState.LOST):
+        member = record.member_of(entry.worker)
+        if member is None:
+            continue
         name = entry.worker.worker_id
         if waits and name not in replaced:
             cure = f"it comes back, or a new worker joins with --worker-id {name}"
@@ -75,9 +83,10 @@ def waiting_text(
                 f"{len(_left(roster))}, the job wants {floor_of(record, settings)}"
             )
         else:
-            cure = "a fence takes it out"
-        silent_s = max(0, now_ms - entry.heard_ms) / 1000
-        found.append(f"{name}, lost and silent for {silent_s:.0f} s, until {cure}")
+            cure = "the job goes on without it"
+        lost_ms = max(1, now_ms - entry.heard_ms)
+        awaited = Awaited(name, shards.clock_of(member), NOT_KNOWN, lost_ms)
+        found.append(f"{awaited}, until {cure}")
     for entry in roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT):
         if entry.cut_off:
             cure = "until it can"

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from psserver.core.record import WorkerKey
+from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 
@@ -84,6 +85,8 @@ class WorkerEntry:
             others reach; empty while it can.
         ended_ms: When it left or was evicted.
         brought: What it has joined with.
+        clock: Clocks it has completed as a member, `NOT_KNOWN` before shards tell.
+        stepped_ms: When that became so.
     """
 
     worker: WorkerKey
@@ -99,6 +102,17 @@ class WorkerEntry:
     cut_off: str = ""
     ended_ms: int = 0
     brought: Brought = NOTHING_BROUGHT
+    clock: int = NOT_KNOWN
+    stepped_ms: int = 0
+
+    def note_clock(self, clock: int, now_ms: int) -> None:
+        """The shards tell its clock; a new one begins its next step."""
+        if clock != self.clock:
+            self.clock, self.stepped_ms = clock, now_ms
+
+    def step_ms(self, now_ms: int) -> int:
+        """Time in its step, `NOT_KNOWN` before a shard has told its clock."""
+        return NOT_KNOWN if self.clock < 0 else now_ms - self.stepped_ms
 
     @property
     def where(self) -> str:
@@ -231,6 +245,22 @@ class Roster:
                 else now_ms - entry.broken_ms >= grace_ms
             )
         ]
+
+    def lost_ms(self, now_ms: int) -> dict[WorkerKey, int]:
+        """Members without a sign of life, each with the time since the last one.
+
+        `NOT_KNOWN` for one that this start of the coordinator has not heard yet, and
+        that has time to come back.
+        """
+        return {
+            entry.worker: (
+                max(1, now_ms - entry.heard_ms)
+                if now_ms >= entry.heard_ms
+                else NOT_KNOWN
+            )
+            for entry in self.in_state(*PRESENT)
+            if not entry.is_watching
+        }
 
     def most_broke(self, now_ms: int, *, grace_ms: int) -> bool:
         """Whether most members' streams broke within the grace.

@@ -21,6 +21,7 @@ from psserver.core.shard_fence import PendingCut
 from psserver.core.shard_progress import ShardProgress
 from psserver.core.shard_rules import ShardRules
 from psserver.core.shard_state import ShardState
+from pswire.awaited import Awaited
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -323,16 +324,29 @@ class ShardCore:
         """The worker's call has ended."""
         self._attendance.withdraw(worker)
 
-    def awaited(self, now_ms: int) -> list[tuple[str, int, int]]:
-        """Whom this shard waits for: worker id, its clock, silent time in ms.
+    def note_done(self, worker: WorkerKey, now_ms: int) -> None:
+        """A push of the worker is done, so that it goes on with its next step."""
+        if self.clocks.member_of(worker) is not None:
+            self._attendance.note_heard(worker, now_ms)
 
-        The silent time is -1 for a worker that this shard has never heard.
+    def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
+        """The coordinator tells of which members it has no sign of life.
+
+        Args:
+            lost_ms: Time since the last one, `NOT_KNOWN` if it can't tell. All others
+                are alive.
+            now_ms: Monotonic time.
         """
+        self._attendance.note_lost(lost_ms, now_ms)
+
+    def awaited(self, now_ms: int) -> list[Awaited]:
+        """Whom this shard waits for."""
         return [
-            (
+            Awaited(
                 member.worker.worker_id,
                 self.clocks.clock_of(member),
-                self._attendance.silent_ms(member.worker, now_ms),
+                self._attendance.step_ms(member.worker, now_ms),
+                self._attendance.lost_ms(member.worker, now_ms),
             )
             for member in self._progress.awaited()
         ]

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from psserver.core.record import Member
 from psserver.core.shard_standing import NOT_TOLD, ShardStanding
+from pswire.awaited import lost_text
+from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
 
 CLAIM_TTL_MS = 2_000
@@ -39,6 +41,21 @@ class ShardSlot:
     def is_ready(self) -> bool:
         """Whether a process serves it and listens to the coordinator."""
         return self.is_watching
+
+    def state_text(self, now_ms: int) -> str:
+        """Its name, whether it lives, and where it stands, for who waits for it."""
+        clock = self.standing.applied_clock
+        if self.heard_ms is None:
+            state = "not started yet"
+        elif not self.is_watching:
+            state = f"{lost_text(max(0, now_ms - self.heard_ms))} at clock {clock}"
+        elif now_ms - self.heard_ms >= WAITING_INTERVAL_MS:
+            # Its connection is open, and a report is due every second.
+            silent_s = (now_ms - self.heard_ms) / 1000
+            state = f"no report for {silent_s:.0f} s, at clock {clock}"
+        else:
+            state = f"alive, at clock {clock}"
+        return f"shard {self.index} ({state})"
 
     def is_free(self, now_ms: int) -> bool:
         """Whether no process has it, or its process is gone."""

@@ -5,21 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from psserver.core.record import Member, WorkerKey
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwaitedProcess:
-    """One process that a shard waits for.
-
-    Attributes:
-        name: Its name.
-        clock: Its clock.
-        silent_ms: Time since the shard heard of it, -1 if never.
-    """
-
-    name: str
-    clock: int
-    silent_ms: int
+from pswire.awaited import Awaited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +40,7 @@ class ShardStanding:
     staleness_counts: tuple[int, ...] = ()
     done: Mapping[WorkerKey, int] = field(default_factory=dict)
     sharing: frozenset[WorkerKey] = frozenset()
-    waiting_for: tuple[AwaitedProcess, ...] = ()
+    waiting_for: tuple[Awaited, ...] = ()
     waiting_reason: str = ""
     waited_ms: int = 0
 

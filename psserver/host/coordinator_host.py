@@ -287,6 +287,10 @@ class CoordinatorHost:
         """
         slot.heard_ms = standing.heard_ms
         slot.standing = standing
+        for member in self.core.record.members if self.core.record else ():
+            entry = self.core.roster.find(member.worker)
+            if entry is not None:
+                entry.note_clock(self.core.shards.clock_of(member), now_ms())
         for worker in contradicting:
             entry = self.core.roster.find(worker)
             if entry is not None and entry.state in PRESENT and not entry.is_condemned:

@@ -7,13 +7,12 @@ before; and a clock for workers that do not push, as the shards tell.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.job_settings import JobPhase
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
-from psserver.core.shard_map import ShardSlot
 from pswire.limits import WAITING_INTERVAL_MS
 
 REPEAT_MS = 10_000
@@ -88,7 +87,7 @@ class JobWaits:
         self._said_ms = {w.source: self._said_ms[w.source] for w in long}
 
     def text(self, now_ms: int, *, at_once: bool = False) -> str:
-        """Whom the job waits for, in words; empty when for nobody.
+        """Whom the job waits for and for how long, in words; empty when for nobody.
 
         Args:
             now_ms: Monotonic time.
@@ -96,13 +95,25 @@ class JobWaits:
         """
         return "; ".join(
             f"{wait.text}, for {(now_ms - wait.since_ms) / 1000:.0f} s"
-            for wait in self._waits(now_ms)
-            if at_once
-            or not wait.is_usual
-            or now_ms - wait.since_ms >= WAITING_INTERVAL_MS
+            for wait in self._told(now_ms, at_once=at_once)
         )
 
+    def for_worker(self, now_ms: int) -> tuple[str, int]:
+        """Whom the job waits for, and its longest wait in ms; empty when for nobody.
+
+        A worker has a wait of its own, and tells both times apart.
+        """
+        told = list(self._told(now_ms))
+        waited_ms = max((now_ms - wait.since_ms for wait in told), default=0)
+        return "; ".join(wait.text for wait in told), waited_ms
+
     # Inside
+
+    def _told(self, now_ms: int, *, at_once: bool = False) -> Iterator[_Wait]:
+        for wait in self._waits(now_ms):
+            is_long = now_ms - wait.since_ms >= WAITING_INTERVAL_MS
+            if at_once or is_long or not wait.is_usual:
+                yield wait
 
     def _waits(self, now_ms: int) -> Iterator[_Wait]:
         if self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED):
@@ -110,12 +121,11 @@ class JobWaits:
         missing = self._core.waiting_for()
         if missing:
             since_ms = self._missing_since_ms
-            text = missing + self._signs_of_life(now_ms)
-            yield _Wait("core", now_ms if since_ms is None else since_ms, text)
+            yield _Wait("core", now_ms if since_ms is None else since_ms, missing)
         if self._owing_since_ms:
             slots = self._core.shards.slots
             owing = [slots[index] for index in sorted(self._owing_since_ms)]
-            names = ", ".join(_shard_text(slot, now_ms) for slot in owing)
+            names = ", ".join(slot.state_text(now_ms) for slot in owing)
             since_ms = min(self._owing_since_ms.values())
             yield _Wait("fence", since_ms, f"{names} to answer a fence", is_usual=True)
         yield from self._mode_wait()
@@ -166,17 +176,6 @@ class JobWaits:
         for index in set(self._owing_since_ms).difference(silent):
             del self._owing_since_ms[index]
 
-    def _signs_of_life(self, now_ms: int) -> str:
-        """Clocks of those that are lost, and last sign of life of missing shards."""
-        shards, record = self._core.shards, self._core.record
-        lost = self._core.roster.in_state(WorkerState.LOST)
-        members = [record.member_of(entry.worker) if record else None for entry in lost]
-        shown = [
-            *(f"{m.worker} is at clock {shards.clock_of(m)}" for m in members if m),
-            *(_shard_text(slot, now_ms) for slot in shards.missing if slot.process_id),
-        ]
-        return f" ({', '.join(shown)})" if shown else ""
-
     def _stragglers(self, now_ms: int) -> Iterator[_Wait]:
         """Members that do not push, or else shards that wait for something else.
 
@@ -185,9 +184,9 @@ class JobWaits:
         """
         record = self._core.record
         members = {m.worker.worker_id for m in record.members} if record else set()
-        lost = {
-            e.worker.worker_id for e in self._core.roster.in_state(WorkerState.LOST)
-        }
+        roster = self._core.roster
+        lost = {e.worker.worker_id for e in roster.in_state(WorkerState.LOST)}
+        lost_ms = {w.worker_id: ms for w, ms in roster.lost_ms(now_ms).items()}
         workers: dict[str, str] = {}
         shards: dict[str, str] = {}
         since_ms: dict[str, int] = {}
@@ -199,10 +198,8 @@ class JobWaits:
             began_ms = standing.heard_ms - standing.waited_ms
             for other in standing.waiting_for:
                 if other.name in members and other.name not in lost:
-                    workers[other.name] = (
-                        f"{other.name} (clock {other.clock}, "
-                        f"{_silence_text(other.silent_ms)})"
-                    )
+                    own_ms = lost_ms.get(other.name, 0)
+                    workers[other.name] = str(replace(other, lost_ms=own_ms))
                     earliest_ms = since_ms.get(other.name, began_ms)
                     since_ms[other.name] = min(earliest_ms, began_ms)
             if not standing.waiting_for and standing.heard_ms > self._record_ms:
@@ -217,15 +214,3 @@ class JobWaits:
         if found:
             began_ms = min(since_ms[name] for name in found)
             yield _Wait("clock", began_ms, ", ".join(found.values()))
-
-
-def _shard_text(slot: ShardSlot, now_ms: int) -> str:
-    silent_ms = -1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms)
-    return (
-        f"shard {slot.index} ({_silence_text(silent_ms)}, "
-        f"clock {slot.standing.applied_clock})"
-    )
-
-
-def _silence_text(silent_ms: int) -> str:
-    return "never heard of" if silent_ms < 0 else f"silent for {silent_ms / 1000:.0f} s"

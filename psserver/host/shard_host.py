@@ -5,7 +5,7 @@ Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from psserver.core.effects import (
     ApplyChunk,
@@ -286,6 +286,11 @@ class ShardHost:
             self._call(lambda core: core.set_orphaned(since_ms is not None))
         self.changes.notify()
 
+    def note_lost(self, lost_ms: Mapping[WorkerKey, int]) -> None:
+        """The coordinator tells of which members it has no sign of life."""
+        if self._model is not None:
+            self._model.core.note_lost(lost_ms, now_ms())
+
     def fail(self, reason: str) -> None:
         """The job is over."""
         self.end_reason = reason
@@ -432,6 +437,7 @@ class ShardHost:
                 self._load_state(model, effect)
             case PushDone():
                 self.states.drop(effect.push)
+                model.core.note_done(effect.push.worker, now_ms())
                 self.history.done(effect.push, effect.outcome)
             case Finish():
                 if self.sessions.finish(model, effect):

@@ -140,8 +140,13 @@ class CoordinatorClient:
                 continue
             request = report.message()
             try:
-                await self._stub.ReportProgress(request, timeout=CALL_TIMEOUT_S)
+                answer = await self._stub.ReportProgress(
+                    request, timeout=CALL_TIMEOUT_S
+                )
                 silence.heard()
+                host.note_lost(
+                    {read_identity(each.worker): each.lost_ms for each in answer.lost}
+                )
             except grpc.aio.AioRpcError as error:
                 log.debug("progress was not taken: %s", error.details())
 

@@ -6,6 +6,7 @@ from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.push_codec import waiting_message
 from psserver.rpc.record_codec import identity_message, sequence_messages
+from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
@@ -78,15 +79,10 @@ class ProgressReport:
             "a push has waited %.0f s for %s%s",
             waited_ms / 1000,
             waiting.reason,
-            "".join(f"; {awaited_text(each)}" for each in waiting.awaited),
+            "".join(f"; {_awaited_text(each)}" for each in waiting.awaited),
         )
 
 
-def awaited_text(awaited: push_pb2.Awaited) -> str:
-    """Who is waited for, with its clock and when it was last heard."""
-    heard = (
-        "never heard here"
-        if awaited.silent_ms < 0
-        else f"last heard {awaited.silent_ms / 1000:.0f} s ago"
-    )
-    return f"{awaited.name[:64]!a} at clock {awaited.clock}, {heard}"
+def _awaited_text(awaited: push_pb2.Awaited) -> str:
+    name = ascii(awaited.name[:64])
+    return str(Awaited(name, awaited.clock, awaited.step_ms, awaited.lost_ms))

@@ -354,7 +354,12 @@ def waiting_message(host: ShardHost, waited_ms: int) -> push_pb2.Waiting:
         waited_ms=waited_ms,
         reason=host.waiting_reason,
         awaited=[
-            push_pb2.Awaited(name=name, clock=clock, silent_ms=silent_ms)
-            for name, clock, silent_ms in core.awaited(now_ms())
+            push_pb2.Awaited(
+                name=each.name,
+                clock=each.clock,
+                step_ms=each.step_ms,
+                lost_ms=each.lost_ms,
+            )
+            for each in core.awaited(now_ms())
         ],
     )

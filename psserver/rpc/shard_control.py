@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from psserver.core.coordinator_effects import EndJob, SchemaFixed
-from psserver.core.shard_standing import AwaitedProcess, ShardStanding
+from psserver.core.shard_standing import ShardStanding
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
@@ -11,8 +11,9 @@ from psserver.rpc.fence_codec import read_fence_report
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol, worker_key
 from psserver.rpc.methods import Methods, answered, streamed
-from psserver.rpc.record_codec import settings_message
+from psserver.rpc.record_codec import identity_message, settings_message
 from psserver.rpc.watch_codec import shard_event, view_events
+from pswire.awaited import Awaited
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 
@@ -104,7 +105,12 @@ class ShardControl:
         slot = self._callers.slot(request)
         contradicting = tuple(worker_key(worker) for worker in request.contradicting)
         self._host.take_standing(slot, _standing(request), contradicting)
-        return messages.ReportProgressResponse()
+        return messages.ReportProgressResponse(
+            lost=[
+                messages.LostWorker(worker=identity_message(worker), lost_ms=lost_ms)
+                for worker, lost_ms in self._host.core.roster.lost_ms(now_ms()).items()
+            ]
+        )
 
 
 def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
@@ -121,7 +127,7 @@ def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
         sharing=frozenset(map(worker_key, request.sharing)),
         done={worker_key(d.worker): d.sequence for d in request.done},
         waiting_for=tuple(
-            AwaitedProcess(name=a.name, clock=a.clock, silent_ms=a.silent_ms)
+            Awaited(a.name, a.clock, a.step_ms, a.lost_ms)
             for a in request.waiting.awaited
         ),
         waiting_reason=request.waiting.reason,

@@ -10,6 +10,7 @@ from psserver.rpc.record_codec import (
     identity_message,
     settings_message,
 )
+from pswire.awaited import NOT_KNOWN
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 
@@ -78,6 +79,7 @@ def _worker_status(
         state=entry.state.value,
         clock=0 if clock is None else clock,
         silent_ms=0 if entry.is_watching else max(0, now_ms - entry.heard_ms),
+        step_ms=NOT_KNOWN if member is None else entry.step_ms(now_ms),
         address=entry.address,
         lead=0 if clock is None else clock - slowest_clock,
         shared_memory_shard_count=sum(
@@ -123,7 +125,9 @@ def _waiting_message(slot: ShardSlot) -> push_pb2.Waiting:
         waited_ms=standing.waited_ms,
         reason=standing.waiting_reason,
         awaited=[
-            push_pb2.Awaited(name=a.name, clock=a.clock, silent_ms=a.silent_ms)
+            push_pb2.Awaited(
+                name=a.name, clock=a.clock, step_ms=a.step_ms, lost_ms=a.lost_ms
+            )
             for a in standing.waiting_for
         ],
     )

@@ -87,7 +87,6 @@ class WorkerControl:
         queue = host.open_worker_watch(entry)
         try:
             yield messages.WatchWorkerResponse(view=worker_view(host.core))
-            began_ms = now_ms()
             while True:
                 if await host.next_event(entry, queue, WAITING_INTERVAL_MS / 1000):
                     event = queue.get_nowait()
@@ -99,9 +98,10 @@ class WorkerControl:
                 elif entry.state in GONE:
                     return
                 elif entry.state is WorkerState.JOINING:
+                    text, waited_ms = host.waits.for_worker(now_ms())
                     waiting = push_pb2.Waiting(
-                        waited_ms=now_ms() - began_ms,
-                        reason=host.waits.text(now_ms()) or "a fence to be decided",
+                        waited_ms=waited_ms,
+                        reason=text or "the coordinator to take this worker in",
                     )
                     yield messages.WatchWorkerResponse(waiting=waiting)
         finally:

@@ -158,6 +158,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
         "lead": worker.lead if worker.is_member else None,
         "lag": lag_of(worker, status),
         "silent_ms": _known(worker.silent_ms),
+        "step_ms": _known(worker.step_ms),
         "address": worker.address or None,
         "shared_memory_shard_count": worker.shared_memory_shard_count,
         "brought_other": list(worker.brought_other),
@@ -191,7 +192,8 @@ def _shard_json(shard: ShardState, mode: Mode) -> dict[str, object]:
                 {
                     "name": other.name,
                     "clock": other.clock,
-                    "silent_ms": _known(other.silent_ms),
+                    "silent_ms": _known(other.step_ms),
+                    "lost_ms": _known(other.lost_ms),
                 }
                 for other in waiting.awaited
             ],
@@ -387,8 +389,11 @@ def _worker_table(status: JobStatus) -> str:
         if shard.waiting is not None and not status.failure
         for other in shard.waiting.awaited
     }
-    return aligned(
-        ("WORKER", "RANK", "STATE", "CLOCK", "LEAD", "LAG", "SILENT", "ADDRESS"),
+    return fitted(
+        (
+            *("WORKER", "RANK", "STATE", "CLOCK", "LEAD", "LAG", "IN STEP"),
+            *("LOST", "ADDRESS"),
+        ),
         [
             (
                 worker.worker_id,
@@ -397,18 +402,21 @@ def _worker_table(status: JobStatus) -> str:
                 worker.clock if worker.is_member else "-",
                 worker.lead if worker.is_member else "-",
                 lag_of(worker, status) if worker.is_member else "-",
-                _silence_text(worker.silent_ms),
+                "-" if worker.step_ms < 0 else f"{worker.step_ms / 1000:.1f} s",
+                f"{worker.silent_ms / 1000:.1f} s" if worker.silent_ms else "-",
                 worker.address or "-",
             )
             for worker in status.workers
         ],
+        least_useful=("LEAD", "RANK"),
     )
 
 
 def _state_text(worker: WorkerState, awaited: Collection[str]) -> str:
-    """The state, and whether shards wait for this worker."""
-    is_awaited = worker.is_member and worker.worker_id in awaited
-    return f"{worker.state}, awaited" if is_awaited else worker.state
+    """The state, and whether shards wait for this worker, who is a member then."""
+    if not worker.is_member or worker.worker_id not in awaited:
+        return worker.state
+    return "awaited" if worker.state == "member" else f"{worker.state}, awaited"
 
 
 def _trimmed(counts: tuple[int, ...]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from pswire.awaited import Awaited
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import schema_from_message
@@ -129,7 +130,7 @@ def waiting_of(message: push_pb2.Waiting) -> values.Waiting:
         waited_ms=message.waited_ms,
         reason=message.reason,
         awaited=tuple(
-            values.Awaited(each.name, each.clock, each.silent_ms)
+            Awaited(each.name, each.clock, each.step_ms, each.lost_ms)
             for each in message.awaited
         ),
     )

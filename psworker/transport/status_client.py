@@ -42,7 +42,7 @@ class JobRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """One worker; rank and `silent_ms` are -1 where there is none."""
+    """One worker; rank, `silent_ms` and `step_ms` are -1 where there is none."""
 
     worker_id: str
     incarnation: int
@@ -51,6 +51,7 @@ class WorkerState:
     clock: int
     lead: int
     silent_ms: int
+    step_ms: int
     address: str
     shared_memory_shard_count: int = 0
     brought_other: tuple[str, ...] = ()
@@ -244,6 +245,7 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerState:
         clock=message.clock,
         lead=message.lead,
         silent_ms=message.silent_ms,
+        step_ms=message.step_ms,
         address=message.address,
         shared_memory_shard_count=message.shared_memory_shard_count,
         brought_other=tuple(message.brought_other),

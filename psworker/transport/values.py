@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from pswire.awaited import Awaited
 from pswire.schema import ModelSchema
 from psworker.pending import DataRange
 
@@ -201,23 +202,6 @@ class WorkerView:
     record: Record | None
     shards: tuple[ShardAddress, ...]
     first_values: FirstValues | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """One process that a call waits for; `silent_ms` is -1 if never heard of."""
-
-    name: str
-    clock: int
-    silent_ms: int
-
-    def __str__(self) -> str:
-        silence = (
-            "never heard of"
-            if self.silent_ms < 0
-            else f"silent for {self.silent_ms / 1000:.0f} s"
-        )
-        return f"{self.name} (clock {self.clock}, {silence})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -687,11 +687,46 @@ class ReportProgressResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    LOST_FIELD_NUMBER: builtins.int
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostWorker]:
+        """Members without a sign of life at the coordinator; all others are alive."""
+
     def __init__(
         self,
+        *,
+        lost: collections.abc.Iterable[global___LostWorker] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lost", b"lost"]) -> None: ...
 
 global___ReportProgressResponse = ReportProgressResponse
+
+@typing.final
+class LostWorker(google.protobuf.message.Message):
+    """A member without a sign of life."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: builtins.int
+    LOST_MS_FIELD_NUMBER: builtins.int
+    lost_ms: builtins.int
+    """Time since the last one, above 0; -1 if it is not known, as after a restart of
+    the coordinator.
+    """
+    @property
+    def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
+        """Which start of which worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
+        lost_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lost_ms", b"lost_ms", "worker", b"worker"]) -> None: ...
+
+global___LostWorker = LostWorker
 
 @typing.final
 class SetModeRequest(google.protobuf.message.Message):
@@ -1748,6 +1783,7 @@ class WorkerStatus(google.protobuf.message.Message):
     SILENT_MS_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     LEAD_FIELD_NUMBER: builtins.int
+    STEP_MS_FIELD_NUMBER: builtins.int
     SHARED_MEMORY_SHARD_COUNT_FIELD_NUMBER: builtins.int
     BROUGHT_OTHER_FIELD_NUMBER: builtins.int
     UNREACHED_SHARDS_FIELD_NUMBER: builtins.int
@@ -1763,6 +1799,8 @@ class WorkerStatus(google.protobuf.message.Message):
     """Where it calls from."""
     lead: builtins.int
     """Clocks it is ahead of the slowest member."""
+    step_ms: builtins.int
+    """Time in its step, as the shards tell of its clock; -1 before they do."""
     shared_memory_shard_count: builtins.int
     """Shards with which its tensors go through shared memory."""
     @property
@@ -1789,12 +1827,13 @@ class WorkerStatus(google.protobuf.message.Message):
         silent_ms: builtins.int = ...,
         address: builtins.str = ...,
         lead: builtins.int = ...,
+        step_ms: builtins.int = ...,
         shared_memory_shard_count: builtins.int = ...,
         brought_other: collections.abc.Iterable[builtins.str] | None = ...,
         unreached_shards: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "brought_other", b"brought_other", "clock", b"clock", "lead", b"lead", "rank", b"rank", "shared_memory_shard_count", b"shared_memory_shard_count", "silent_ms", b"silent_ms", "state", b"state", "step_ms", b"step_ms", "unreached_shards", b"unreached_shards", "worker", b"worker"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 

@@ -647,27 +647,35 @@ global___HyperparameterDifference = HyperparameterDifference
 
 @typing.final
 class Awaited(google.protobuf.message.Message):
-    """One process that a call waits for."""
+    """A worker that a call waits for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
-    SILENT_MS_FIELD_NUMBER: builtins.int
+    STEP_MS_FIELD_NUMBER: builtins.int
+    LOST_MS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its name: a worker id, or `shard 1`."""
+    """Its id."""
     clock: builtins.int
     """Its clock."""
-    silent_ms: builtins.int
-    """Time since it was last heard of here, -1 if never."""
+    step_ms: builtins.int
+    """Time in its step: since its last push was done, or began to arrive here. -1
+    before its first push.
+    """
+    lost_ms: builtins.int
+    """Time without a sign of life at the coordinator, 0 while there is one. -1 where
+    the coordinator has not told.
+    """
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         clock: builtins.int = ...,
-        silent_ms: builtins.int = ...,
+        step_ms: builtins.int = ...,
+        lost_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clock", b"clock", "name", b"name", "silent_ms", b"silent_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "lost_ms", b"lost_ms", "name", b"name", "step_ms", b"step_ms"]) -> None: ...
 
 global___Awaited = Awaited
 

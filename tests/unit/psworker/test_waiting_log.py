@@ -3,10 +3,11 @@ import logging
 
 import pytest
 
-from psworker.transport.values import Awaited, Waiting
+from pswire.awaited import Awaited
+from psworker.transport.values import Waiting
 from psworker.waiting_log import WaitingLog, saying_whom
 
-WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("shard 1", 0, -1)))
+WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("w3", 0, -1)))
 
 
 class ManualClock:
@@ -17,10 +18,8 @@ class ManualClock:
         return self.seconds
 
 
-def test_waiting_names_everyone_with_clock_and_silence() -> None:
-    assert str(WAITING) == (
-        "w2 (clock 41, silent for 7 s), shard 1 (clock 0, never heard of)"
-    )
+def test_waiting_names_everyone_with_its_step() -> None:
+    assert str(WAITING) == ("w2 (in step 42 for 7 s), w3 (no push yet)")
 
 
 def test_a_crowd_is_counted() -> None:
@@ -56,6 +55,23 @@ def test_a_reminder_says_nothing_early(caplog: pytest.LogCaptureFixture) -> None
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for w1 to join, 5 s so far",
         "waiting for w1 to join, 10 s so far",
+    ]
+
+
+def test_a_wait_of_the_whole_job_is_told_apart_from_that_of_the_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    log = WaitingLog(clock)
+    with caplog.at_level(logging.WARNING, "psworker"):
+        for seconds, job_waited_s in ((5.0, 310.0), (10.0, 12.0)):
+            clock.seconds = 100 + seconds
+            log.remind("1 more worker to call prepare()", job_waited_s=job_waited_s)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for 1 more worker to call prepare(), 5 s so far (the job has waited "
+        "for 310 s)",
+        "waiting for 1 more worker to call prepare(), 10 s so far",
     ]
 
 

@@ -29,9 +29,11 @@ def test_the_start_waits_for_all_shards_and_enough_workers() -> None:
     job = DrivenCoordinator(shard_count=2, workers_min=2)
     job.add_shards(but=1)
     job.add_worker("a")
-    assert job.core.waiting_for() == "shard 1, workers (1 of 2 prepared)"
+    assert job.core.waiting_for() == (
+        "shard 1 (not started yet), 1 more worker to call prepare() (1 of 2 have)"
+    )
     job.add_worker("b")
-    assert job.core.waiting_for() == "shard 1"
+    assert job.core.waiting_for() == "shard 1 (not started yet)"
     assert job.fence_kinds() == []
     assert job.phase() is JobPhase.WAITING
 
@@ -116,7 +118,7 @@ def test_a_shard_lost_before_the_start_aborts_it_and_may_be_replaced() -> None:
     job.add_worker("a")
     job.break_shard(1)
     assert len(job.of(Abort)) == 1
-    assert job.core.waiting_for() == "shard 1"
+    assert job.core.waiting_for() == "shard 1 (lost 0 s ago at clock 0)"
 
     slot = job.core.register_shard(process_id="new", address="host:9", now_ms=0)
     job.core.shard_watching(slot, 0)

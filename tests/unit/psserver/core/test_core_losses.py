@@ -65,7 +65,7 @@ def test_below_the_floor_it_stays_a_member_and_the_job_says_for_whom_it_waits() 
     assert job.bases.keys() == {"a/1", "b/1"}
     assert job.phase() is JobPhase.RUNNING
     assert job.core.waiting_for() == (
-        "b, lost and silent for 8 s, until it comes back, or another worker joins: "
+        "b (lost 8 s ago in step 1), until it comes back, or another worker joins: "
         "without it there would be 1, the job wants 2"
     )
 
@@ -162,7 +162,7 @@ def test_who_leaves_in_the_same_fence_lowers_the_floor_for_it() -> None:
     # Two are members now, one of them lost: the job waits for it.
     assert job.bases.keys() == {"a/1", "b/1"}
     assert job.core.workers_floor == 2
-    assert "b, lost" in job.core.waiting_for()
+    assert "b (lost" in job.core.waiting_for()
 
 
 def test_a_coordinator_started_again_with_a_lower_minimum_goes_on() -> None:
@@ -319,12 +319,12 @@ def test_with_wait_a_lost_worker_goes_only_as_its_replacement_comes() -> None:
     job.report_all(applied=6)
     assert job.bases.keys() == {"a/1", "b/1", "c/1", "d/1"}
     assert job.core.waiting_for() == (
-        "b, lost and silent for 0 s, until it comes back, or a new worker joins with "
+        "b (lost 0 s ago in step 1), until it comes back, or a new worker joins with "
         "--worker-id b"
     )
 
     job.add_worker("b", process_id="another")
-    assert job.core.waiting_for().endswith("until a fence takes it out")
+    assert job.core.waiting_for().endswith("until the job goes on without it")
     job.report_all(applied=6, trailer=7)
     assert job.bases == {"a/1": 0, "b/2": 6, "c/1": 0, "d/1": 6}
 

@@ -95,7 +95,7 @@ def test_a_shard_names_whose_push_a_cut_waits_for() -> None:
     shard.push("a", 2, chunks=[0])
 
     assert shard.core.waiting_reason == "the last push of a snapshot to be complete"
-    assert [name for name, _, _ in shard.core.awaited(0)] == ["b"]
+    assert [each.name for each in shard.core.awaited(0)] == ["b"]
     shard.step("b", 1, [0])
     shard.core.image_copied(9)
     shard.apply_all()

@@ -5,6 +5,7 @@ import pytest
 from psserver.core.effects import ApplyChunk, ContributionAwaited, Finish
 from psserver.core.push import Outcome
 from psserver.core.record import FenceKind, Mode
+from pswire.awaited import Awaited
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
 
@@ -254,7 +255,7 @@ def test_an_answer_that_was_lost_is_not_given_again_ahead_of_the_new_mode() -> N
 def test_whoever_the_new_mode_waits_for_is_named() -> None:
     shard = far_apart()
     shard.change(Mode.BSP, 5, bases={"a": 5, "b": 5}, sequences={"a": 5, "b": 2})
-    assert shard.core.awaited(1_000) == [("b", 4, 1_000)]
+    assert shard.core.awaited(1_000) == [Awaited("b", 4, 1_000)]
     assert shard.core.waiting_reason == ("the pushes of the mode before to be applied")
     assert shard.core.clocks.is_settled is False
 

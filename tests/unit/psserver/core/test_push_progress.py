@@ -9,6 +9,7 @@ from psserver.core.effects import (
 )
 from psserver.core.push import Outcome
 from psserver.core.record import Mode
+from pswire.awaited import Awaited
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     chunk,
@@ -446,7 +447,7 @@ def test_whoever_answers_wait_for_is_named() -> None:
     assert shard.core.awaited(5_000) == []
     shard.step("a", 2, [0])
 
-    assert shard.core.awaited(5_000) == [("b", 0, -1)]
+    assert shard.core.awaited(5_000) == [Awaited("b", 0, -1)]
     assert shard.core.waiting_reason == (
         "slower workers to come within the staleness bound"
     )

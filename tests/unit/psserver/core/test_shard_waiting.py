@@ -5,6 +5,7 @@ import pytest
 from psserver.core.effects import (
     ContributionAwaited,
 )
+from pswire.awaited import NOT_KNOWN, Awaited
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key, push_id
 from tests.doubles.driven_shard import DrivenShard
@@ -72,5 +73,36 @@ def test_whoever_is_waited_for_is_named() -> None:
     shard.core.open_push(push_id("b"), 1, 1_000, generation=1)
     shard.push("a", chunks=[0])
 
-    assert shard.core.awaited(4_000) == [("b", 0, 3_000), ("c", 0, -1)]
+    assert shard.core.awaited(4_000) == [Awaited("b", 0, 3_000), Awaited("c", 0, -1)]
     assert shard.core.waiting_reason == "clock 1 to be complete"
+
+
+def test_the_coordinator_tells_a_busy_worker_from_a_lost_one() -> None:
+    shard = DrivenShard({"a": 0, "b": 0, "c": 0}, [0])
+    shard.push("a", chunks=[0])
+    shard.core.note_lost({key("b"): 2_000}, 1_000)
+
+    assert shard.core.awaited(4_000) == [
+        Awaited("b", 0, NOT_KNOWN, lost_ms=5_000),
+        Awaited("c", 0, NOT_KNOWN, lost_ms=0),
+    ]
+    shard.core.note_lost({}, 5_000)
+    assert [each.lost_ms for each in shard.core.awaited(5_000)] == [0, 0]
+
+
+def test_a_shard_that_the_coordinator_does_not_answer_calls_nobody_alive() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.push("a", chunks=[0])
+    shard.core.note_lost({}, 1_000)
+
+    assert [each.lost_ms for each in shard.core.awaited(7_000)] == [NOT_KNOWN]
+
+
+def test_the_next_step_begins_when_a_push_is_done_not_when_it_came() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.push("a", chunks=[0])
+    shard.core.note_done(key("b"), 60_000)
+    shard.core.note_done(key("z"), 60_000)
+
+    (awaited,) = shard.core.awaited(61_000)
+    assert awaited.step_ms == 1_000

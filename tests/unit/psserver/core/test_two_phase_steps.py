@@ -5,6 +5,7 @@ import pytest
 from psserver.core.effects import ApplyChunk, ContributionAwaited, RefusePush
 from psserver.core.push import Outcome
 from psserver.core.record import FenceKind
+from pswire.awaited import Awaited
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,
@@ -347,10 +348,10 @@ def test_a_commit_beyond_a_cut_waits_for_the_copy() -> None:
 def test_a_shard_that_has_everything_names_who_may_commit() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0], rules=TWO_PHASE)
     shard.push("a", chunks=[0])
-    assert shard.core.awaited(0) == [("b", 0, -1)]
+    assert shard.core.awaited(0) == [Awaited("b", 0, -1)]
     assert shard.core.waiting_reason == "clock 1 to be complete"
 
     shard.push("b", chunks=[0])
 
-    assert shard.core.awaited(0) == [("a", 0, 0), ("b", 0, 0)]
+    assert shard.core.awaited(0) == [Awaited("a", 0, 0), Awaited("b", 0, 0)]
     assert shard.core.waiting_reason == "clock 1 to be committed"

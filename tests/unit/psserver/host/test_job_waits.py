@@ -7,8 +7,9 @@ import pytest
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
-from psserver.core.shard_standing import AwaitedProcess, ShardStanding
+from psserver.core.shard_standing import ShardStanding
 from psserver.host.job_waits import JobWaits
+from pswire.awaited import Awaited
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -58,12 +59,14 @@ def test_a_start_names_who_is_missing_every_ten_seconds(
     job.driven.add_worker("a")
 
     job.pass_time(200)
-    assert "shard 1" in job.text()
-    assert "workers (1 of 2 prepared)" in job.text()
+    assert job.text() == (
+        "shard 1 (not started yet), 1 more worker to call prepare() (1 of 2 have), "
+        "for 0 s"
+    )
     assert caplog.messages == []
 
     job.pass_time(5_000)
-    assert [m for m in caplog.messages if "shard 1, workers (1 of 2" in m]
+    assert [m for m in caplog.messages if "prepare() (1 of 2 have)" in m]
     assert "for 5 s" in caplog.messages[0]
     job.pass_time(9_000)
     assert len(caplog.messages) == 1
@@ -89,9 +92,8 @@ def test_a_lost_worker_below_the_floor_is_named_with_its_clock(
     entry = two.core.roster.present("b")
     assert entry is not None
     assert entry.state is WorkerState.LOST
-    assert "b, lost and silent for 6 s, until it comes back" in job.text()
-    assert "b/1 is at clock 3" in job.text()
-    assert any("b, lost" in message for message in caplog.messages)
+    assert "b (lost 6 s ago in step 4), until it comes back" in job.text()
+    assert any("b (lost" in message for message in caplog.messages)
 
 
 def test_a_shard_that_owes_a_fence_is_named_over_all_its_tries(
@@ -114,8 +116,7 @@ def test_a_shard_that_owes_a_fence_is_named_over_all_its_tries(
             job.driven.report(0)
     assert job.driven.core.fence is not fence
 
-    assert "shard 1 (silent for" in job.text()
-    assert "clock 7) to answer a fence" in job.text()
+    assert "shard 1 (no report for 7 s, at clock 7) to answer a fence" in job.text()
     assert any("to answer a fence" in message for message in caplog.messages)
 
     job.driven.report_all()
@@ -141,11 +142,11 @@ def test_fences_that_follow_each_other_are_no_wait() -> None:
 
 def test_workers_that_hold_a_clock_open_are_named_as_the_shards_tell() -> None:
     job = Watched(DrivenCoordinator.running("a", "b"))
-    waiting_for = (AwaitedProcess(name="b", clock=4, silent_ms=6_000),)
+    waiting_for = (Awaited("b", clock=4, step_ms=6_000),)
     for index in range(2):
         job.tell(index, waiting_for=waiting_for, waited_ms=7_000)
     job.pass_time(1_000)
-    assert job.text() == "b (clock 4, silent for 6 s), for 8 s"
+    assert job.text() == "b (alive, in step 5 for 6 s), for 8 s"
 
 
 def test_a_change_of_the_mode_names_who_is_behind() -> None:
@@ -169,13 +170,13 @@ def test_a_change_of_the_mode_names_who_is_behind() -> None:
 
 def test_a_lost_worker_is_not_named_twice() -> None:
     job = Watched(DrivenCoordinator.running("a", settings=settings(workers_min=1)))
-    waiting_for = (AwaitedProcess(name="a", clock=4, silent_ms=6_000),)
+    waiting_for = (Awaited("a", clock=4, step_ms=6_000),)
     job.lose("a")
     job.pass_time(1_000)
     for index in range(2):
         job.tell(index, waiting_for=waiting_for, waited_ms=7_000)
-    assert job.text().count("a, lost") == 1
-    assert "a (clock" not in job.text()
+    assert job.text().count("a (") == 1
+    assert "a (lost" in job.text()
 
 
 def test_a_shard_that_waits_for_no_worker_is_named_itself() -> None:
@@ -197,21 +198,21 @@ def test_each_wait_has_its_own_ten_seconds(caplog: pytest.LogCaptureFixture) -> 
     job.pass_time(6_000)
     clock, lost = caplog.messages
     assert "a fence to end" in clock
-    assert "b, lost" in lost
+    assert "b (lost" in lost
 
 
 def test_a_shard_is_not_named_beside_a_worker_that_explains_its_wait() -> None:
     job = Watched(DrivenCoordinator.running("a", "b"))
-    waiting_for = (AwaitedProcess(name="b", clock=1, silent_ms=6_000),)
+    waiting_for = (Awaited("b", clock=1, step_ms=6_000),)
     job.tell(0, waiting_for=waiting_for, waited_ms=7_000)
     job.tell(1, waiting_reason="clock 2 to be complete", waited_ms=6_000)
-    assert job.text() == "b (clock 1, silent for 6 s), for 7 s"
+    assert job.text() == "b (alive, in step 2 for 6 s), for 7 s"
 
 
 def test_who_was_taken_out_is_named_no_more(caplog: pytest.LogCaptureFixture) -> None:
     job = Watched(DrivenCoordinator.running("a", "b"))
     job.pass_time(100)
-    waiting_for = (AwaitedProcess(name="b", clock=4, silent_ms=6_000),)
+    waiting_for = (Awaited("b", clock=4, step_ms=6_000),)
     job.tell(0, waiting_for=waiting_for, waited_ms=7_000)
     job.tell(1, waiting_reason="clock 5 to be complete", waited_ms=7_000)
     job.lose("b")
@@ -233,3 +234,54 @@ def test_a_failed_job_waits_for_nobody() -> None:
     job.pass_time(60_000)
     assert job.driven.core.failure
     assert job.text() == ""
+
+
+def test_a_worker_that_validates_reads_other_than_one_that_is_lost() -> None:
+    two = DrivenCoordinator.running("a", "b", settings=settings(workers_min=2))
+    job = Watched(two)
+    waiting_for = (Awaited("b", clock=4, step_ms=25_000),)
+    job.tell(0, waiting_for=waiting_for, waited_ms=25_000, done={key("b"): 4})
+    job.tell(1, done={key("b"): 4})
+    assert job.text() == "b (alive, in step 5 for 25 s), for 25 s"
+
+    job.lose("b")
+    job.pass_time(300)
+    assert job.text() == "b (lost 0 s ago in step 5), for 25 s"
+    job.pass_time(12_000)
+    assert job.text().startswith("b (lost 12 s ago in step 5), until it comes back")
+
+
+def test_who_has_connected_and_not_prepared_is_named() -> None:
+    job = Watched(DrivenCoordinator(settings=settings(workers_min=3)))
+    job.driven.add_shards()
+    job.driven.add_worker("a")
+    entry = job.driven.core.register_worker(
+        process_id="b", worker_id="b", address="", now_ms=0
+    )
+    assert "(1 of 3 have)" in job.text()
+    job.driven.core.worker_watching(entry, 0)
+    job.pass_time(100)
+    assert job.text() == (
+        "2 more workers to call prepare() (1 of 3 have; b is connected), for 0 s"
+    )
+
+
+def test_a_worker_hears_whom_the_job_waits_for_and_for_how_long_apart() -> None:
+    job = Watched(DrivenCoordinator(settings=settings(workers_min=2)))
+    job.driven.add_shards()
+    job.driven.add_worker("a")
+    job.pass_time(310_000)
+    text, waited_ms = job.waits.for_worker(job.driven.now_ms)
+    assert text == "1 more worker to call prepare() (1 of 2 have)"
+    assert waited_ms == pytest.approx(310_000, abs=200)
+
+
+def test_a_shard_that_is_lost_is_named_with_what_follows() -> None:
+    job = Watched(DrivenCoordinator.running("a"))
+    job.tell(1, applied_clock=7)
+    job.driven.core.shard_broken(job.driven.core.shards.slots[1], job.driven.now_ms)
+    job.pass_time(2_000)
+    assert job.text() == (
+        "shard 1 (lost 2 s ago at clock 7), without which the job fails after 5 s, "
+        "for 2 s"
+    )

@@ -136,7 +136,7 @@ async def test_a_shard_tells_its_queue_and_the_staleness_of_pushes(
             clock=5,
             waited_ms=6_000,
             reason="contributions",
-            awaited=[push_pb2.Awaited(name="b", clock=4, silent_ms=7_000)],
+            awaited=[push_pb2.Awaited(name="b", clock=4, step_ms=7_000)],
         ),
     )
     await tell(host, 1, {"a": 4, "b": 4}, request)
@@ -151,7 +151,7 @@ async def test_a_shard_tells_its_queue_and_the_staleness_of_pushes(
     assert shard.waiting.awaited[0].name == "b"
     assert shard.waiting.waited_ms == 6_000
     assert not other.HasField("waiting")
-    assert found.waiting_for.startswith("b (clock 4, silent for 7 s), for 6 s")
+    assert found.waiting_for.startswith("b (alive, in step 5 for 7 s), for 6 s")
 
 
 async def test_the_mode_is_that_of_now(host: CoordinatorHost) -> None:

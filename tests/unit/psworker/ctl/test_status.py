@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pswire.addresses import Address
+from pswire.awaited import Awaited
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from psworker.ctl.status import status_json, status_text
@@ -17,7 +18,7 @@ from psworker.transport.status_client import (
     WorkerState,
     status_of,
 )
-from psworker.transport.values import Awaited, Mode, Waiting
+from psworker.transport.values import Mode, Waiting
 
 COORDINATOR = Address("127.0.0.1", 7070)
 
@@ -31,6 +32,7 @@ def _worker(worker_id: str, **changes: object) -> WorkerState:
         clock=12,
         lead=3,
         silent_ms=0,
+        step_ms=400,
         address="127.0.0.1:5000",
     )
     return replace(worker, **changes)  # type: ignore[arg-type]
@@ -56,7 +58,10 @@ STATUS = JobStatus(
     evicted_count=1,
     phase="running",
     generation=3,
-    workers=(_worker("w0"), _worker("w1", rank=1, clock=9, lead=0, silent_ms=2300)),
+    workers=(
+        _worker("w0"),
+        _worker("w1", rank=1, clock=9, lead=0, silent_ms=2300, step_ms=8100),
+    ),
     shards=(
         ShardState(
             shard_index=0,
@@ -76,7 +81,7 @@ STATUS = JobStatus(
                 clock=10,
                 waited_ms=7000,
                 reason="",
-                awaited=(Awaited("w1", 9, 8000), Awaited("w2", 9, -1)),
+                awaited=(Awaited("w1", 9, 8000, 2300), Awaited("w2", 9, -1)),
             ),
         ),
         ShardState(
@@ -96,7 +101,7 @@ STATUS = JobStatus(
             waiting=None,
         ),
     ),
-    waiting_for="w1 (clock 9, silent for 2 s)",
+    waiting_for="w1 (lost 2 s ago in step 10)",
     snapshot_version=-1,
     tensor_count=4,
     parameter_bytes=3 << 20,
@@ -131,8 +136,8 @@ def test_the_json_says_null_where_nothing_is_known() -> None:
     assert [worker["lead"] for worker in read["workers"]] == [3, 0]
     assert (read["mode"], read["staleness_bound"]) == ("bsp", 0)
     assert read["shards"][0]["waiting"]["awaited"] == [
-        {"name": "w1", "clock": 9, "silent_ms": 8000},
-        {"name": "w2", "clock": 9, "silent_ms": None},
+        {"name": "w1", "clock": 9, "silent_ms": 8000, "lost_ms": 2300},
+        {"name": "w2", "clock": 9, "silent_ms": None, "lost_ms": None},
     ]
     assert read["shards"][1]["waiting"] is None
     assert read["epochs"][0]["skipped_count"] == 4
@@ -156,14 +161,15 @@ def _workers_json(status: JobStatus) -> list[dict[str, object]]:
 
 def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
     text = status_text(STATUS)
-    assert "waits for   w1 (clock 9, silent for 2 s)" in text
+    assert "waits for   w1 (lost 2 s ago in step 10)" in text
     lines = text.splitlines()
     (laggard,) = [line for line in lines if line.startswith("w1 ")]
     assert laggard.split()[4:7] == ["9", "0", "3"]
+    assert "8.1 s" in laggard
     assert "2.3 s" in laggard
     assert any(line.strip().startswith("1  missing") for line in lines)
     assert " never " in text
-    assert "member, awaited" in laggard
+    assert " awaited " in laggard
     assert "none yet" in text
 
 
