@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from pswire.addresses import Address
 from pswire.reasons import Refusal
-from psworker.ctl.tables import aligned, byte_text, fitted, printable
+from psworker.ctl.tables import byte_text, fitted, printable
 from psworker.epoch_report import EpochReport
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable
