@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from pswire.reasons import ErrorReason, Refusal
 
 
 class PsError(Exception):
@@ -227,8 +227,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
 
 def error_of_refusal(refusal: Refusal) -> PsError:
     """The exception for a server's refusal, with what to do next in its text."""
-    cure = CATALOGUE[refusal.reason].cure
-    text = refusal.message if cure in refusal.message else refusal.text
+    text = refusal.message if refusal.cure in refusal.message else refusal.text
     return ERROR_CLASSES[refusal.reason](
         text, reason=refusal.reason, facts=refusal.facts
     )

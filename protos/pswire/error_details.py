@@ -31,6 +31,7 @@ TEXT_BYTES_MAX: Final = 1_200
 """Text of the status as gRPC sends it, percent-encoded."""
 
 _MESSAGE_BYTES_MAX: Final = 3_400
+_CURE_BYTES_MAX: Final = 400
 _FACT_BYTES_MAX: Final = 100
 _FACT_COUNT_MAX: Final = 6
 
@@ -74,6 +75,11 @@ def trailing_metadata(refusal: Refusal) -> tuple[tuple[str, bytes], ...]:
         reason=error_pb2.ErrorReason.ValueType(refusal.reason),
         message=_shortened(refusal.message, _MESSAGE_BYTES_MAX, _utf8_size),
         retryable=CATALOGUE[refusal.reason].retryable,
+        cure=(
+            ""
+            if refusal.cure == CATALOGUE[refusal.reason].cure
+            else _shortened(refusal.cure, _CURE_BYTES_MAX, _utf8_size)
+        ),
         facts={
             _shortened(key, _FACT_BYTES_MAX, _utf8_size): _shortened(
                 value, _FACT_BYTES_MAX, _utf8_size
@@ -113,7 +119,7 @@ def _refusal_from_status(encoded: bytes) -> Refusal | None:
         reason = ErrorReason(detail.reason)
     except (DecodeError, ValueError):
         return None
-    refusal = Refusal(reason, detail.message)
+    refusal = Refusal(reason, detail.message, cure=detail.cure)
     refusal.facts = dict(detail.facts)
     return refusal
 

@@ -150,7 +150,7 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "the generator it is given",
         ),
         ErrorReason.LIMIT_EXCEEDED: ErrorCase(
-            "RESOURCE_EXHAUSTED", False, "stay below the limit, or raise it"
+            "RESOURCE_EXHAUSTED", False, "stay below the limit, which is fixed"
         ),
         ErrorReason.UNSUPPORTED: ErrorCase(
             "UNIMPLEMENTED", False, "see the limits in the README"
@@ -176,16 +176,28 @@ class Refusal(Exception):
     Attributes:
         reason: Why, for programs.
         message: What happened and why, for a person, without the cure.
+        cure: What to do next.
         facts: Values behind the message.
     """
 
-    def __init__(self, reason: ErrorReason, message: str, **facts: object) -> None:
+    def __init__(
+        self, reason: ErrorReason, message: str, *, cure: str = "", **facts: object
+    ) -> None:
+        """Says why.
+
+        Args:
+            reason: Why, for programs.
+            message: What happened and why.
+            cure: What to do next, where that of the reason does not fit the cause.
+            facts: Values behind the message.
+        """
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.cure = cure or CATALOGUE[reason].cure
         self.facts = {key: str(value) for key, value in facts.items()}
 
     @property
     def text(self) -> str:
         """What happened, why, and what to do next."""
-        return f"{self.message}; {CATALOGUE[self.reason].cure}"
+        return f"{self.message}; {self.cure}"

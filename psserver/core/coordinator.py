@@ -39,6 +39,11 @@ from pswire.compression import NO_COMPRESSION, Compression
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
+NEW_JOB_CURE = (
+    "for a new run start a new coordinator and shards with other --state-dir folders"
+)
+"""What to do where a job has trained all that its script would."""
+
 
 class CoordinatorCore:
     """State of one job.
@@ -64,6 +69,7 @@ class CoordinatorCore:
         self.reach = Reach(settings.lease_ttl_ms)
         self._patient_until_ms = 0
         self._now_ms = 0
+        self._finished_clock = -1
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -356,7 +362,16 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
-        if model.agree(schema, optimizers, clip_grad_norm, compression):
+        finished = self._finished_text()
+        try:
+            is_news = model.agree(schema, optimizers, clip_grad_norm, compression)
+        except Refusal as refusal:
+            if not finished:
+                raise
+            raise Refusal(
+                refusal.reason, f"{finished}; {refusal.message}", cure=NEW_JOB_CURE
+            ) from None
+        if is_news:
             self._progress.model = model
             self._progress.effects.append(SchemaFixed())
         entry.loaders = loaders
@@ -524,6 +539,20 @@ class CoordinatorCore:
             parts += self._unreached_shards()
         return ", ".join(parts)
 
+    def joining_note(self) -> str:
+        """What a worker that asks to join a finished job is told; else empty.
+
+        It may train epochs that nobody has trained yet, so that it is not refused.
+        """
+        finished = self._finished_text()
+        if not finished:
+            return ""
+        trained = self.ledger.trained_text()
+        return (
+            f"{finished}{f': {trained}' if trained else ''}. This worker goes on from "
+            f"its values; {NEW_JOB_CURE}"
+        )
+
     # Inside
 
     def _look_for_cut_off(self, now_ms: int) -> None:
@@ -563,6 +592,30 @@ class CoordinatorCore:
             f"{' and '.join(who)} no answer"
             for index, who in sorted(names.items())
         ]
+
+    def _finished_text(self) -> str:
+        """That the job is finished, in words; empty while it is not.
+
+        It is so when all of its workers have left and no epoch is trained in part; and
+        it stays so for those who join it next, until a step of theirs.
+        """
+        if self.record is None or not all(e.is_closed for e in self.ledger.epochs()):
+            return ""
+        if self.phase is JobPhase.FINISHED:
+            self._finished_clock = max(
+                (end.last_clock for end in self.record.departures), default=0
+            )
+        elif any(
+            self.shards.clock_of(member) > self._finished_clock
+            for member in self.record.members
+        ):
+            return ""
+        if self._finished_clock < 0:
+            return ""
+        return (
+            f"this job is finished: all of its workers have left, after clock "
+            f"{self._finished_clock}"
+        )
 
     def _lacking_workers(self) -> str:
         """How many workers the start waits for, and who is on the way."""

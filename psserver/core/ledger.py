@@ -69,14 +69,7 @@ class DataLedger:
         check_origin(origin)
         known = self._epochs.get((loader, epoch))
         if known is not None and known.shape != shape:
-            raise Refusal(
-                ErrorReason.DATA_ORDER_MISMATCH,
-                f"epoch {epoch} of {loader[:64]!r} has {known.shape.position_count} "
-                f"samples in batches of {known.shape.batch_size}, {worker} has "
-                f"{shape.position_count} in batches of {shape.batch_size}: one that "
-                "grows or shrinks must have done so on all workers when they begin "
-                "an epoch",
-            )
+            raise _other_shape(worker, known, shape)
         if known is None:
             known = EpochLedger(loader, epoch, shape)
             known.origin = b"" if self._job_seed else origin
@@ -130,6 +123,20 @@ class DataLedger:
     def epochs(self) -> tuple[EpochLedger, ...]:
         """All epochs, to be kept."""
         return tuple(self._epochs.values())
+
+    def trained_text(self) -> str:
+        """Which epochs are over, in words; empty for none."""
+        over: dict[str, list[int]] = {}
+        for loader, epoch in sorted(self._epochs):
+            if self._epochs[loader, epoch].is_closed:
+                over.setdefault(loader, []).append(epoch)
+        return ", ".join(
+            f"epoch {epochs[0]} of {loader[:64]!r} is trained"
+            if len(epochs) == 1
+            else f"{len(epochs)} epochs of {loader[:64]!r} are trained, up to epoch "
+            f"{epochs[-1]}"
+            for loader, epochs in over.items()
+        )
 
     def newest(self, count: int) -> tuple[EpochLedger, ...]:
         """Those that were opened last, the newest first."""
@@ -223,3 +230,25 @@ class DataLedger:
             ledger = self._epochs.get((piece.loader, piece.epoch))
             if ledger is not None:
                 yield ledger, piece
+
+
+def _other_shape(worker: WorkerKey, known: EpochLedger, shape: EpochShape) -> Refusal:
+    """Of an epoch that is open, or over, with other data."""
+    batch_size = known.shape.batch_size
+    had = f"{known.shape.position_count} samples in batches of {batch_size}"
+    has = f"{shape.position_count} in batches of {shape.batch_size}"
+    named = f"epoch {known.epoch} of {known.loader[:64]!r}"
+    if known.is_closed:
+        return Refusal(
+            ErrorReason.DATA_ORDER_MISMATCH,
+            f"{named} is trained already, with {had}; {worker} would train it with "
+            f"{has}",
+            cure="for a new run with other data start a new coordinator and shards "
+            "with other --state-dir folders; to go on with this job, begin with "
+            f"set_epoch({known.epoch + 1}), or a later epoch that nobody has trained",
+        )
+    return Refusal(
+        ErrorReason.DATA_ORDER_MISMATCH,
+        f"{named} has {had}, {worker} has {has}: one that grows or shrinks must have "
+        "done so on all workers when they begin an epoch",
+    )

@@ -124,6 +124,7 @@ class WorkerControl:
             )
         for loader in request.loaders:
             check_loader_name(loader)
+        note = self._host.core.joining_note()
         try:
             self._host.core.join(
                 entry,
@@ -143,7 +144,8 @@ class WorkerControl:
         self._host.pump()
         model = self._host.core.model
         return messages.JoinResponse(
-            order=model.order_of(schema), notes=model.doubts(schema)
+            order=model.order_of(schema),
+            notes=[*([note] if note else ()), *model.doubts(schema)],
         )
 
     async def _read_join(

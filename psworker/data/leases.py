@@ -47,6 +47,7 @@ class EpochLeases:
 
     Attributes:
         report: Once the epoch is over, what became of it.
+        was_over: Whether it was over when this worker first asked.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class EpochLeases:
         self._unreported: set[DataRange] = set()
         self._is_dry = False
         self._is_closed = False
+        self._is_first = True
+        self.was_over = False
         self.report: EpochReport | None = None
 
     def take(self) -> DataRange | None:
@@ -214,6 +217,9 @@ class EpochLeases:
         self._ready.extend(fresh)
         self._dealt_stop = max([self._dealt_stop, *(one.stop for one in fresh)])
         self._is_dry = not fresh
+        if self._is_first:
+            self._is_first = False
+            self.was_over = lease.closed and not lease.ranges
         self._is_closed = self._is_closed or lease.closed
         self.report = lease.report or self.report
 

@@ -60,6 +60,7 @@ class LeasedLoader(PreparedLoader):
         self._missed = MissedEpochs(name)
         self._orders = OrderSource(loader)
         self._epoch = 0
+        self._was_over = False
         self._report: EpochReport | None = None
         self._feed = _IndexFeed()
         self._fetcher: DataLoader[Any] | None = None
@@ -135,6 +136,7 @@ class LeasedLoader(PreparedLoader):
         batch_count = 0
         rejoin_count = -1
         is_done = False
+        worker_count = self._source.worker_count
         draw = self._orders.begin(epoch)
         try:
             # Once, and once more for each time that this worker has joined again.
@@ -151,7 +153,12 @@ class LeasedLoader(PreparedLoader):
             is_done = True
             draw.end()
             if not batch_count and draw.shape.batch_count:
-                self._missed.add(epoch)
+                self._missed.add(
+                    epoch,
+                    batch_count=draw.shape.batch_count,
+                    worker_count=max(worker_count, self._source.worker_count),
+                    was_over=self._was_over,
+                )
         finally:
             if not is_done and not self._source.has_gradient:
                 self._source.pending.skip(self._name)
@@ -174,6 +181,7 @@ class LeasedLoader(PreparedLoader):
             yield from self._fetched(leases)
         finally:
             leases.close()
+            self._was_over = leases.was_over
             if leases.report is not None:
                 self._report = replace(leases.report, unit=order.unit)
                 _warn_unused(self._report)

@@ -187,12 +187,15 @@ class ErrorDetail(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RETRYABLE_FIELD_NUMBER: builtins.int
     FACTS_FIELD_NUMBER: builtins.int
+    CURE_FIELD_NUMBER: builtins.int
     reason: global___ErrorReason.ValueType
     """Reason, from which everything else follows."""
     message: builtins.str
     """What happened, why, and what to do next, for a person."""
     retryable: builtins.bool
     """Whether the same call may succeed later without any change."""
+    cure: builtins.str
+    """What to do next, where that of the reason does not fit; else empty."""
     @property
     def facts(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Facts behind the text, such as `worker_id`, for programs."""
@@ -204,7 +207,8 @@ class ErrorDetail(google.protobuf.message.Message):
         message: builtins.str = ...,
         retryable: builtins.bool = ...,
         facts: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        cure: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["facts", b"facts", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cure", b"cure", "facts", b"facts", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
 
 global___ErrorDetail = ErrorDetail

@@ -115,6 +115,17 @@ def test_every_reason_survives_encoding(reason: ErrorReason) -> None:
     assert status.code == status_code(reason).value[0]
 
 
+async def test_a_cure_of_its_own_arrives() -> None:
+    refusal = Refusal(ErrorReason.LIMIT_EXCEEDED, "too long", cure="shorten it")
+
+    error = await error_of(refusing(refusal))
+
+    assert error.details() == "too long; shorten it"
+    read = refusal_from_rpc_error(error)
+    assert read is not None
+    assert read.text == refusal.text
+
+
 async def test_a_blocking_client_reads_it_too() -> None:
     refusal = Refusal(ErrorReason.DRAINING, "stopping")
 

@@ -41,6 +41,12 @@ def test_every_cure_ends_a_sentence_about_what_happened(reason: ErrorReason) -> 
     assert Refusal(reason, "it happened").text == f"it happened; {cure}"
 
 
+def test_a_cause_has_a_cure_of_its_own_where_that_of_the_reason_does_not_fit() -> None:
+    refusal = Refusal(ErrorReason.SCHEMA_MISMATCH, "it happened", cure="do this")
+
+    assert refusal.text == "it happened; do this"
+
+
 @pytest.mark.parametrize("code", grpc.StatusCode)
 def test_codes_that_grpc_makes_up_leave_the_outcome_unknown(
     code: grpc.StatusCode,

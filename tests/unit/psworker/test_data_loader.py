@@ -20,6 +20,7 @@ from psworker.data import (
 )
 from psworker.data.local_draws import LocalDraws
 from psworker.data.local_loader import LocalLoader
+from psworker.data.missed_epochs import MissedEpochs
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
 
@@ -330,6 +331,35 @@ def test_a_worker_that_never_got_a_batch_is_warned_once_at_its_end(
     (message,) = caplog.messages
     assert "got no batch of epochs 0 to 1, 4 of 'loader'" in message
     assert "trained all of them; for a new run" in message
+
+
+def test_more_workers_than_batches_are_told_so_in_the_first_epoch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = LedgerJob(3)
+    sources = [LedgerSource(job, index) for index in range(3)]
+    loaders = [LeasedLoader(_loader(8), source) for source in sources]
+    _train(sources[0], loaders[0])
+    for _ in range(2):
+        assert _train(sources[2], loaders[2]) == []
+        _train(sources[0], loaders[0])
+    loaders[2].tell_missed()
+    assert caplog.messages == [
+        "this worker got no batch of epoch 0 of 'loader': it has 2 for 3 workers; make "
+        "its batches smaller, or train with at most 2 workers"
+    ]
+
+
+def test_a_worker_whose_epochs_ended_without_it_is_not_sent_to_a_new_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    missed = MissedEpochs("loader")
+    missed.add(0, batch_count=6, worker_count=2, was_over=False)
+    missed.add(1, batch_count=6, worker_count=2, was_over=True)
+    missed.end()
+    (message,) = caplog.messages
+    assert "had drawn all of them before it asked" in message
+    assert "new run" not in message
 
 
 # The order, the random numbers and the length of one process
