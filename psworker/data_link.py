@@ -129,6 +129,8 @@ class DataLink:
         """Leases ranges."""
 
         async def attempt(timeout_s: float) -> Lease:
+            if request.wait:
+                self._session.membership.waiting = None  # of an earlier wait
             ranges, is_closed, account = await self._session.control.lease_data(
                 self._session.worker,
                 request.loader,
@@ -153,6 +155,11 @@ class DataLink:
             self._awaited_optimizer = contribution.optimizer
 
         return self._loop.submit(wait())
+
+    def holders(self) -> str:
+        """Which workers have what this one waits for, in words, if that was told."""
+        waiting = self._session.membership.waiting
+        return waiting.reason if waiting is not None else ""
 
     def push_nothing(self) -> None:
         """Pushes weight 0 for the next clock and leaves the newest values."""

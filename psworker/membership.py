@@ -36,7 +36,7 @@ class Membership:
         record: Newest record, `None` before the start.
         shards: The shard map; some may have no address yet.
         seed_order: Newest order to seed.
-        waiting: Whom the start waits for, as last heard.
+        waiting: Whom the start, or a member without data, waits for, as last heard.
         first_values: What the job has started with, if that is known.
         view_count: How often the watch has begun.
         failure: Why this worker can't go on, `None` while it can.

@@ -58,6 +58,10 @@ class Attendance:
         lost_ms = self._lost_ms.get(worker, 0)
         return lost_ms + now_ms - self._told_ms if lost_ms > 0 else lost_ms
 
+    def has_data(self, worker: WorkerKey) -> bool:
+        """Whether the worker has not said that it has none."""
+        return worker not in self._idle
+
     def is_idle(self, push: PushId) -> bool:
         """Whether its worker said that it has no data for this push."""
         return self._idle.get(push.worker) == push.sequence

@@ -549,7 +549,7 @@ class CoordinatorCore:
             return ""
         trained = self.ledger.trained_text()
         return (
-            f"{finished}{f': {trained}' if trained else ''}. This worker goes on from "
+            f"{finished}{f'; {trained}' if trained else ''}. This worker goes on from "
             f"its values; {NEW_JOB_CURE}"
         )
 

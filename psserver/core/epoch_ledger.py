@@ -156,6 +156,16 @@ class EpochLedger:
         )
 
     @property
+    def holders(self) -> set[WorkerKey]:
+        """All who have ranges of it that are not reported yet."""
+        return {
+            worker
+            for has in (self.queues, self.held)
+            for worker, ranges in has.items()
+            if ranges
+        }
+
+    @property
     def workers(self) -> set[WorkerKey]:
         """All of whom it has anything."""
         return {*self.queues, *self.held, *self.skipped, *self.revoked}

@@ -340,7 +340,12 @@ class ShardCore:
         self._attendance.note_lost(lost_ms, now_ms)
 
     def awaited(self, now_ms: int) -> list[Awaited]:
-        """Whom this shard waits for."""
+        """Whom this shard waits for.
+
+        Who has no data waits itself for others, and is named only among its like.
+        """
+        members = self._progress.awaited()
+        busy = [m for m in members if self._attendance.has_data(m.worker)]
         return [
             Awaited(
                 member.worker.worker_id,
@@ -348,7 +353,7 @@ class ShardCore:
                 self._attendance.step_ms(member.worker, now_ms),
                 self._attendance.lost_ms(member.worker, now_ms),
             )
-            for member in self._progress.awaited()
+            for member in busy or members
         ]
 
     @property

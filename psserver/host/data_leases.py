@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.epoch_account import EpochAccount
@@ -10,6 +11,9 @@ from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
 from psserver.storage.job_store import JobStore
+
+if TYPE_CHECKING:
+    from psserver.core.record import WorkerKey
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -44,6 +48,9 @@ class DataLeases:
         core: The job's state.
         changes: Notified whenever it may have changed.
         store: The job's file.
+
+    Attributes:
+        waiting: Who waits for others, at the end of which epoch.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class DataLeases:
         self._core = core
         self._changes = changes
         self._store = store
+        self.waiting: dict[WorkerKey, EpochLedger] = {}
         # Epochs whose end was not told yet.
         self._open = [each for each in core.ledger.epochs() if not each.is_closed]
 
@@ -129,7 +137,11 @@ class DataLeases:
             return bool(leased)
 
         if wait:
-            await self._changes.wait_until(served)
+            self.waiting[entry.worker] = ledger
+            try:
+                await self._changes.wait_until(served)
+            finally:
+                self.waiting.pop(entry.worker, None)
         else:
             served()
         self._store.save_epoch(ledger)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from psserver.core.coordinator import CoordinatorCore
+from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.job_settings import JobPhase
-from psserver.core.record import Mode
+from psserver.core.record import Mode, WorkerKey
 from psserver.core.roster import WorkerState
+from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
 
 REPEAT_MS = 10_000
@@ -106,6 +108,23 @@ class JobWaits:
         told = list(self._told(now_ms))
         waited_ms = max((now_ms - wait.since_ms for wait in told), default=0)
         return "; ".join(wait.text for wait in told), waited_ms
+
+    def holders(self, ledger: EpochLedger, reader: WorkerKey, now_ms: int) -> str:
+        """Which other workers have what is left of an epoch, in words."""
+        roster = self._core.roster
+        lost_ms = roster.lost_ms(now_ms)
+        return ", ".join(
+            str(
+                Awaited(
+                    worker.worker_id,
+                    max(0, entry.clock),
+                    entry.step_ms(now_ms),
+                    lost_ms.get(worker, 0),
+                )
+            )
+            for worker in sorted(ledger.holders - {reader})
+            if (entry := roster.find(worker)) is not None
+        )
 
     # Inside
 

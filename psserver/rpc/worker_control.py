@@ -104,6 +104,10 @@ class WorkerControl:
                         reason=text or "the coordinator to take this worker in",
                     )
                     yield messages.WatchWorkerResponse(waiting=waiting)
+                elif ledger := host.data.waiting.get(entry.worker):
+                    holders = host.waits.holders(ledger, entry.worker, now_ms())
+                    waiting = push_pb2.Waiting(reason=holders)
+                    yield messages.WatchWorkerResponse(waiting=waiting)
         finally:
             host.close_worker_watch(entry, queue)
 

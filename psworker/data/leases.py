@@ -262,8 +262,9 @@ class EpochLeases:
     def _report_idle(self, idle_s: float) -> None:
         _log.warning(
             "waiting for data for %.0f s: all that is left of epoch %d of %r is leased "
-            "to other workers",
+            "to %s",
             idle_s,
             self._epoch,
             self._loader,
+            self._source.holders() or "other workers",
         )

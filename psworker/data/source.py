@@ -133,6 +133,10 @@ class DataSource(SampleCount, Protocol):
         """Pushes weight 0 for the next clock, and pulls."""
         ...
 
+    def holders(self) -> str:
+        """Who has what is left of the epoch, in words, as far as that was told."""
+        ...
+
 
 def part_in_rounds(batch_count: int, place: int, place_count: int) -> int:
     """Of batches that are dealt one after the other those that one place gets."""

@@ -109,6 +109,10 @@ class HostDataLink:
         self._here.refuse_out()
         return self._here.room.ask(AwaitTurn())
 
+    def holders(self) -> str:
+        """Empty: what the coordinator tells of it comes to the leading process only."""
+        return ""
+
     def push_nothing(self) -> None:
         """Takes part in the group's next push with nothing."""
         assert self._optimizer is not None, "loaders are handed out after joining"

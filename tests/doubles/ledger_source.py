@@ -166,6 +166,9 @@ class LedgerSource:
     def await_contribution(self) -> "LoopFuture[None]":
         return self.contribution
 
+    def holders(self) -> str:
+        return ""
+
     def push_nothing(self) -> None:
         self.empty_push_count += 1
         self.contribution = LoopFuture()

@@ -887,7 +887,7 @@ class WatchWorkerResponse(google.protobuf.message.Message):
 
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
-        """Whom the start waits for."""
+        """Whom the start waits for; of a member that waits for data, who has it."""
 
     def __init__(
         self,

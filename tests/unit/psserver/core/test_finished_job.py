@@ -40,7 +40,7 @@ def finished(*epochs: int) -> DrivenCoordinator:
 def test_who_joins_a_finished_job_is_told_how_to_begin_a_new_one() -> None:
     job = finished(0, 1, 2)
     assert job.core.joining_note() == (
-        "this job is finished: all of its workers have left, after clock 300: 3 epochs "
+        "this job is finished: all of its workers have left, after clock 300; 3 epochs "
         "of 'train' are trained, up to epoch 2. This worker goes on from its values; "
         f"{NEW_JOB_CURE}"
     )

@@ -106,3 +106,11 @@ def test_the_next_step_begins_when_a_push_is_done_not_when_it_came() -> None:
 
     (awaited,) = shard.core.awaited(61_000)
     assert awaited.step_ms == 1_000
+
+
+def test_who_has_no_data_is_not_named_beside_who_holds_it_up() -> None:
+    shard = DrivenShard({"a": 0, "b": 0}, [0])
+    shard.core.await_contribution(key("a"), 1, 0)
+    assert [each.name for each in shard.core.awaited(0)] == ["b"]
+    shard.core.await_contribution(key("b"), 1, 0)
+    assert [each.name for each in shard.core.awaited(0)] == ["a", "b"]

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from psserver.core.epoch_ledger import EpochShape
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
@@ -285,3 +286,27 @@ def test_a_shard_that_is_lost_is_named_with_what_follows() -> None:
         "shard 1 (lost 2 s ago at clock 7), without which the job fails after 5 s, "
         "for 2 s"
     )
+
+
+def test_who_has_the_rest_of_an_epoch_is_named_to_who_waits_for_it() -> None:
+    job = Watched(DrivenCoordinator.running("a", "b"))
+    shape = EpochShape(position_count=8, batch_size=4, drop_last=False)
+    workers = (key("a"), key("b"))
+    ledgers = job.driven.core.ledger
+    for worker in workers:
+        ledgers.open_epoch(worker, "train", 0, shape)
+        ledger = ledgers.register_order(worker, "train", 0, 11)
+    for worker in workers:
+        ledger.lease(worker, workers, 1)
+    entry = job.driven.core.roster.present("b")
+    assert entry is not None
+    entry.note_clock(4, job.driven.now_ms)
+    job.driven.now_ms += 10_000
+
+    def holders() -> str:
+        return job.waits.holders(ledger, key("a"), job.driven.now_ms)
+
+    assert holders() == "b (alive, in step 5 for 10 s)"
+    job.lose("b")
+    job.driven.now_ms += 3_000
+    assert holders() == "b (lost 3 s ago in step 5)"
