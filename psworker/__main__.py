@@ -11,7 +11,7 @@ from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
-from pswire.limits import NAME_BYTES_MAX
+from pswire.names import name_problem
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.cores import core_share, sharing_text
@@ -82,11 +82,10 @@ def _checked_group(process_count: int) -> str:
 def _check_worker_ids(plan: LaunchPlan) -> None:
     """The coordinator would refuse them, but only after the wait for it."""
     longest = plan.worker_id_of(plan.process_count - 1) or ""
-    byte_count = len(longest.encode(errors="surrogateescape"))
-    if byte_count > NAME_BYTES_MAX:
+    problem = name_problem(longest) if longest else ""
+    if problem:
         raise typer.BadParameter(
-            f"the worker id {longest[:32]!r}... has {byte_count} bytes, of at most "
-            f"{NAME_BYTES_MAX}: give a shorter one",
+            f"the worker id {longest[:32]!r} {problem}: give another one",
             param_hint="--worker-id",
         )
 

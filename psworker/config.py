@@ -9,7 +9,7 @@ from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
-from psworker.errors import ConfigurationError
+from psworker.errors import ConfigurationError, refuse_name
 from psworker.torchrun import find_torchrun
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
@@ -41,6 +41,12 @@ class WorkerConfig:
     shares_memory: bool = True
 
     def __post_init__(self) -> None:
+        if self.worker_id:
+            refuse_name(
+                "worker id",
+                self.worker_id,
+                f"give another one, by connect(worker_id=...) or {WORKER_ID_VARIABLE}",
+            )
         check_timeouts(
             connect_timeout_s=self.connect_timeout_s,
             step_timeout_s=self.step_timeout_s,

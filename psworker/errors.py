@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from pswire.names import name_problem
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -186,6 +187,22 @@ def refuse_closed(*, is_closed: bool) -> None:
     """
     if is_closed:
         raise ClosedError("the connection is closed: connect() and prepare() again")
+
+
+def refuse_name(what: str, name: str, cure: str) -> None:
+    """Checks a name that is to be sent.
+
+    Args:
+        what: What it names, such as `worker id`.
+        name: The name.
+        cure: What to do where it is none.
+
+    Raises:
+        ConfigurationError: It names nothing in a job.
+    """
+    problem = name_problem(name)
+    if problem:
+        raise ConfigurationError(f"the {what} {name[:64]!r} {problem}; {cure}")
 
 
 ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(

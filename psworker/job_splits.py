@@ -2,7 +2,7 @@
 
 from psworker.data.split_value import Split, SplitRecipe
 from psworker.data.splitting import rebuilt
-from psworker.errors import ConfigurationError, SplitError
+from psworker.errors import ConfigurationError, SplitError, refuse_name
 from psworker.recorded_split import RecordedSplit
 
 
@@ -14,6 +14,7 @@ def to_record(name: str, split: object) -> RecordedSplit:
     """
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{name!r} is no name of a split; give a string")
+    refuse_name("name of a split", name, "record it under another name")
     if not isinstance(split, Split):
         raise ConfigurationError(
             f"a {type(split).__name__} is no split: give what psworker.data.split() "

@@ -22,7 +22,12 @@ from pswire.schema import (
 )
 from pswire.schema_codec import check_group_count
 from pswire.torch_types import element_type_of
-from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
+from psworker.errors import (
+    ConfigurationError,
+    UnsupportedError,
+    error_of_refusal,
+    refuse_name,
+)
 from psworker.optimizer_class import class_of
 from psworker.wrappers import without_wrappers
 
@@ -70,6 +75,13 @@ def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
     # fifty batch norms it would a hundred times.
     bound += sorted(buffers, key=lambda each: each[0].element_type)
     _refuse_sharing(bound)
+    for entry, _ in bound:
+        for name in (entry.name, *entry.tied_names):
+            refuse_name(
+                f"name of a tensor of {entry.model},",
+                name,
+                "rename the module or the parameter",
+            )
     schema = ModelSchema(tuple(entry for entry, _ in bound))
     try:
         schema.validate()

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from psworker.errors import ConfigurationError
+from psworker.errors import ConfigurationError, refuse_name
 
 OPTIONS: Final = ("clip_grad_norm", "buffers", "overlap", "compression", "loss")
 """What `prepare` takes by keyword that is no name of an object."""
+
+_NAME_CURE: Final = "give prepare() the object under another name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class NamedObjects:
         """
         if not any(isinstance(each, dict) for each in objects):
             given = (*objects, *named.values())
+            for name in filter(None, named):
+                refuse_name("name", name, _NAME_CURE)
             return cls(given, ("",) * len(objects) + tuple(named))
         if len(objects) > 1 or named:
             raise ConfigurationError(
@@ -133,6 +137,7 @@ def _check_name(name: object) -> None:
             f"{name!r} names nothing in a job: the keys of the dict that prepare() "
             "takes are names as of variables, such as 'generator'"
         )
+    refuse_name("name", name, _NAME_CURE)
     if name in OPTIONS:
         raise ConfigurationError(
             f"{name!r} is an option of prepare(), which goes beside the dict and not "

@@ -96,6 +96,6 @@ def _check_size(size: int) -> None:
         raise Refusal(
             ErrorReason.LIMIT_EXCEEDED,
             f"names, shapes and optimizers of the model take {size >> 20} MiB, the "
-            f"limit is {MODEL_BYTES_MAX >> 20} MiB: shorten the names of its tensors, "
-            "or train it as fewer, larger ones",
+            f"limit is {MODEL_BYTES_MAX >> 20} MiB",
+            cure="shorten the names of its tensors, or train it as fewer, larger ones",
         )

@@ -15,9 +15,9 @@ from pswire.limits import (
     DIMENSION_COUNT_MAX,
     ELEMENT_COUNT_MAX,
     ENTRY_COUNT_MAX,
-    NAME_BYTES_MAX,
     PLACEMENT_VERSION,
 )
+from pswire.names import check_name
 from pswire.object_marks import ObjectMark, check_marks
 from pswire.reasons import ErrorReason, Refusal
 
@@ -223,19 +223,9 @@ def _match_key(entry: SchemaEntry) -> tuple[object, ...]:
 
 
 def _check_entry(entry: SchemaEntry) -> None:
-    for name in (entry.model, entry.name, *entry.tied_names):
-        byte_count = _name_byte_count(name)
-        if byte_count > NAME_BYTES_MAX:
-            raise Refusal(
-                ErrorReason.LIMIT_EXCEEDED,
-                f"name {name[:64]!r} has {byte_count} bytes, the limit is "
-                f"{NAME_BYTES_MAX}",
-            )
-        if not byte_count:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"name {name[:64]!r} is empty or not UTF-8",
-            )
+    check_name("model", entry.model)
+    for name in (entry.name, *entry.tied_names):
+        check_name("tensor", name)
     if len(entry.shape) > DIMENSION_COUNT_MAX:
         raise Refusal(
             ErrorReason.LIMIT_EXCEEDED,
@@ -247,13 +237,6 @@ def _check_entry(entry: SchemaEntry) -> None:
             ErrorReason.MALFORMED_MESSAGE,
             f"tensor {entry.name[:64]!r} has a negative size",
         )
-
-
-def _name_byte_count(name: str) -> int:
-    try:
-        return len(name.encode())
-    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 has no bytes for
-        return 0
 
 
 def _label(entry: SchemaEntry) -> str:

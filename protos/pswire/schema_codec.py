@@ -7,6 +7,7 @@ counts that agree. Whether a shard can run an optimizer is the shard's to say.
 from collections.abc import Sequence
 
 from pswire.limits import GROUP_COUNT_MAX
+from pswire.names import check_name
 from pswire.object_marks import ObjectMark
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (
@@ -143,8 +144,9 @@ def optimizer_from_message(
     """
     names = tuple(message.hyperparameter_names)
     label = f"optimizer {message.name[:64]!r}"
-    if not message.name or not message.class_name:
-        raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{label} has no name or no class")
+    check_name("optimizer", message.name)
+    if not message.class_name:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{label} has no class")
     if len(set(names)) != len(names):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE, f"{label} names a hyperparameter twice"
@@ -181,8 +183,8 @@ def check_group_count(count: int, label: str) -> None:
     if count > GROUP_COUNT_MAX:
         raise Refusal(
             ErrorReason.LIMIT_EXCEEDED,
-            f"{label} has {count} parameter groups, the limit is {GROUP_COUNT_MAX}: "
-            "put parameters with the same settings into one group",
+            f"{label} has {count} parameter groups, the limit is {GROUP_COUNT_MAX}",
+            cure="put parameters with the same settings into one group",
         )
 
 

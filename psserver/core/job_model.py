@@ -163,8 +163,9 @@ class JobModel:
                 ErrorReason.LIMIT_EXCEEDED,
                 f"the groups of the job's optimizers were changed {len(self.declared)} "
                 f"times, the limit is {DECLARATION_COUNT_MAX} times, or "
-                f"{DECLARED_ENTRY_COUNT_MAX} parameters in all; give the optimizer its "
-                "groups at once, with lr=0 until they shall train",
+                f"{DECLARED_ENTRY_COUNT_MAX} parameters in all",
+                cure="give the optimizer its groups at once, with lr=0 until they "
+                "shall train",
             )
         self.declared += (spec,)
         return True

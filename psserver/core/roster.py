@@ -12,6 +12,7 @@ from typing import NamedTuple
 from psserver.core.record import WorkerKey
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
+from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 
 ENDED_KEPT_LEASES = 12
@@ -162,11 +163,8 @@ class Roster:
         for entry in self._entries.values():
             if entry.process_id == process_id and self._is_open(entry):
                 return entry
-        if len(worker_id.encode()) > NAME_BYTES_MAX:
-            raise Refusal(
-                ErrorReason.LIMIT_EXCEEDED,
-                f"worker id {worker_id[:64]!r} is longer than {NAME_BYTES_MAX} bytes",
-            )
+        if worker_id:
+            check_name("worker", worker_id)
         chosen = worker_id or self._free_id()
         holder = self.present(chosen)
         if holder is not None and holder.state is not WorkerState.LOST:

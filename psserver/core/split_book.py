@@ -6,7 +6,8 @@ Pure. Names and recipes are a client's data: kept and told, never read.
 import re
 from dataclasses import dataclass
 
-from pswire.limits import NAME_BYTES_MAX, SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
+from pswire.limits import SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
+from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -36,12 +37,7 @@ class RecordedSplit:
         Raises:
             Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
         """
-        if not 0 < len(self.name.encode()) <= NAME_BYTES_MAX:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"split {self.name[:64]!r} is empty or longer than {NAME_BYTES_MAX} "
-                "bytes",
-            )
+        check_name("split", self.name)
         size = len(self.recipe.encode())
         if size > SPLIT_RECIPE_BYTES_MAX:
             raise Refusal(

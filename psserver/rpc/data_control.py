@@ -8,7 +8,7 @@ from psserver.rpc.callers import Callers
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import read_ranges
 from psserver.rpc.methods import Methods, answered
-from pswire.limits import NAME_BYTES_MAX
+from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
@@ -36,7 +36,7 @@ class DataControl:
     ) -> messages.OpenEpochResponse:
         """Opens an epoch of a loader."""
         entry = self._callers.member(request)
-        check_loader_name(request.loader)
+        check_name("loader", request.loader)
         if request.epoch < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "epoch is negative")
         origin = self._host.data.open_epoch(
@@ -86,19 +86,6 @@ class DataControl:
             ],
             closed=ledger.is_closed,
             account=account_message(ledger.account) if ledger.is_closed else None,
-        )
-
-
-def check_loader_name(name: str) -> None:
-    """Refuses what can't be the name of a loader.
-
-    Raises:
-        Refusal: `MALFORMED_MESSAGE`.
-    """
-    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"loader {name[:64]!r} is empty or longer than {NAME_BYTES_MAX} bytes",
         )
 
 

@@ -10,7 +10,7 @@ from psserver.core.roster import GONE, Brought, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
 from psserver.rpc.callers import Callers
-from psserver.rpc.data_control import check_loader_name, read_data_report
+from psserver.rpc.data_control import read_data_report
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered, gathered, streamed
@@ -19,6 +19,7 @@ from psserver.rpc.watch_codec import worker_event, worker_view
 from pswire.compression import Compression
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.model_parts import MergedModel
+from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -127,7 +128,7 @@ class WorkerControl:
                 f"{len(request.loaders)} loaders, the limit is {LOADER_COUNT_MAX}",
             )
         for loader in request.loaders:
-            check_loader_name(loader)
+            check_name("loader", loader)
         note = self._host.core.joining_note()
         try:
             self._host.core.join(

@@ -205,7 +205,8 @@ def memory_refusal(vectors: ShardVectors) -> Refusal:
     return Refusal(
         ErrorReason.LIMIT_EXCEEDED,
         f"shard {vectors.shard_index} has no memory for its {size / 2**20:,.0f} MiB of "
-        "the model; start the job with more shards, or on a larger machine",
+        "the model",
+        cure="start the job with more shards, or on a larger machine",
     )
 
 

@@ -71,7 +71,7 @@ def test_a_split_of_another_kind_is_refused_before_it_is_sent(tmp_path: Path) ->
             ps.record_split("x", [1, 2])  # type: ignore[arg-type]
         with pytest.raises(psworker.ConfigurationError, match="no name of a split"):
             ps.record_split("", drawn())
-        with pytest.raises(psworker.ProtocolError, match="longer than 1024 bytes"):
+        with pytest.raises(psworker.ConfigurationError, match="at most 1024"):
             ps.record_split("x" * 1025, drawn())
 
 

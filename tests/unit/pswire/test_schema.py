@@ -135,12 +135,12 @@ def test_any_name_that_torch_accepts_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason", "text"),
     [
-        ("", ErrorReason.MALFORMED_MESSAGE, "name '' is empty or not UTF-8"),
-        ("\ud800", ErrorReason.MALFORMED_MESSAGE, "is empty or not UTF-8"),
+        ("", ErrorReason.MALFORMED_MESSAGE, "is empty"),
+        ("\ud800", ErrorReason.MALFORMED_MESSAGE, "can't be written in UTF-8"),
         (
             "x" * (NAME_BYTES_MAX + 1),
             ErrorReason.LIMIT_EXCEEDED,
-            "x' has 1025 bytes, the limit is 1024",
+            "has 1025 bytes in UTF-8, of at most 1024",
         ),
     ],
 )

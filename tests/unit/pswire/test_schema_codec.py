@@ -152,11 +152,11 @@ def set_indexes(message: schema_pb2.OptimizerSpec, *indexes: int) -> None:
         ),
         (
             lambda message: message.ClearField("name"),
-            "optimizer '' has no name or no class",
+            "the name '' of an optimizer is empty",
         ),
         (
             lambda message: message.ClearField("class_name"),
-            "optimizer 'optimizer' has no name or no class",
+            "optimizer 'optimizer' has no class",
         ),
     ],
 )

@@ -29,9 +29,9 @@ def test_the_first_split_of_a_name_stays() -> None:
         (
             {"name": ""},
             ErrorReason.MALFORMED_MESSAGE,
-            "'' is empty or longer",
+            "'' of a split is empty",
         ),
-        ({"name": "é" * 513}, ErrorReason.MALFORMED_MESSAGE, "longer than 1024 bytes"),
+        ({"name": "é" * 513}, ErrorReason.LIMIT_EXCEEDED, "has 1026 bytes in UTF-8"),
         ({"digest": "0" * 63}, ErrorReason.MALFORMED_MESSAGE, "is no SHA-256"),
         ({"digest": "G" * 64}, ErrorReason.MALFORMED_MESSAGE, "is no SHA-256"),
         ({"item_count": -1}, ErrorReason.MALFORMED_MESSAGE, "-1 items"),
