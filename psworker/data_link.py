@@ -188,7 +188,9 @@ class DataLink:
             peer = self._session.control.peer
             with told_to_users():
                 return await self._session.membership.unless_failed(
-                    saying_whom(decided, peer) if is_answered_at_once else decided()
+                    saying_whom(decided, f"{peer} to answer")
+                    if is_answered_at_once
+                    else decided()
                 )
 
         return self._loop.submit(call())

@@ -55,6 +55,19 @@ class FenceKind(IntEnum):
     MODE = 3
     CUT = 4
 
+    @property
+    def purpose(self) -> str:
+        """What it is for, in words for users, who know of no fences."""
+        return _PURPOSES[self]
+
+
+_PURPOSES = {
+    FenceKind.START: "the first values",
+    FenceKind.MEMBERSHIP: "a change of the workers",
+    FenceKind.MODE: "a change of the mode",
+    FenceKind.CUT: "a snapshot",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:

@@ -73,8 +73,7 @@ class ShardFence:
         if self.is_orphaned:
             return "the coordinator, which this shard has not heard for a lease"
         if self.open is not None:
-            kind = self.open.kind.name.lower()
-            return f"fence {self.open.fence_number} ({kind}) to be decided"
+            return f"the coordinator to decide {self.open.kind.purpose}"
         if self.cut is not None and self.cut.is_copying:
             return "a snapshot to be copied"
         return ""

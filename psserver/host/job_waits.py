@@ -146,7 +146,9 @@ class JobWaits:
             owing = [slots[index] for index in sorted(self._owing_since_ms)]
             names = ", ".join(slot.state_text(now_ms) for slot in owing)
             since_ms = min(self._owing_since_ms.values())
-            yield _Wait("fence", since_ms, f"{names} to answer a fence", is_usual=True)
+            fence = self._core.fence
+            what = fence.kind.purpose if fence is not None else "what was decided"
+            yield _Wait("fence", since_ms, f"{names} to confirm {what}", is_usual=True)
         yield from self._mode_wait()
         yield from self._stragglers(now_ms)
 

@@ -43,7 +43,9 @@ def test_a_frozen_shard_stages_and_applies_nothing() -> None:
 
     assert shard.of(ApplyChunk) == []
     assert set(shard.core.dedupe.window_of(key("a")).entries[1].staged) == {0, 1}
-    assert shard.core.waiting_reason == "fence 2 (membership) to be decided"
+    assert shard.core.waiting_reason == (
+        "the coordinator to decide a change of the workers"
+    )
 
     shard.core.abort_fence(2)
     assert [order.chunk_index for order in shard.of(ApplyChunk)] == [0, 1]

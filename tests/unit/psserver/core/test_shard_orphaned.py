@@ -149,7 +149,9 @@ def test_being_heard_again_does_not_end_a_fence() -> None:
     shard.core.set_orphaned(False)
     shard.push("a", chunks=[0])
     assert shard.of(ApplyChunk) == []
-    assert shard.core.waiting_reason == "fence 2 (membership) to be decided"
+    assert shard.core.waiting_reason == (
+        "the coordinator to decide a change of the workers"
+    )
 
 
 def test_a_record_alone_does_not_make_an_orphan_go_on() -> None:

@@ -108,7 +108,7 @@ def test_a_shard_that_owes_a_fence_is_named_over_all_its_tries(
     assert fence is not None
     job.driven.report(0)
     job.waits.note_report(0)
-    assert "to answer a fence" not in job.text()
+    assert "to confirm a change of the workers" not in job.text()
 
     # No fence lasts that long: each is given up and begun again.
     for _ in range(60):
@@ -117,12 +117,17 @@ def test_a_shard_that_owes_a_fence_is_named_over_all_its_tries(
             job.driven.report(0)
     assert job.driven.core.fence is not fence
 
-    assert "shard 1 (no report for 7 s, at clock 7) to answer a fence" in job.text()
-    assert any("to answer a fence" in message for message in caplog.messages)
+    assert (
+        "shard 1 (no report for 7 s, at clock 7) to confirm a change of the workers"
+        in job.text()
+    )
+    assert any(
+        "to confirm a change of the workers" in message for message in caplog.messages
+    )
 
     job.driven.report_all()
     job.pass_time(200)
-    assert "to answer a fence" not in job.text()
+    assert "to confirm a change of the workers" not in job.text()
 
 
 def test_fences_that_follow_each_other_are_no_wait() -> None:
