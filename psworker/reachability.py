@@ -116,8 +116,8 @@ def problem_behind_call(target: Address, code: str, text: str) -> str:
             return still.text
         return (
             "something accepts connections there but does not answer as a "
-            f"paramserver coordinator ({code.lower().replace('_', ' ')}: {text}); is "
-            "it the port of another program?"
+            f"paramserver coordinator ({code.lower().replace('_', ' ')}: {text}): is "
+            "it stopped or overloaded, or is it the port of another program?"
         )
     return f"{code.lower().replace('_', ' ')}: {text}"
 

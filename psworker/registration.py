@@ -52,6 +52,7 @@ async def register(
     process_id = process_id or uuid.uuid4().hex
     deadline = now() + timeout_s
     log = WaitingLog()
+    awaited = f"{control.peer} to answer"
     is_extended = False
     attempt = 0
     while True:
@@ -61,7 +62,7 @@ async def register(
                 partial(
                     control.register_worker, process_id, worker_id, timeout_s=answer_s
                 ),
-                f"{control.peer} to answer",
+                awaited,
                 log,
             )
         except CallError as error:
@@ -77,9 +78,10 @@ async def register(
                     holder,
                     left_s(deadline),
                 )
+                awaited = f"worker id {worker_id[:64]!r} to be free"
             if not error.is_retryable or now() >= deadline:
                 raise
-            log.remind(holder or control.peer)
+            log.remind(awaited)
         await pause(attempt)
         attempt += 1
 

@@ -313,8 +313,8 @@ class Session:
                     else "this worker was not taken into the job"
                 )
                 raise StartTimeoutError(
-                    f"{what} within {timeout_s:g} s: waiting for {self._missing()}; "
-                    "start what is missing",
+                    f"{what} within {round(timeout_s, 1):g} s: waiting for "
+                    f"{self._missing()}; start what is missing",
                     reason=ErrorReason.NOT_STARTED,
                 )
             pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))

@@ -70,9 +70,9 @@ class CoordinatorHost:
         self.core = restored_core(settings, store, now_ms())
         self._logged = self.core.record
         self.changes = Changes()
-        self.waits = JobWaits(self.core)
         self._wished_mode: tuple[Mode, int] | None = None
         self.data = DataLeases(self.core, self.changes, store)
+        self.waits = JobWaits(self.core, self.data.waiting)
         self.splits = RecordedSplits(store)
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump

@@ -10,6 +10,7 @@ from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
+from psserver.host.monotonic import now_ms
 from psserver.storage.job_store import JobStore
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ class DataReport:
         return {(piece.loader, piece.epoch) for piece in pieces}
 
 
+@dataclass(frozen=True, slots=True)
+class DataWait:
+    """A worker without data, at the end of an epoch of which others have the rest.
+
+    Attributes:
+        ledger: The epoch.
+        since_ms: When it began to wait.
+    """
+
+    ledger: EpochLedger
+    since_ms: int
+
+
 class DataLeases:
     """Leases of all epochs.
 
@@ -50,7 +64,7 @@ class DataLeases:
         store: The job's file.
 
     Attributes:
-        waiting: Who waits for others, at the end of which epoch.
+        waiting: Who waits for others at the end of an epoch.
     """
 
     def __init__(
@@ -59,7 +73,7 @@ class DataLeases:
         self._core = core
         self._changes = changes
         self._store = store
-        self.waiting: dict[WorkerKey, EpochLedger] = {}
+        self.waiting: dict[WorkerKey, DataWait] = {}
         # Epochs whose end was not told yet.
         self._open = [each for each in core.ledger.epochs() if not each.is_closed]
 
@@ -137,7 +151,7 @@ class DataLeases:
             return bool(leased)
 
         if wait:
-            self.waiting[entry.worker] = ledger
+            self.waiting[entry.worker] = DataWait(ledger, now_ms())
             try:
                 await self._changes.wait_until(served)
             finally:

@@ -1,19 +1,22 @@
 """For whom a job waits, and since when: for the log, the status and errors.
 
-Four things may wait: the coordinator's core for processes that are missing or lost; an
+Five things may wait: the coordinator's core for processes that are missing or lost; an
 open fence for a shard that does not answer; a change of the mode for pushes of the mode
-before; and a clock for workers that do not push, as the shards tell.
+before; a clock for workers that do not push, as the shards tell; and workers without
+data for those that have the rest of an epoch.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.job_settings import JobPhase
 from psserver.core.record import Mode, WorkerKey
 from psserver.core.roster import WorkerState
+from psserver.host.data_leases import DataWait
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
 
@@ -46,10 +49,16 @@ class JobWaits:
 
     Args:
         core: The job's state.
+        data_waits: Workers without data, at the end of an epoch.
     """
 
-    def __init__(self, core: CoordinatorCore) -> None:
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        data_waits: Mapping[WorkerKey, DataWait] = MappingProxyType({}),
+    ) -> None:
         self._core = core
+        self._data_waits = data_waits
         self._missing_since_ms: int | None = None
         self._owing_since_ms: dict[int, int] = {}
         self._wanted_mode: tuple[Mode, int] | None = None
@@ -150,7 +159,22 @@ class JobWaits:
             what = fence.kind.purpose if fence is not None else "what was decided"
             yield _Wait("fence", since_ms, f"{names} to confirm {what}", is_usual=True)
         yield from self._mode_wait()
-        yield from self._stragglers(now_ms)
+        stragglers = list(self._stragglers(now_ms))
+        yield from stragglers
+        if not missing and not stragglers:
+            # Else who has the data is named already.
+            yield from self._data_wait(now_ms)
+
+    def _data_wait(self, now_ms: int) -> Iterator[_Wait]:
+        """Workers that have the rest of an epoch, while others have no data."""
+        for reader, wait in self._data_waits.items():
+            ledger = wait.ledger
+            holders = self.holders(ledger, reader, now_ms)
+            if holders:
+                what = f"epoch {ledger.epoch} of {ledger.loader[:64]!r}"
+                text = f"{holders} to train the rest of {what}"
+                yield _Wait("data", wait.since_ms, text, is_usual=True)
+                return
 
     def _mode_wait(self) -> Iterator[_Wait]:
         """A change of the mode that is still to come, and who is behind."""

@@ -105,8 +105,8 @@ class WorkerControl:
                         reason=text or "the coordinator to take this worker in",
                     )
                     yield messages.WatchWorkerResponse(waiting=waiting)
-                elif ledger := host.data.waiting.get(entry.worker):
-                    holders = host.waits.holders(ledger, entry.worker, now_ms())
+                elif wait := host.data.waiting.get(entry.worker):
+                    holders = host.waits.holders(wait.ledger, entry.worker, now_ms())
                     waiting = push_pb2.Waiting(reason=holders)
                     yield messages.WatchWorkerResponse(waiting=waiting)
         finally:

@@ -9,6 +9,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from psserver.core.shard_standing import ShardStanding
+from psserver.host.data_leases import DataWait
 from psserver.host.job_waits import JobWaits
 from pswire.awaited import Awaited
 from tests.doubles.core_values import key
@@ -312,6 +313,13 @@ def test_who_has_the_rest_of_an_epoch_is_named_to_who_waits_for_it() -> None:
         return job.waits.holders(ledger, key("a"), job.driven.now_ms)
 
     assert holders() == "b (alive, in step 5 for 10 s)"
+    since_ms = job.driven.now_ms - 10_000
+    waits = JobWaits(job.driven.core, {key("a"): DataWait(ledger, since_ms)})
+    assert waits.text(job.driven.now_ms) == (
+        "b (alive, in step 5 for 10 s) to train the rest of epoch 0 of 'train', "
+        "for 10 s"
+    )
+    assert waits.text(since_ms) == ""
     job.lose("b")
     job.driven.now_ms += 3_000
     assert holders() == "b (lost 3 s ago in step 5)"
