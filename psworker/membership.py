@@ -95,7 +95,10 @@ class Membership:
                 if failed and self.failure is None:
                     logger.error("the job has failed, nobody can go on: %s", reason)
                 self.fail(
-                    JobFailedError(f"the job failed: {reason}")
+                    JobFailedError(
+                        f"the job failed: {reason}; look into the logs of coordinator "
+                        "and shards, and start new ones with other --state-dir folders"
+                    )
                     if failed
                     else JobEndedError(f"the job is over: {reason or 'it finished'}")
                 )

@@ -159,6 +159,8 @@ class JobWaits:
             what = fence.kind.purpose if fence is not None else "what was decided"
             yield _Wait("fence", since_ms, f"{names} to confirm {what}", is_usual=True)
         yield from self._mode_wait()
+        if self._core.shards.missing:
+            return  # which is what the workers wait for too
         stragglers = list(self._stragglers(now_ms))
         yield from stragglers
         if not missing and not stragglers:

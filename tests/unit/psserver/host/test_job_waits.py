@@ -285,6 +285,8 @@ def test_a_worker_hears_whom_the_job_waits_for_and_for_how_long_apart() -> None:
 
 def test_a_shard_that_is_lost_is_named_with_what_follows() -> None:
     job = Watched(DrivenCoordinator.running("a"))
+    waiting_for = (Awaited("a", clock=7, step_ms=6_000),)
+    job.tell(0, applied_clock=7, waiting_for=waiting_for, waited_ms=6_000)
     job.tell(1, applied_clock=7)
     job.driven.core.shard_broken(job.driven.core.shards.slots[1], job.driven.now_ms)
     job.pass_time(2_000)
