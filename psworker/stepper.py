@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
+from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
 from psworker import gradients
 from psworker.arrival import Arrival
@@ -839,7 +840,7 @@ class Stepper(OptimizerCalls):
             # Of two workers that are out of step each shard refuses the second to come.
             # Others may have taken this push by then, so that its number is used up:
             # the next call goes on with it, once the other worker is gone.
-            may_stand = isinstance(error, OptimizerMismatchError)
+            may_stand = error.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
             if may_stand and len(exchange.pushes) > 1:
                 exchange.has_timed_out = True
             else:
