@@ -86,3 +86,21 @@ async def test_nobody_is_named_when_nothing_is_due(
 
     assert not message.HasField("waiting")
     assert not caplog.records
+
+
+async def test_whom_it_waits_for_is_told_with_both_measures(
+    shard: ServedShard, impatient: None
+) -> None:
+    shard.start("ab")
+    first = [shard.push(name, 1) for name in "ab"]
+    for call in first:
+        await call.finished()
+    shard.host.note_lost({key("b"): 12_000})
+    shard.push("a", 2)
+    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+
+    (awaited,) = ProgressReport(shard.host).message().waiting.awaited
+
+    assert (awaited.name, awaited.clock) == ("b", 1)
+    assert awaited.lost_ms >= 12_000
+    assert awaited.step_ms >= 0

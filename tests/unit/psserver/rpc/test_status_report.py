@@ -10,6 +10,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
+from psserver.host.monotonic import now_ms
 from psserver.rpc.public_control import PublicControl
 from psserver.rpc.shard_control import ShardControl
 from psserver.storage.job_store import JobStore
@@ -236,3 +237,38 @@ async def test_before_the_start_there_is_no_mode_to_change(tmp_path: Path) -> No
         with pytest.raises(Refusal) as caught:
             await set_mode(host, membership_pb2.MODE_ASP)
     assert caught.value.reason is ErrorReason.NOT_STARTED
+
+
+async def test_a_shard_hears_of_which_members_there_is_no_sign_of_life(
+    host: CoordinatorHost,
+) -> None:
+    report = messages.ReportProgressRequest(job_id="job", shard_index=0, incarnation=1)
+    entry = host.core.roster.present("b")
+    assert entry is not None
+    host.core.worker_broken(entry, now_ms() - 3_000)
+
+    answer = await ShardControl(host).report_progress(report, NO_CONTEXT)
+
+    lost = {each.worker.worker_id: each.lost_ms for each in answer.lost}
+    assert lost.keys() >= {"b"}
+    assert lost["b"] >= 3_000
+
+
+async def test_the_time_in_a_step_begins_with_a_new_clock(
+    host: CoordinatorHost,
+) -> None:
+    before = await status(host)
+    assert [w.step_ms for w in before.workers] == [-1, -1]
+    for index in range(2):
+        await tell(host, index, {"a": 1, "b": 1})
+    entry = host.core.roster.present("a")
+    assert entry is not None
+    entry.stepped_ms -= 1_000_000
+    for index in range(2):
+        await tell(host, index, {"a": 1, "b": 1})
+
+    after = await status(host)
+    assert after.workers[0].step_ms >= 1_000_000
+    await tell(host, 0, {"a": 2, "b": 1})
+    await tell(host, 1, {"a": 2, "b": 1})
+    assert (await status(host)).workers[0].step_ms < 1_000_000
