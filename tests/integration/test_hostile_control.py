@@ -154,7 +154,7 @@ def test_a_worker_names_no_more_loaders_than_it_can_use(target: Target) -> None:
 
 SPLITS: Final[dict[str, tuple[dict[str, Any], ErrorReason]]] = {
     "no name": ({"name": ""}, ErrorReason.MALFORMED_MESSAGE),
-    "a long name": ({"name": "x" * 1025}, ErrorReason.MALFORMED_MESSAGE),
+    "a long name": ({"name": "x" * 1025}, ErrorReason.LIMIT_EXCEEDED),
     "no digest": ({"digest": "z" * 64}, ErrorReason.MALFORMED_MESSAGE),
     "a negative count": ({"item_count": -1}, ErrorReason.MALFORMED_MESSAGE),
     "a long recipe": ({"recipe": "x" * 65_537}, ErrorReason.LIMIT_EXCEEDED),

@@ -280,8 +280,11 @@ def test_a_run_on_a_finished_job_is_told_that_its_epochs_are_trained(
         first, _ = run_workers({"w0": _training(job, 1)})["w0"]
         assert sum(map(len, first)) == SAMPLE_COUNT // 4
         assert "got no batch" not in caplog.text
+        assert "this job is finished" not in caplog.text
 
         second, _ = run_workers({"w0": _training(job, 1)})["w0"]
 
     assert second == [[]]
-    assert "got no batch of epoch 0 of 'loader'" in caplog.text
+    before, _, _ = caplog.text.partition("got no batch of epoch 0 of 'loader'")
+    assert before != caplog.text
+    assert "this job is finished: all of its workers have left" in before
