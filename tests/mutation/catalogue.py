@@ -12,10 +12,10 @@ BUGS = (
         (
             Edit(
                 f"{CORE}/dedupe.py",
-                "        return window.entries.get(sequence)\n\n    def add_trailer",
+                "        return window.entries.get(sequence)\n\n    def has_chunk",
                 "        window.done_sequence = sequence - 1\n"
                 "        window.entries[sequence] = PushEntry()\n"
-                "        return window.entries[sequence]\n\n    def add_trailer",
+                "        return window.entries[sequence]\n\n    def has_chunk",
             ),
         ),
     ),
