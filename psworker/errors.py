@@ -237,6 +237,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.JOB_ENDED: JobEndedError,
         ErrorReason.OPTIMIZER_OUT_OF_PHASE: OptimizerMismatchError,
         ErrorReason.SEGMENT_GONE: UnavailableError,
+        ErrorReason.STATE_NOT_WRITTEN: UnavailableError,
     }
 )
 """Class of every reason that a server may give."""

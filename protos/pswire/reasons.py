@@ -50,6 +50,7 @@ class ErrorReason(IntEnum):
     JOB_ENDED = 28
     OPTIMIZER_OUT_OF_PHASE = 29
     SEGMENT_GONE = 30
+    STATE_NOT_WRITTEN = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,12 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
         ),
         ErrorReason.SEGMENT_GONE: ErrorCase(
             "ABORTED", True, "send the chunk in a message"
+        ),
+        ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
+            "UNAVAILABLE",
+            True,
+            "make room on the disk of the coordinator's --state-dir: nothing was "
+            "changed, and the same call succeeds then",
         ),
     }
 )

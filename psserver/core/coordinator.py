@@ -4,11 +4,12 @@ Pure; see the package. Never in the path of a step: what it decides reaches shar
 and workers as records.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from psserver.core.coordinator_effects import (
     CoordinatorEffect,
     OrderSeed,
+    Persist,
     ReleaseImage,
     SchemaFixed,
     WorkerCutOff,
@@ -74,6 +75,49 @@ class CoordinatorCore:
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
         return self._progress.take_effects()
+
+    # The disk: the owner answers each `Persist` at once
+
+    def written(self) -> None:
+        """The change of the last `Persist` is on the disk; says what follows."""
+        self._progress.written()
+
+    def unwritten(self, reason: str) -> None:
+        """The change of the last `Persist` is not on the disk: it is undone here."""
+        self._progress.unwritten(reason)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a `Persist` has no answer yet."""
+        return self._progress.writes.is_open
+
+    @property
+    def write_failure(self) -> str:
+        """Why the disk takes no changes now, empty while it does."""
+        return self._progress.writes.failure
+
+    @property
+    def write_failed_ms(self) -> int:
+        """Since when the disk takes no changes."""
+        return self._progress.writes.failed_ms
+
+    def keep(
+        self,
+        what: Persist,
+        now_ms: int,
+        *,
+        undo: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Has a change written.
+
+        Args:
+            what: What is changed.
+            now_ms: Monotonic time.
+            undo: Puts the state back if it can't be written.
+            then: What follows when it is written.
+        """
+        self._progress.keep(what, now_ms=now_ms, undo=undo, then=then)
 
     @property
     def model(self) -> JobModel:
@@ -196,12 +240,17 @@ class CoordinatorCore:
             Refusal: `SHARD_UNKNOWN` or `SHARD_LOST`; no state changed.
         """
         self._check_alive()
-        return self.shards.register(
+        undo = self.shards.memento()
+        known = self.shards.place_of(process_id)
+        slot = self.shards.register(
             process_id=process_id,
             address=address,
             can_replace=self.record is None,
             now_ms=now_ms,
         )
+        if slot is not known:
+            self.keep(Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo)
+        return slot
 
     def shard_watching(self, slot: ShardSlot, now_ms: int) -> None:
         """A shard's stream is open; its owner has sent it the whole state."""
@@ -260,9 +309,17 @@ class CoordinatorCore:
                 changed.
         """
         self._check_alive()
-        return self.roster.register(
+        undo = self.roster.memento()
+        before = self.roster.processes
+        entry = self.roster.register(
             process_id=process_id, worker_id=worker_id, address=address, now_ms=now_ms
         )
+        if entry.worker not in before:
+            change = Persist(
+                incarnations=self.roster.incarnations, processes=self.roster.processes
+            )
+            self.keep(change, now_ms, undo=undo)
+        return entry
 
     def worker_watching(self, entry: WorkerEntry, now_ms: int) -> None:
         """A worker's stream is open; its owner has sent it the whole state.
@@ -357,29 +414,35 @@ class CoordinatorCore:
         self.check_present(entry)
         if entry.state is not WorkerState.REGISTERED:
             return
-        model = self.model
+        model = self.model.copy()
         if self.record is None and not self.roster.in_state(WorkerState.JOINING):
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
         finished = self._finished_text()
         try:
-            is_news = model.agree(schema, optimizers, clip_grad_norm, compression)
+            is_first = model.agree(schema, optimizers, clip_grad_norm, compression)
         except Refusal as refusal:
             if not finished:
                 raise
             raise Refusal(
                 refusal.reason, f"{finished}; {refusal.message}", cure=NEW_JOB_CURE
             ) from None
-        if is_news:
-            self._progress.model = model
-            self._progress.effects.append(SchemaFixed())
-        entry.loaders = loaders
-        entry.brought = brought
-        entry.state = WorkerState.JOINING
-        self._progress.pump(now_ms)
 
-    def declare_optimizer(self, entry: WorkerEntry, spec: OptimizerSpec) -> None:
+        def wait() -> None:
+            entry.loaders = loaders
+            entry.brought = brought
+            entry.state = WorkerState.JOINING
+            self._progress.pump(now_ms)
+
+        if is_first:
+            self._keep_model(model, now_ms, then=wait)
+        else:
+            wait()
+
+    def declare_optimizer(
+        self, entry: WorkerEntry, spec: OptimizerSpec, now_ms: int
+    ) -> None:
         """A worker steps an optimizer with other groups, or another one, from now on.
 
         Raises:
@@ -389,8 +452,9 @@ class CoordinatorCore:
         """
         self._check_alive()
         self.check_present(entry)
-        if self.model.declare(spec):
-            self._progress.effects.append(SchemaFixed())
+        model = self.model.copy()
+        if model.declare(spec):
+            self._keep_model(model, now_ms)
 
     def leave(
         self,
@@ -412,15 +476,25 @@ class CoordinatorCore:
             skipped: Data that it drew and never pushed.
             now_ms: Monotonic time.
         """
+        pieces = (*consumed, *dropped, *skipped)
+        epochs = self.ledger.known(sorted({(p.loader, p.epoch) for p in pieces}))
+        undo = self.ledger.memento(epochs)
         self.ledger.consume(entry.worker, consumed)
         self.ledger.drop(entry.worker, dropped)
         self.ledger.skip(entry.worker, skipped)
-        if entry.state in PRESENT:
-            entry.state = WorkerState.LEAVING
-            entry.last_sequence = sequence
-        elif entry.state in (WorkerState.REGISTERED, WorkerState.JOINING):
-            self._progress.withdraw(entry, now_ms)
-        self._progress.pump(now_ms)
+
+        def go() -> None:
+            if entry.state in PRESENT:
+                entry.state = WorkerState.LEAVING
+                entry.last_sequence = sequence
+            elif entry.state in (WorkerState.REGISTERED, WorkerState.JOINING):
+                self._progress.withdraw(entry, now_ms)
+            self._progress.pump(now_ms)
+
+        if epochs:
+            self.keep(Persist(epochs=epochs), now_ms, undo=undo, then=go)
+        else:
+            go()
 
     # Mode
 
@@ -506,6 +580,8 @@ class CoordinatorCore:
         self._now_ms = now_ms
         self._progress.end_overdue(now_ms)
         self._look_for_cut_off(now_ms)
+        if self._progress.writes.is_probe_due(now_ms):
+            self.keep(Persist(), now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
         if self.record is not None:
@@ -635,6 +711,17 @@ class CoordinatorCore:
             f"{count} more worker{'s' if count > 1 else ''} to call prepare() "
             f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
         )
+    def _keep_model(
+        self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Has what the job trains written, then tells the shards."""
+
+        def follow() -> None:
+            self._progress.model = model
+            self._progress.effects.append(SchemaFixed())
+            then()
+
+        self.keep(Persist(model=model), now_ms, then=follow)
 
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(

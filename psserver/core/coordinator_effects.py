@@ -1,25 +1,42 @@
 """What the coordinator's core asks its owner to do, in order."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.job_model import JobModel
 from psserver.core.ledger import Enrolments
 from psserver.core.record import FenceKind, Record, WorkerKey
+from psserver.core.shard_map import ShardSlot
+from psserver.core.split_book import RecordedSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Make a record durable, at once with what it changes, before anything after this.
+    """Make a change durable, all of it or nothing, then say which to the core.
+
+    The core waits for the word: nobody hears of a change before it is on the disk.
+    Without any part it only tries whether the disk takes something.
 
     Attributes:
-        record: The record.
-        epochs: Data of epochs that it changes: what those held whom it ends.
+        record: The newest record.
+        epochs: Data of epochs that change.
         enrolments: Who leases data from now on.
+        incarnations: Last incarnation of each worker id.
+        processes: Which process is which start of a worker, of those not over.
+        shards: The shard map.
+        model: What the job trains.
+        split: A split of data that is recorded.
     """
 
-    record: Record
+    record: Record | None = None
     epochs: tuple[EpochLedger, ...] = ()
-    enrolments: Enrolments = ()
+    enrolments: Enrolments | None = None
+    incarnations: Mapping[str, int] | None = None
+    processes: Mapping[WorkerKey, str] | None = None
+    shards: tuple[ShardSlot, ...] | None = None
+    model: JobModel | None = None
+    split: RecordedSplit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ epoch.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from psserver.core.epoch_account import EpochAccount
 from psserver.core.position_set import PositionSet
@@ -123,6 +123,22 @@ class EpochLedger:
     settled_skipped_count: int = 0
     revoked: dict[WorkerKey, set[DataRange]] = field(default_factory=dict)
     repeated_count: int = 0
+
+    def copy(self) -> "EpochLedger":
+        """The same state, which does not change with this one."""
+        return replace(
+            self,
+            returned=self.returned.copy(),
+            queues={worker: queue.copy() for worker, queue in self.queues.items()},
+            held={worker: held.copy() for worker, held in self.held.items()},
+            skipped={worker: kept.copy() for worker, kept in self.skipped.items()},
+            revoked={worker: pieces.copy() for worker, pieces in self.revoked.items()},
+        )
+
+    def put_back(self, before: "EpochLedger") -> None:
+        """Takes the state of a copy, which is not used any more."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(before, each.name))
 
     @property
     def account(self) -> EpochAccount:

@@ -1,6 +1,7 @@
 """What a job trains: the first worker tells, every later one must agree."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 from pswire.clipping import is_clip_norm
@@ -102,6 +103,10 @@ class JobModel:
     def doubts(self, schema: ModelSchema) -> list[str]:
         """What the log of a worker that agrees should say, a line each."""
         return doubts(self.schema.marks, schema.marks) if self.schema else []
+
+    def copy(self) -> "JobModel":
+        """The same word, which does not change with this one."""
+        return copy(self)
 
     @property
     def all_optimizers(self) -> tuple[OptimizerSpec, ...]:

@@ -3,7 +3,7 @@
 `CoordinatorCore` feeds it with what shards, workers and readers say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from psserver.core.clip_commit import orphaned_clock
 from psserver.core.coordinator_effects import (
@@ -36,6 +36,7 @@ from psserver.core.record import FenceKind, Mode, Record, StepAtomicity
 from psserver.core.roster import Roster, WorkerEntry, WorkerState
 from psserver.core.shard_map import ShardMap
 from psserver.core.snapshots import SnapshotList
+from psserver.core.state_writes import StateWrites
 
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
@@ -56,6 +57,7 @@ class JobProgress:
         snapshots: Cuts and their images.
         fences: The open fence, and the numbers of all.
         model: What the job trains.
+        writes: The change that is being written, and whether the disk takes any.
         record: Newest record, None before the start.
         wanted_mode: Mode that somebody has asked for, None when it is there.
         evicted_count: Workers that were evicted since this process began.
@@ -76,6 +78,7 @@ class JobProgress:
         )
         self.fences = FenceSeries(start_count)
         self.model = JobModel()
+        self.writes = StateWrites()
         self.record: Record | None = None
         self.wanted_mode: ModeTarget | None = None
         self.evicted_count = 0
@@ -98,9 +101,47 @@ class JobProgress:
         if record is not None and self.model.clip_grad_norm:
             self._orphan_clock = orphaned_clock(record)
 
+    def keep(
+        self,
+        what: Persist,
+        *,
+        now_ms: int,
+        undo: Callable[[], None],
+        then: Callable[[], None],
+    ) -> None:
+        """Hands a change to the disk; `written` or `unwritten` follows at once.
+
+        Args:
+            what: What is changed.
+            now_ms: Monotonic time.
+            undo: Puts the state back if it can't be written.
+            then: What follows when it is written.
+        """
+        self.writes.begin(undo, then, now_ms)
+        self.effects.append(what)
+
+    def written(self) -> None:
+        """What was to be kept is on the disk."""
+        was_failing = bool(self.writes.failure)
+        now_ms = self.writes.written()
+        if was_failing and self._is_start_decidable:
+            self.decide(now_ms)
+        self.pump(now_ms)
+
+    def unwritten(self, reason: str) -> None:
+        """What was to be kept is not on the disk, and is undone."""
+        self.pump(self.writes.unwritten(reason))
+
     def pump(self, now_ms: int) -> None:
-        """Opens the next fence when there is need and none is open."""
-        if self.fences.open is not None or self.failure:
+        """Opens the next fence when there is need and none is open.
+
+        While the disk takes nothing only a cut can be decided.
+        """
+        if self.fences.open is not None or self.failure or self.writes.is_open:
+            return
+        if self.writes.failure:
+            if self.record is not None:
+                self._cut_if_wanted(now_ms)
             return
         if self.record is None:
             self._start_if_complete(now_ms)
@@ -115,9 +156,8 @@ class JobProgress:
             self._have_cut_give_way("a change of mode")
             target = self.wanted_mode
             self._prepare(self.fences.begin(FenceKind.MODE, now_ms, target=target))
-        elif self.snapshots.is_wanted and self.snapshots.has_room():
-            self.snapshots.begin()
-            self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
+        else:
+            self._cut_if_wanted(now_ms)
 
     def decide(self, now_ms: int) -> None:
         """All shards have reported: ends the fence by a record or a cut."""
@@ -127,11 +167,11 @@ class JobProgress:
         if reason:
             self.abort(reason, now_ms)
             return
-        self.fences.end()
         fence.clip_grad_norm = self.model.clip_grad_norm
         absent = self.roster.in_state(WorkerState.SUSPECT, WorkerState.LOST)
         fence.absent = frozenset(entry.worker for entry in absent)
         if fence.kind is FenceKind.CUT:
+            self.fences.end()
             self._decide_cut(fence, now_ms)
             self.pump(now_ms)
             return
@@ -141,14 +181,7 @@ class JobProgress:
             record = mode_record(fence, self.record)
         else:
             record = membership_record(fence, self.record, self.settings)
-        epochs = self._follow(fence, record, now_ms)
-        self.record = record
-        self._note_orphan(fence, record, now_ms)
-        self.effects.append(
-            Persist(record=record, epochs=epochs, enrolments=self.ledger.enrolments())
-        )
-        self.effects.append(Announce(record=record))
-        self.pump(now_ms)
+        self._keep_record(fence, record, now_ms)
 
     def abort(self, reason: str, now_ms: int) -> None:
         """Ends the open fence on every shard without a record."""
@@ -207,6 +240,21 @@ class JobProgress:
 
     # Inside
 
+    @property
+    def _is_start_decidable(self) -> bool:
+        """Whether the first record waits for nothing but the disk."""
+        fence = self.fences.open
+        return (
+            fence is not None
+            and fence.kind is FenceKind.START
+            and not fence.silent_shards(self.settings.shard_count)
+        )
+
+    def _cut_if_wanted(self, now_ms: int) -> None:
+        if self.snapshots.is_wanted and self.snapshots.has_room():
+            self.snapshots.begin()
+            self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
+
     def _start_if_complete(self, now_ms: int) -> None:
         joining = self.roster.in_state(WorkerState.JOINING)
         if self.shards.missing or len(joining) < self.settings.workers_min:
@@ -258,15 +306,76 @@ class JobProgress:
                 return "a worker that was lost is back, or too few would be left"
         return ""
 
-    def _follow(
-        self, fence: ActiveFence, record: Record, now_ms: int
-    ) -> tuple[EpochLedger, ...]:
-        """Brings the roster and the ledger in line with a record.
+    def _keep_record(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
+        """Has a record written with the data that it settles, then announces it.
 
-        Returns:
-            Epochs that changed with it.
+        One that can't be written is not: the fence comes to nothing, so that training
+        goes on as before. The fence of the start stays open, since the first values are
+        staged by it, and nothing waits that could go on.
         """
+        undo = self.ledger.memento(self._epochs_at_stake(record))
+        epochs = self._settle_data(fence, record)
+
+        def announce() -> None:
+            self.fences.end()
+            self._follow(record, now_ms)
+            self.record = record
+            self._note_orphan(fence, record, now_ms)
+            self.effects.append(Announce(record=record))
+
+        def give_up() -> None:
+            undo()
+            if fence.kind is not FenceKind.START:
+                self.abort("its record can't be written", now_ms)
+
+        ended = {end.member.worker for end in record.departures}
+        self.keep(
+            Persist(
+                record=record,
+                epochs=epochs,
+                enrolments=self.ledger.enrolments(),
+                processes={
+                    worker: process_id
+                    for worker, process_id in self.roster.processes.items()
+                    if worker not in ended
+                },
+            ),
+            now_ms=now_ms,
+            undo=give_up,
+            then=announce,
+        )
+
+    def _epochs_at_stake(self, record: Record) -> list[EpochLedger]:
+        """Epochs that a record may change."""
+        ended = [end.member.worker for end in record.departures]
+        return [
+            each
+            for each in self.ledger.epochs()
+            if not each.is_closed or any(each.has_of(worker) for worker in ended)
+        ]
+
+    def _settle_data(
+        self, fence: ActiveFence, record: Record
+    ) -> tuple[EpochLedger, ...]:
+        """Brings the ledger in line with a record; returns epochs that changed."""
         changed = {}
+        for end in record.departures:
+            worker = end.member.worker
+            if self.record is not None and self.record.member_of(worker):
+                changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
+                reports = tuple(fence.reports.values())
+                heir = heir_of(end, record, self.settings)
+                settle_data(self.ledger, end, reports, record.commit, heir=heir)
+        for member in record.members:
+            entry = self.roster.find(member.worker)
+            if entry is not None and entry.state is WorkerState.JOINING:
+                self.ledger.enroll(member.worker, entry.loaders)
+        if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
+            changed.update({id(e): e for e in self.ledger.recall()})
+        return tuple(changed.values())
+
+    def _follow(self, record: Record, now_ms: int) -> None:
+        """Brings the roster in line with a record."""
         for end in record.departures:
             worker = end.member.worker
             entry = self.roster.find(worker)
@@ -275,10 +384,6 @@ class JobProgress:
                 entry.end(state, now_ms)
             if self.record is not None and self.record.member_of(worker):
                 self.evicted_count += end.evicted
-                changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
-                reports = tuple(fence.reports.values())
-                heir = heir_of(end, record, self.settings)
-                settle_data(self.ledger, end, reports, record.commit, heir=heir)
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:
@@ -286,10 +391,6 @@ class JobProgress:
                 entry.state = (
                     WorkerState.MEMBER if entry.is_watching else WorkerState.SUSPECT
                 )
-                self.ledger.enroll(member.worker, entry.loaders)
-        if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
-            changed.update({id(e): e for e in self.ledger.recall()})
-        return tuple(changed.values())
 
     def _note_orphan(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
         """Finds a clock that only another record can commit, with its scale.

@@ -1,6 +1,6 @@
 """All epochs of all loaders of a job; `epoch_ledger` has what each is."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin, check_origin
 from psserver.core.push import DataRange
@@ -119,6 +119,45 @@ class DataLedger:
             )
         self.enroll(worker, (loader,))
         return ledger
+
+    def memento(self, epochs: Iterable[EpochLedger]) -> Callable[[], None]:
+        """What puts the ledger back as it is now.
+
+        Args:
+            epochs: Those that may change; of the others only which there are.
+        """
+        copies = [(each, each.copy()) for each in epochs]
+        known = dict(self._epochs)
+        participants = {
+            loader: set(workers) for loader, workers in self._participants.items()
+        }
+
+        def put_back() -> None:
+            for each, before in copies:
+                each.put_back(before)
+            self._epochs = known
+            self._participants = participants
+
+        return put_back
+
+    def touched_by(
+        self, worker: WorkerKey, loader: str, keys: Iterable[tuple[str, int]]
+    ) -> tuple[EpochLedger, ...]:
+        """Epochs that may change when a worker opens one of a loader.
+
+        Args:
+            worker: Who opens one.
+            loader: The loader.
+            keys: Loader and number of those that it opens and reports of.
+        """
+        named = set(keys)
+        return tuple(
+            each
+            for key, each in self._epochs.items()
+            if key in named
+            or each.has_of(worker)
+            or (each.loader == loader and each.origin)
+        )
 
     def epochs(self) -> tuple[EpochLedger, ...]:
         """All epochs, to be kept."""

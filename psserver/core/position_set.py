@@ -19,6 +19,13 @@ class PositionSet:
         for start, stop in runs:
             self.add(start, stop)
 
+    def copy(self) -> "PositionSet":
+        """The same positions, as a set of its own."""
+        copied = PositionSet()
+        copied._starts = self._starts.copy()
+        copied._stops = self._stops.copy()
+        return copied
+
     @property
     def runs(self) -> list[tuple[int, int]]:
         """First position of each run and one past its last, in order."""

@@ -5,6 +5,7 @@ without the interpreter. A broken stream makes the worker *suspect*; when it has
 come back within the grace it is *lost*: still a member, until a fence may take it out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -175,6 +176,15 @@ class Roster:
                 worker_id=chosen,
             )
         return self._begin(chosen, process_id, address, now_ms)
+
+    def memento(self) -> Callable[[], None]:
+        """What puts back who is known now, should a registration be undone."""
+        entries, incarnations = dict(self._entries), dict(self._incarnations)
+
+        def put_back() -> None:
+            self._entries, self._incarnations = entries, incarnations
+
+        return put_back
 
     def entry(self, worker: WorkerKey) -> WorkerEntry:
         """The entry of one start of one worker.

@@ -1,6 +1,7 @@
 """Shards as the coordinator knows them."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from psserver.core.record import Member
 from psserver.core.shard_standing import NOT_TOLD, ShardStanding
@@ -90,9 +91,9 @@ class ShardMap:
         Raises:
             Refusal: `SHARD_UNKNOWN` when every place is taken; no state changed.
         """
-        for slot in self.slots:
-            if slot.process_id == process_id:
-                return slot
+        known = self.place_of(process_id)
+        if known is not None:
+            return known
         free = [
             slot
             for slot in self.slots
@@ -118,6 +119,22 @@ class ShardMap:
         slot.broken_ms = None
         slot.standing = NOT_TOLD
         return slot
+
+    def place_of(self, process_id: str) -> ShardSlot | None:
+        """The place that a process has, None if it has none."""
+        return next((s for s in self.slots if s.process_id == process_id), None)
+
+    def memento(self) -> Callable[[], None]:
+        """What puts all places back as they are now, the same objects."""
+        before = [replace(slot) for slot in self.slots]
+
+        def put_back() -> None:
+            for slot, old in zip(self.slots, before, strict=True):
+                slot.process_id, slot.address = old.process_id, old.address
+                slot.incarnation, slot.heard_ms = old.incarnation, old.heard_ms
+                slot.broken_ms, slot.standing = old.broken_ms, old.standing
+
+        return put_back
 
     def slot(self, index: int, incarnation: int) -> ShardSlot:
         """The place of a calling shard.

@@ -82,6 +82,10 @@ class SplitBook:
         self._splits[split.name] = split
         return split
 
+    def forget(self, name: str) -> None:
+        """Takes back a split that could not be kept."""
+        del self._splits[name]
+
     def named(self, name: str) -> RecordedSplit | None:
         """The split of a name."""
         return self._splits.get(name)

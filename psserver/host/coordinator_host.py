@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from psserver.core.coordinator_effects import (
     Abort,
     Announce,
+    CoordinatorEffect,
     DecideCut,
     EndJob,
     OrderSeed,
@@ -30,8 +32,7 @@ from psserver.host.recorded_splits import RecordedSplits
 from psserver.host.restored_job import restored_core
 from psserver.host.snapshot_requests import SnapshotRequests
 from psserver.host.watch_queues import Queue, WatchQueues
-from psserver.storage.job_codec import StoredShard
-from psserver.storage.job_store import JobStore
+from psserver.storage.job_store import JobStore, NotWrittenError
 from pswire import failpoints
 from pswire.reasons import ErrorReason, Refusal
 
@@ -71,9 +72,9 @@ class CoordinatorHost:
         self._logged = self.core.record
         self.changes = Changes()
         self._wished_mode: tuple[Mode, int] | None = None
-        self.data = DataLeases(self.core, self.changes, store)
+        self.data = DataLeases(self.core, self.changes, self.keep)
         self.waits = JobWaits(self.core, self.data.waiting)
-        self.splits = RecordedSplits(store)
+        self.splits = RecordedSplits(store.load_splits(), self.keep)
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump
         )
@@ -100,64 +101,40 @@ class CoordinatorHost:
         await asyncio.sleep(FAREWELL_S)
         return self.core.failure
 
-    def pump(self) -> None:
-        """Carries out what the core wants done; safe to call at any time."""
-        for effect in self.core.take_effects():
-            match effect:
-                case Persist():
-                    self._store.save_record(
-                        effect.record,
-                        effect.epochs,
-                        effect.enrolments,
-                        self.core.roster.processes,
-                    )
-                    self.history.persisted(effect.record)
-                    if failpoints.armed:
-                        failpoints.hit("coordinator.record_persisted")
-                case SchemaFixed():
-                    assert self.core.model.schema is not None
-                    self._store.save_model(
-                        self.core.model.schema,
-                        self.core.model.all_optimizers,
-                        self.core.model.clip_grad_norm,
-                        self.core.model.compression,
-                    )
-                    if not self.core.model.declared:
-                        self._log_clipping()
-                    self._queues.tell_shards(effect)
-                case Abort():
-                    log.debug("fence %d: %s", effect.fence_number, effect.reason)
-                    self.history.told(effect)
-                    self._queues.tell_shards(effect)
-                case Prepare():
-                    self.history.told(effect)
-                    if failpoints.armed:
-                        failpoints.hit("coordinator.fence_prepared")
-                    self._queues.tell_shards(effect)
-                case DecideCut():
-                    self.history.told(effect)
-                    if failpoints.armed:
-                        failpoints.hit("coordinator.cut_decided")
-                    self._queues.tell_shards(effect)
-                case ReleaseImage():
-                    self._queues.tell_shards(effect)
-                case OrderSeed():
-                    self._queues.tell_worker(effect.worker, effect)
-                case Announce():
-                    self._log_record(effect.record)
-                    self._queues.tell_everybody(effect)
-                    if failpoints.armed:
-                        failpoints.hit("coordinator.record_announced")
-                case WorkerCutOff():
-                    log.warning(
-                        "%s %s (no answer for %.0f s): it is taken out as soon as "
-                        "enough workers are left, and may join again",
-                        *(effect.worker, effect.reason, effect.silent_ms / 1000),
-                    )
-                case EndJob():
-                    log.error("the job has failed: %s", effect.reason)
-                    self._queues.tell_everybody(effect)
+    def pump(self) -> Refusal | None:
+        """Carries out what the core wants done; safe to call at any time.
+
+        Returns:
+            For whoever has asked for a change: why it was not made, None if it was.
+        """
+        unwritten: Refusal | None = None
+        while effects := self.core.take_effects():
+            for effect in effects:
+                if isinstance(effect, Persist):
+                    unwritten = self._write(effect) or unwritten
+                else:
+                    self._carry_out(effect)
         self.changes.notify()
+        return unwritten
+
+    def pump_for_caller(self) -> None:
+        """Carries out what a call has led to.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`; no state changed.
+        """
+        unwritten = self.pump()
+        if unwritten is not None:
+            raise unwritten
+
+    def keep(self, what: Persist, undo: Callable[[], None]) -> None:
+        """Writes a change that a call has made.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`; the change is undone.
+        """
+        self.core.keep(what, now_ms(), undo=undo)
+        self.pump_for_caller()
 
     async def next_event(
         self, entry: WorkerEntry, queue: Queue, timeout_s: float
@@ -216,23 +193,15 @@ class CoordinatorHost:
     # Shards
 
     def register_shard(self, *, process_id: str, address: str) -> ShardSlot:
-        """Gives a shard its place and keeps it."""
+        """Gives a shard its place and keeps it.
+
+        Raises:
+            Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
         slot = self.core.register_shard(
             process_id=process_id, address=address, now_ms=now_ms()
         )
-        self._store.save_shards(
-            tuple(
-                StoredShard(
-                    index=s.index,
-                    process_id=s.process_id,
-                    address=s.address,
-                    incarnation=s.incarnation,
-                )
-                for s in self.core.shards.slots
-                if s.process_id
-            )
-        )
-        self.pump()
+        self.pump_for_caller()
         return slot
 
     def open_shard_watch(self, slot: ShardSlot) -> Queue:
@@ -308,17 +277,18 @@ class CoordinatorHost:
     def register_worker(
         self, *, process_id: str, worker_id: str, address: str
     ) -> WorkerEntry:
-        """Gives a worker its identity and keeps it."""
+        """Gives a worker its identity and keeps it.
+
+        Raises:
+            Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
         entry = self.core.register_worker(
             process_id=process_id,
             worker_id=worker_id,
             address=address,
             now_ms=now_ms(),
         )
-        self._store.save_workers(
-            self.core.roster.incarnations, self.core.roster.processes
-        )
-        self.pump()
+        self.pump_for_caller()
         return entry
 
     def open_worker_watch(self, entry: WorkerEntry) -> Queue:
@@ -340,7 +310,11 @@ class CoordinatorHost:
     async def leave(
         self, entry: WorkerEntry, sequence: int, report: DataReport
     ) -> None:
-        """Ends a membership; returns when the record is written."""
+        """Ends a membership; returns when the record is written.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`: it is a member as before.
+        """
         self.core.leave(
             entry,
             sequence=sequence,
@@ -349,13 +323,77 @@ class CoordinatorHost:
             skipped=report.skipped,
             now_ms=now_ms(),
         )
-        self.data.keep(report)
-        self.pump()
+        self.pump_for_caller()
+        self.data.tell_ends()
         await self.changes.wait_until(
             lambda: entry.state in GONE or bool(self.core.failure)
         )
 
     # Inside
+
+    def _write(self, change: Persist) -> Refusal | None:
+        """Writes a change and says to the core whether it is on the disk."""
+        try:
+            self._store.write(change)
+        except NotWrittenError as error:
+            if not self.core.write_failure:
+                log.error(
+                    "the state can't be written: %s; what would change it is refused "
+                    "until it can, and training goes on",
+                    error,
+                )
+            self.core.unwritten(str(error))
+            return Refusal(
+                ErrorReason.STATE_NOT_WRITTEN,
+                f"the coordinator can't write its state: {error}",
+            )
+        if self.core.write_failure:
+            log.info("the state can be written again")
+        if change.record is not None:
+            self.history.persisted(change.record)
+            if failpoints.armed:
+                failpoints.hit("coordinator.record_persisted")
+        self.core.written()
+        return None
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case SchemaFixed():
+                if not self.core.model.declared:
+                    self._log_clipping()
+                self._queues.tell_shards(effect)
+            case Abort():
+                log.debug("fence %d: %s", effect.fence_number, effect.reason)
+                self.history.told(effect)
+                self._queues.tell_shards(effect)
+            case Prepare():
+                self.history.told(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.fence_prepared")
+                self._queues.tell_shards(effect)
+            case DecideCut():
+                self.history.told(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.cut_decided")
+                self._queues.tell_shards(effect)
+            case ReleaseImage():
+                self._queues.tell_shards(effect)
+            case OrderSeed():
+                self._queues.tell_worker(effect.worker, effect)
+            case Announce():
+                self._log_record(effect.record)
+                self._queues.tell_everybody(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.record_announced")
+            case WorkerCutOff():
+                log.warning(
+                    "%s %s (no answer for %.0f s): it is taken out as soon as "
+                    "enough workers are left, and may join again",
+                    *(effect.worker, effect.reason, effect.silent_ms / 1000),
+                )
+            case EndJob():
+                log.error("the job has failed: %s", effect.reason)
+                self._queues.tell_everybody(effect)
 
     def _tell_if_failed(self, queue: Queue) -> None:
         if self.core.failure:

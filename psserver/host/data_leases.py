@@ -1,17 +1,18 @@
 """The data ledger at work: what changes is kept, and who has no data waits."""
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psserver.core.coordinator import CoordinatorCore
+from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_account import EpochAccount
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
 from psserver.host.monotonic import now_ms
-from psserver.storage.job_store import JobStore
 
 if TYPE_CHECKING:
     from psserver.core.record import WorkerKey
@@ -56,23 +57,27 @@ class DataWait:
 class DataLeases:
     """Leases of all epochs.
 
-    Only what changes is written: each write is a wait for the disk.
+    Only what changes is written: each write is a wait for the disk. What can't be
+    written is undone, and refused with `STATE_NOT_WRITTEN`.
 
     Args:
         core: The job's state.
-        changes: Notified whenever it may have changed.
-        store: The job's file.
+        changes: Waited for by those who have no data.
+        keep: Writes a change that was made, or has it undone and refuses it.
 
     Attributes:
         waiting: Who waits for others at the end of an epoch.
     """
 
     def __init__(
-        self, core: CoordinatorCore, changes: Changes, store: JobStore
+        self,
+        core: CoordinatorCore,
+        changes: Changes,
+        keep: Callable[[Persist, Callable[[], None]], None],
     ) -> None:
         self._core = core
         self._changes = changes
-        self._store = store
+        self._keep = keep
         self.waiting: dict[WorkerKey, DataWait] = {}
         # Epochs whose end was not told yet.
         self._open = [each for each in core.ledger.epochs() if not each.is_closed]
@@ -88,9 +93,14 @@ class DataLeases:
     ) -> Origin:
         """Opens an epoch for a worker; what its order is drawn from."""
         ledgers = self._core.ledger
-        given_back = [
-            each for each in ledgers.epochs() if each.is_dealt_to(entry.worker)
-        ]
+        keys = {(loader, epoch), *report.epochs}
+        keys |= {
+            (each.loader, each.epoch)
+            for each in ledgers.epochs()
+            if each.is_dealt_to(entry.worker)
+        }
+        touched = ledgers.touched_by(entry.worker, loader, keys)
+        undo = ledgers.memento(touched)
         known_count = len(ledgers.epochs())
         opened = ledgers.open_epoch(
             entry.worker,
@@ -102,28 +112,40 @@ class DataLeases:
             report.skipped,
             origin=origin,
         )
-        self._open += ledgers.epochs()[known_count:]
-        self._keep(
-            {
-                (loader, epoch),
-                *report.epochs,
-                *((each.loader, each.epoch) for each in given_back),
-            }
-        )
-        self._changes.notify()
+        new = ledgers.epochs()[known_count:]
+        self._write(ledgers.known(sorted(keys)), undo)
+        self._open += new
+        self.tell_ends()
         return opened
 
-    def take_report(self, entry: WorkerEntry, report: DataReport) -> None:
-        """Takes a worker's report of its data."""
-        self._core.ledger.consume(entry.worker, report.consumed)
-        self._core.ledger.drop(entry.worker, report.dropped)
-        self._core.ledger.skip(entry.worker, report.skipped)
-        self.keep(report)
-        self._changes.notify()
+    def take_report(
+        self,
+        entry: WorkerEntry,
+        loader: str,
+        epoch: int,
+        order_digest: int,
+        report: DataReport,
+    ) -> EpochLedger:
+        """Takes a worker's word of its order and its data; the epoch that it draws.
 
-    def keep(self, report: DataReport) -> None:
-        """Makes durable what a report has changed."""
-        self._keep(report.epochs)
+        Raises:
+            Refusal: As `register_order` does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
+        ledgers = self._core.ledger
+        reported = ledgers.known(sorted(report.epochs))
+        drawn = ledgers.known([(loader, epoch)])
+        is_first = any(each.order_digest is None for each in drawn)
+        undo = ledgers.memento({id(each): each for each in reported + drawn}.values())
+        ledger = ledgers.register_order(entry.worker, loader, epoch, order_digest)
+        ledgers.consume(entry.worker, report.consumed)
+        ledgers.drop(entry.worker, report.dropped)
+        ledgers.skip(entry.worker, report.skipped)
+        if is_first and ledger not in reported:
+            reported += (ledger,)
+        if reported:
+            self._write(reported, undo)
+            self.tell_ends()
+        return ledger
 
     async def lease(
         self,
@@ -137,7 +159,7 @@ class DataLeases:
 
         Raises:
             Refusal: `WORKER_INCARNATION_STALE` when the worker is gone meanwhile:
-                what it took then would never come back.
+                what it took then would never come back; or `STATE_NOT_WRITTEN`.
         """
         leased: list[DataRange] = []
         core = self._core
@@ -146,8 +168,11 @@ class DataLeases:
             core.check_present(entry)
             if core.failure or ledger.is_closed:
                 return True
+            undo = core.ledger.memento([ledger])
             participants = core.participants(ledger.loader)
             leased.extend(ledger.lease(entry.worker, participants, count_max))
+            if leased:
+                self._write([ledger], undo)
             return bool(leased)
 
         if wait:
@@ -158,17 +183,13 @@ class DataLeases:
                 self.waiting.pop(entry.worker, None)
         else:
             served()
-        self._store.save_epoch(ledger)
-        self._tell_ends()
-        self._changes.notify()
+        self.tell_ends()
         return leased
 
-    def _keep(self, keys: set[tuple[str, int]]) -> None:
-        for ledger in self._core.ledger.known(sorted(keys)):
-            self._store.save_epoch(ledger)
-        self._tell_ends()
+    def _write(self, epochs: Iterable[EpochLedger], undo: Callable[[], None]) -> None:
+        self._keep(Persist(epochs=tuple(epochs)), undo)
 
-    def _tell_ends(self) -> None:
+    def tell_ends(self) -> None:
         """Says of each epoch that is over what became of its data, once."""
         ended = [each for each in self._open if each.is_closed]
         if ended:

@@ -1,9 +1,9 @@
 """For whom a job waits, and since when: for the log, the status and errors.
 
-Five things may wait: the coordinator's core for processes that are missing or lost; an
-open fence for a shard that does not answer; a change of the mode for pushes of the mode
-before; a clock for workers that do not push, as the shards tell; and workers without
-data for those that have the rest of an epoch.
+Six things may wait: changes of the state for the disk of the coordinator; its core for
+processes that are missing or lost; an open fence for a shard that does not answer; a
+change of the mode for pushes of the mode before; a clock for workers that do not push,
+as the shards tell; and workers without data for those that have the rest of an epoch.
 """
 
 import logging
@@ -146,6 +146,10 @@ class JobWaits:
     def _waits(self, now_ms: int) -> Iterator[_Wait]:
         if self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED):
             return  # what ended, or failed, waits for nobody
+        unwritten = self._core.write_failure
+        if unwritten:
+            text = f"room on the coordinator's disk, or its repair ({unwritten})"
+            yield _Wait("disk", self._core.write_failed_ms, text)
         missing = self._core.waiting_for()
         if missing:
             since_ms = self._missing_since_ms
@@ -181,7 +185,7 @@ class JobWaits:
     def _mode_wait(self) -> Iterator[_Wait]:
         """A change of the mode that is still to come, and who is behind."""
         record = self._core.record
-        if self._wanted_mode is None or record is None:
+        if self._wanted_mode is None or record is None or self._core.write_failure:
             return
         if self._core.mode_is(*self._wanted_mode):
             self._wanted_mode = None

@@ -1,9 +1,10 @@
 """The splits of a job at work: what is recorded is kept before it is told."""
 
 import logging
+from collections.abc import Callable
 
+from psserver.core.coordinator_effects import Persist
 from psserver.core.split_book import RecordedSplit, SplitBook
-from psserver.storage.job_store import JobStore
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -12,22 +13,28 @@ class RecordedSplits:
     """Splits by name.
 
     Args:
-        store: The job's file, with those of an earlier process.
+        splits: Those of an earlier process.
+        keep: Writes a change that was made, or has it undone and refuses it.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
-        self._book = SplitBook(store.load_splits())
+    def __init__(
+        self,
+        splits: tuple[RecordedSplit, ...],
+        keep: Callable[[Persist, Callable[[], None]], None],
+    ) -> None:
+        self._keep = keep
+        self._book = SplitBook(splits)
 
     def record(self, split: RecordedSplit) -> RecordedSplit:
         """Records the first split of a name; returns what is recorded under it.
 
         Raises:
-            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`; no state changed.
+            Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED` or `STATE_NOT_WRITTEN`; no
+                state changed.
         """
         recorded = self._book.record(split)
         if recorded is split:
-            self._store.save_split(split)
+            self._keep(Persist(split=split), lambda: self._book.forget(split.name))
             log.info(
                 "worker %r has recorded split %r of %d items, digest %s",
                 split.recorder,

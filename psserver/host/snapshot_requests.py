@@ -45,7 +45,7 @@ class SnapshotRequests:
         core: CoordinatorCore,
         changes: Changes,
         waits: JobWaits,
-        pump: Callable[[], None],
+        pump: Callable[[], object],
     ) -> None:
         self._core = core
         self._changes = changes

@@ -67,10 +67,13 @@ class DataControl:
                 f"{BATCH_COUNT_MAX}",
             )
         data = self._host.data
-        ledger = self._host.core.ledger.register_order(
-            entry.worker, request.loader, request.epoch, request.order_digest
+        ledger = data.take_report(
+            entry,
+            request.loader,
+            request.epoch,
+            request.order_digest,
+            read_data_report(request),
         )
-        data.take_report(entry, read_data_report(request))
         leased = await data.lease(
             entry, ledger, count_max=request.batch_count_max, wait=request.wait
         )

@@ -146,7 +146,7 @@ class WorkerControl:
             first_line = refusal.message.partition("\n")[0].rstrip(":")
             log.warning("%s was not taken into the job: %s", entry.worker, first_line)
             raise
-        self._host.pump()
+        self._host.pump_for_caller()
         model = self._host.core.model
         return messages.JoinResponse(
             order=model.order_of(schema),
@@ -196,8 +196,8 @@ class WorkerControl:
                 ErrorReason.NOT_STARTED, "no worker has told yet what the job trains"
             )
         spec = optimizer_from_message(request.optimizer, schema)
-        self._host.core.declare_optimizer(entry, spec)
-        self._host.pump()
+        self._host.core.declare_optimizer(entry, spec, now_ms())
+        self._host.pump_for_caller()
         return messages.DeclareOptimizerResponse()
 
     async def report_silence(

@@ -6,7 +6,7 @@ JSON and not protobuf, so that the file can be read with sqlite3 and a text edit
 import json
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from psserver.core.record import (
     Record,
     WorkerKey,
 )
+from psserver.core.shard_map import ShardSlot
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.object_marks import ObjectMark
 from pswire.schema import (
@@ -62,6 +63,18 @@ class StoredJob:
     worker_processes: dict[WorkerKey, str] = field(default_factory=dict)
     enrolments: Enrolments = ()
     step_rules: dict[str, str] = field(default_factory=dict)
+
+
+def dump_shards(slots: Iterable[ShardSlot]) -> str:
+    """Writes the places of the shard map that processes have."""
+    names = list(StoredShard.__dataclass_fields__)
+    return json.dumps(
+        [
+            {name: getattr(slot, name) for name in names}
+            for slot in slots
+            if slot.process_id
+        ]
+    )
 
 
 def dump_record(record: Record) -> str:

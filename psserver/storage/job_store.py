@@ -8,16 +8,15 @@ Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synch
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_ledger import EpochLedger
-from psserver.core.ledger import Enrolments
-from psserver.core.record import Record, WorkerKey
 from psserver.core.split_book import RecordedSplit
 from psserver.storage.job_codec import (
     StoredJob,
@@ -27,6 +26,7 @@ from psserver.storage.job_codec import (
     dump_model,
     dump_processes,
     dump_record,
+    dump_shards,
     load_enrolments,
     load_epoch,
     load_model,
@@ -35,9 +35,8 @@ from psserver.storage.job_codec import (
 )
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
-from pswire.compression import NO_COMPRESSION, Compression
+from pswire.compression import NO_COMPRESSION
 from pswire.reasons import Refusal
-from pswire.schema import ModelSchema, OptimizerSpec
 
 FORMAT_VERSION = 2
 """Format of the file; another one is refused by name."""
@@ -66,6 +65,10 @@ _UNREADABLE: Final = (
     sqlite3.Error,
 )
 """What decoding raises of a value that no release has written."""
+
+
+class NotWrittenError(Exception):
+    """The disk did not take a change; the text says why."""
 
 
 class JobStore:
@@ -168,83 +171,48 @@ class JobStore:
     def save_job(self, *, job_id: str, job_seed: int, shard_count: int) -> None:
         """Keeps what makes the job this job."""
         job = {"job_id": job_id, "job_seed": job_seed, "shard_count": shard_count}
-        self._put("job", json.dumps(job))
+        self._put_at_start(job=json.dumps(job))
         self._write_identity(job_id)
 
     def save_step_rules(self, rules: dict[str, str]) -> None:
         """Keeps how steps are made, which shards and workers know from their start."""
-        self._put("step_rules", json.dumps(rules))
+        self._put_at_start(step_rules=json.dumps(rules))
 
     def count_start(self) -> int:
         """Counts a start of the coordinator after the first; returns their number."""
         with self._reading():
             count = int(self._get("later_starts") or "0") + 1
-        self._put("later_starts", str(count))
+        self._put_at_start(later_starts=str(count))
         return count
 
-    def save_model(
-        self,
-        schema: ModelSchema,
-        optimizers: tuple[OptimizerSpec, ...],
-        clip_grad_norm: float = 0.0,
-        compression: Compression = NO_COMPRESSION,
-    ) -> None:
-        """Keeps what the job trains."""
-        model = dump_model(schema, optimizers, clip_grad_norm, compression)
-        self._put("model", model)
-
-    def save_record(
-        self,
-        record: Record,
-        epochs: tuple[EpochLedger, ...] = (),
-        enrolments: Enrolments = (),
-        processes: Mapping[WorkerKey, str] | None = None,
-    ) -> None:
-        """Makes a record durable, at once with what it changes.
+    def write(self, change: Persist) -> None:
+        """Makes a change durable, all of it or nothing.
 
         Data of a worker that a record ends is accounted for with it: one without the
         other would deal it twice, or never, after a restart.
 
-        Args:
-            record: The record.
-            epochs: Data of epochs that it changes.
-            enrolments: Who leases data from now on.
-            processes: Which process is which start of a worker, of those that are not
-                over; None to leave that as it is.
+        Raises:
+            NotWrittenError: The disk does not take it; nothing is changed.
         """
-        with self._transaction():
-            self._put("record", dump_record(record))
-            self._put("enrolments", dump_enrolments(enrolments))
-            if processes is not None:
-                self._put("worker_processes", dump_processes(processes))
-            for ledger in epochs:
-                self.save_epoch(ledger)
-
-    def save_shards(self, shards: tuple[StoredShard, ...]) -> None:
-        """Keeps the shard map."""
-        rows = [
-            {name: getattr(shard, name) for name in StoredShard.__dataclass_fields__}
-            for shard in shards
-        ]
-        self._put("shards", json.dumps(rows))
-
-    def save_workers(
-        self, incarnations: dict[str, int], processes: dict[WorkerKey, str]
-    ) -> None:
-        """Keeps the last incarnation of each worker id, and who is which process."""
-        with self._transaction():
-            self._put("incarnations", json.dumps(incarnations))
-            self._put("worker_processes", dump_processes(processes))
-
-    def save_epoch(self, ledger: EpochLedger) -> None:
-        """Keeps one epoch of the data ledger."""
-        self._db.execute(
-            # In place: the order of the rows is that in which epochs were opened.
-            "INSERT INTO epochs VALUES (?, ?, ?) "
-            "ON CONFLICT (loader, epoch) DO UPDATE SET value = excluded.value",
-            (ledger.loader, ledger.epoch, dump_epoch(ledger)),
-        )
-        self._note_write()
+        try:
+            with self._transaction():
+                for name, value in _facts_of(change).items():
+                    self._put(name, value)
+                for ledger in change.epochs:
+                    self._db.execute(
+                        # In place: the order of the rows is that in which epochs were
+                        # opened.
+                        "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT "
+                        "(loader, epoch) DO UPDATE SET value = excluded.value",
+                        (ledger.loader, ledger.epoch, dump_epoch(ledger)),
+                    )
+                if change.split is not None:
+                    self._db.execute(
+                        "INSERT INTO splits VALUES (?, ?)",
+                        (change.split.name, json.dumps(asdict(change.split))),
+                    )
+        except sqlite3.Error as error:
+            raise NotWrittenError(f"{error} ({self._folder / DATABASE})") from error
 
     def load_splits(self) -> tuple[RecordedSplit, ...]:
         """The splits that earlier processes recorded, in their order.
@@ -257,13 +225,6 @@ class JobStore:
                 "SELECT value FROM splits ORDER BY rowid"
             ).fetchall()
             return tuple(RecordedSplit(**json.loads(value)) for (value,) in rows)
-
-    def save_split(self, split: RecordedSplit) -> None:
-        """Keeps a split."""
-        self._db.execute(
-            "INSERT INTO splits VALUES (?, ?)", (split.name, json.dumps(asdict(split)))
-        )
-        self._note_write()
 
     def _prepare(self) -> None:
         # Exclusive: held from the first write to the end of the process.
@@ -290,11 +251,14 @@ class JobStore:
         self._db.execute("BEGIN")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # Of some failures, as a full disk, SQLite has gone back already.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
-        self._note_write()
+        if failpoints.armed:
+            failpoints.hit("coordinator.write_durable")
 
     def _get(self, name: str) -> str | None:
         row = self._db.execute(
@@ -304,11 +268,19 @@ class JobStore:
 
     def _put(self, name: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-        self._note_write()
 
-    def _note_write(self) -> None:
-        if failpoints.armed and not self._db.in_transaction:
-            failpoints.hit("coordinator.write_durable")
+    def _put_at_start(self, **facts: str) -> None:
+        """Keeps facts of a start.
+
+        Raises:
+            StateFolderError: The disk does not take them.
+        """
+        try:
+            with self._transaction():
+                for name, value in facts.items():
+                    self._put(name, value)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
 
     # The folder
 
@@ -417,3 +389,30 @@ class JobStore:
             f"state folder {self._folder} can't be used: {error}; is another "
             "coordinator using it, is the disk full, or is it not writable?"
         )
+
+
+def _facts_of(change: Persist) -> dict[str, str]:
+    """What a change makes of the facts, by name."""
+    facts = {}
+    if change.record is not None:
+        facts["record"] = dump_record(change.record)
+    if change.enrolments is not None:
+        facts["enrolments"] = dump_enrolments(change.enrolments)
+    if change.incarnations is not None:
+        facts["incarnations"] = json.dumps(dict(change.incarnations))
+    if change.processes is not None:
+        facts["worker_processes"] = dump_processes(change.processes)
+    if change.shards is not None:
+        facts["shards"] = dump_shards(change.shards)
+    if change.model is not None and change.model.schema is not None:
+        model = change.model
+        facts["model"] = dump_model(
+            change.model.schema,
+            model.all_optimizers,
+            model.clip_grad_norm,
+            model.compression,
+        )
+    if not facts and not change.epochs and change.split is None:
+        # A try: what it writes says nothing.
+        facts["format"] = str(FORMAT_VERSION)
+    return facts

@@ -1,6 +1,6 @@
 """A coordinator's core among shards and workers that do as told."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import (
@@ -14,9 +14,27 @@ from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.record import ClockChoice, FenceKind, Member, Record
 from psserver.core.roster import WorkerEntry
+from psserver.core.shard_map import ShardSlot
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
 Effect = TypeVar("Effect", bound=CoordinatorEffect)
+
+
+class WritingCore(CoordinatorCore):
+    """A core whose disk takes everything at once."""
+
+    def keep(self, what: Persist, now_ms: int, **rest: Any) -> None:  # noqa: ANN401
+        super().keep(what, now_ms, **rest)
+        self.write_all()
+
+    def report_fence(self, slot: ShardSlot, report: FenceReport, now_ms: int) -> None:
+        super().report_fence(slot, report, now_ms)
+        self.write_all()
+
+    def write_all(self) -> None:
+        """Says that all that is to be kept is on the disk."""
+        while self.is_writing:
+            self.written()
 
 
 class DrivenCoordinator:
@@ -36,7 +54,7 @@ class DrivenCoordinator:
         lease_ttl_ms: int = 10_000,
         settings: JobSettings | None = None,
     ) -> None:
-        self.core = CoordinatorCore(
+        self.core = WritingCore(
             settings
             or JobSettings(
                 job_id="job",
@@ -242,7 +260,7 @@ class DrivenCoordinator:
         told = []
         self.of(Announce)
         for effect in self.effects:
-            if isinstance(effect, Persist):
+            if isinstance(effect, Persist) and effect.record is not None:
                 kept.append(effect.record)
             elif isinstance(effect, Announce):
                 assert effect.record in kept

@@ -49,6 +49,8 @@ class Mishaps:
             found.append(self._flap_worker)
             if self._changes_left:
                 found.append(self._change_mode)
+        if self._scenario.fills_disk:
+            found += [self._fill_disk, self._fill_disk]
         if self.joiners_left and self._world.coordinator.records:
             found.append(self._bring_joiner)
         if all(slot.is_watching for slot in self._world.coordinator.core.shards.slots):
@@ -62,6 +64,11 @@ class Mishaps:
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
         return found
+
+    def _fill_disk(self) -> None:
+        """The disk fills up, or there is room again."""
+        disk = self._world.coordinator.disk
+        disk.is_full = not disk.is_full
 
     def _bring_joiner(self) -> None:
         self.joiners_left -= 1

@@ -23,6 +23,7 @@ class Scenario:
             load state.
         publishes: Whether scripts publish values.
         cuts_off: Whether workers lose sight of one shard that others reach.
+        fills_disk: Whether the coordinator's disk takes nothing for a while.
     """
 
     modes: tuple[Mode, ...] = (Mode.BSP,)
@@ -35,6 +36,7 @@ class Scenario:
     declares: bool = False
     publishes: bool = False
     cuts_off: bool = False
+    fills_disk: bool = False
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int

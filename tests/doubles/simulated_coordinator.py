@@ -1,12 +1,12 @@
-"""The coordinator of the simulated world: the real core, its file, its streams.
+"""The coordinator of the simulated world: the real core, its disk, its streams.
 
-Its file is the newest record and what is kept beside it. A restart makes a new core
-from that, and loses every message from the old one.
+A restart makes a new core from what is on the disk, and loses every message from the
+old one. Whatever anybody is told must be on the disk at that moment.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import (
@@ -38,6 +38,23 @@ COORDINATOR = "coordinator"
 TAKEN = (ErrorReason.WORKER_ID_TAKEN,)
 
 
+@dataclass(slots=True)
+class Disk:
+    """What a coordinator's disk holds, as the last write left it.
+
+    Attributes:
+        is_full: Whether it takes nothing now.
+        incarnations: Last incarnation of each worker id.
+        processes: Which process is which start of a worker.
+        optimizers: Of the job's model, as they were declared.
+    """
+
+    is_full: bool = False
+    incarnations: dict[str, int] = field(default_factory=dict)
+    processes: dict[WorkerKey, str] = field(default_factory=dict)
+    optimizers: tuple[OptimizerSpec, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a reader got: one image of each shard, of the cut that was decided."""
@@ -55,6 +72,7 @@ class SimulatedCoordinator:
         core: The core of the present start.
         now_ms: The time.
         records: All records that were made durable.
+        disk: The rest of what is on the disk.
         snapshots: What readers got.
         wanted_count: What the reader waits for, None when nobody does.
         slow_read_share: How often a reader is not ready yet: others cut meanwhile.
@@ -82,7 +100,7 @@ class SimulatedCoordinator:
         self._workers: dict[WorkerKey, SimulatedWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
         self._start_count = 0
-        self._kept_optimizers: tuple[OptimizerSpec, ...] = ()
+        self.disk = Disk()
         for shard in shards:
             self.connect_shard(shard)
 
@@ -92,17 +110,21 @@ class SimulatedCoordinator:
         self.pump()
 
     def restart(self) -> list[SimulatedWorker]:
-        """A new process goes on; returns the workers that must connect anew."""
+        """A new process goes on; returns the workers that must connect anew.
+
+        With a full disk it does not start, and its supervisor tries until it does.
+        """
+        self.disk.is_full = False
         old = self.core
         self._start_count += 1
         core = CoordinatorCore(old.settings, self._start_count)
         core.restore(
-            schema=old.model.schema,
-            optimizers=self._kept_optimizers,
-            clip_grad_norm=old.model.clip_grad_norm,
+            schema=SCHEMA if self.disk.optimizers else None,
+            optimizers=self.disk.optimizers,
+            clip_grad_norm=self.clip_grad_norm,
             record=self.records[-1] if self.records else None,
-            incarnations=old.roster.incarnations,
-            processes=old.roster.processes,
+            incarnations=self.disk.incarnations,
+            processes=self.disk.processes,
             now_ms=self.now_ms,
         )
         self.core = core
@@ -163,7 +185,7 @@ class SimulatedCoordinator:
         fence = self.core.fence
         is_asked = fence is not None and slot.index not in fence.reports
         self.core.shard_watching(slot, self.now_ms)
-        newest = self.records[-1] if self.records else None
+        newest = self._told_record()
         closed = self.core.fence_closed_number
         self._tell(shard, self._adoption(shard))
         self._tell(shard, lambda: shard.view(newest, closed))
@@ -203,6 +225,9 @@ class SimulatedCoordinator:
             if refusal.reason not in TAKEN:
                 raise
             return None
+        if not self.pump():
+            return None
+        self._check_known(entry.worker)
         return entry.worker
 
     def admit(self, worker: SimulatedWorker) -> None:
@@ -214,8 +239,7 @@ class SimulatedCoordinator:
             if entry is None:
                 return
             self.core.worker_watching(entry, self.now_ms)
-            self._join(entry)
-            self.pump()
+            self._ask_to_join(worker, entry)
 
         self._links.send(worker.name, COORDINATOR, joined)
 
@@ -225,8 +249,10 @@ class SimulatedCoordinator:
         def told() -> None:
             entry = self._present(worker)
             if entry is not None:
-                self.core.declare_optimizer(entry, spec)
-                self.pump()
+                self.core.declare_optimizer(entry, spec, self.now_ms)
+                if not self.pump():
+                    self.declare(worker, spec)
+                    return
                 self._links.send(
                     COORDINATOR, worker.name, lambda: worker.declared(spec)
                 )
@@ -299,7 +325,28 @@ class SimulatedCoordinator:
 
     # Inside
 
-    def _join(self, entry: WorkerEntry) -> None:
+    def _ask_to_join(self, worker: SimulatedWorker, entry: WorkerEntry) -> None:
+        """It asks again if it is told that the disk takes nothing."""
+        if not self._join(entry):
+            self._links.send(worker.name, COORDINATOR, lambda: self._join_again(worker))
+
+    def _join_again(self, worker: SimulatedWorker) -> None:
+        entry = self._present(worker)
+        if entry is not None and entry.state is WorkerState.REGISTERED:
+            self._ask_to_join(worker, entry)
+
+    def _told_record(self) -> Record | None:
+        """The record that somebody is told as the newest."""
+        kept = self.records[-1] if self.records else None
+        assert self.core.record is kept, "told what is not on the disk"
+        return kept
+
+    def _check_known(self, worker: WorkerKey) -> None:
+        """Whoever is told its identity is found again after a restart."""
+        kept = self.disk.incarnations.get(worker.worker_id, 0)
+        assert kept >= worker.incarnation, "told what is not on the disk"
+
+    def _join(self, entry: WorkerEntry) -> bool:
         self.core.join(
             entry,
             schema=SCHEMA,
@@ -308,6 +355,7 @@ class SimulatedCoordinator:
             loaders=(),
             now_ms=self.now_ms,
         )
+        return self.pump()
 
     def _present(self, worker: SimulatedWorker) -> WorkerEntry | None:
         entry = self.core.roster.find(worker.key)
@@ -320,15 +368,15 @@ class SimulatedCoordinator:
                 self._tell_evicted(worker)
                 return
             self.core.worker_watching(entry, self.now_ms)
-            if self.records:
-                newest = self.records[-1]
+            newest = self._told_record()
+            if newest is not None:
                 self._links.send(COORDINATOR, worker.name, lambda: worker.heard(newest))
             if worker.stage is Stage.LEAVING:
                 self.leave(worker)
             elif worker.stage is Stage.DECLARING:
                 worker.declare_next()
             elif worker.stage is Stage.JOINING:
-                self._join(entry)
+                self._ask_to_join(worker, entry)
             self.pump()
 
         self._links.send(worker.name, COORDINATOR, watching)
@@ -344,19 +392,38 @@ class SimulatedCoordinator:
 
         self._links.send(COORDINATOR, worker.name, told)
 
-    def pump(self) -> None:
-        for effect in self.core.take_effects():
-            self._carry_out(effect)
+    def pump(self) -> bool:
+        """Carries out what the core wants; whether the disk took all that is new."""
+        was_written = True
+        while effects := self.core.take_effects():
+            for effect in effects:
+                if isinstance(effect, Persist):
+                    was_written = self._write(effect) and was_written
+                else:
+                    self._carry_out(effect)
         self._read_if_ready()
+        return was_written
+
+    def _write(self, change: Persist) -> bool:
+        if self.disk.is_full:
+            self.core.unwritten("it is full")
+            return False
+        if change.incarnations is not None:
+            self.disk.incarnations = dict(change.incarnations)
+        if change.processes is not None:
+            self.disk.processes = dict(change.processes)
+        if change.model is not None:
+            self.disk.optimizers = change.model.all_optimizers
+        if change.record is not None:
+            self.records.append(change.record)
+        self.core.written()
+        return True
 
     def _carry_out(self, effect: CoordinatorEffect) -> None:
         match effect:
-            case Persist():
-                self.records.append(effect.record)
             case Announce():
                 self._announce(effect.record)
             case SchemaFixed():
-                self._kept_optimizers = self.core.model.all_optimizers
                 for shard in self._shards:
                     self._tell(shard, self._adoption(shard))
             case Prepare() | Abort() | DecideCut() | ReleaseImage():
@@ -390,7 +457,9 @@ class SimulatedCoordinator:
 
     def _adoption(self, shard: SimulatedShard) -> Callable[[], None]:
         """What the job's optimizers are declared as now, on its way to a shard."""
-        digests = [spec.digest for spec in self.core.model.all_optimizers]
+        told = self.core.model.all_optimizers
+        assert told == self.disk.optimizers, "told what is not on the disk"
+        digests = [spec.digest for spec in told]
         return lambda: shard.adopt(digests)
 
     def _tell_effect(self, shard: SimulatedShard, effect: CoordinatorEffect) -> None:

@@ -238,7 +238,8 @@ class World:
         orphaned = [s for s in self.shards if s.is_orphaned]
         for shard in orphaned:
             shard.set_orphaned(False)
-        return was_blocked or bool(stopped) or bool(orphaned)
+        was_full, self.coordinator.disk.is_full = self.coordinator.disk.is_full, False
+        return was_blocked or bool(stopped) or bool(orphaned) or was_full
 
     def _help(self) -> None:
         """Starts a worker in the place of one that is lost, if the job waits for it."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import psworker
-from psserver.core.epoch_ledger import EpochLedger
+from psserver.core.coordinator_effects import Persist
 from psserver.core.roster import WorkerState
 from psserver.storage.job_store import JobStore
 from tests.integration.job import Crew, Job, connect, run_workers
@@ -222,13 +222,13 @@ def test_opening_an_epoch_writes_down_no_more_after_many_epochs(
 ) -> None:
     """Each write waits for the disk, and the coordinator with it."""
     written: list[int] = []
-    save = JobStore.save_epoch
+    write = JobStore.write
 
-    def counted(store: JobStore, ledger: EpochLedger) -> None:
-        written.append(ledger.epoch)
-        save(store, ledger)
+    def counted(store: JobStore, change: Persist) -> None:
+        written.extend(ledger.epoch for ledger in change.epochs)
+        write(store, change)
 
-    monkeypatch.setattr(JobStore, "save_epoch", counted)
+    monkeypatch.setattr(JobStore, "write", counted)
     counts = []
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model, optimizer, loader = _prepared(ps, _loader(batch_size=SAMPLE_COUNT))

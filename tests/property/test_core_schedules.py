@@ -133,6 +133,15 @@ SCENARIOS = {
         loses_workers=True,
         restarts_coordinator=True,
     ),
+    "full disk": Scenario(fills_disk=True, restarts_coordinator=True),
+    "full disk everything": Scenario(
+        modes=ALL,
+        fills_disk=True,
+        declares=True,
+        loses_workers=True,
+        restarts_coordinator=True,
+        may_wait=True,
+    ),
 }
 BLOCK_COUNT = 4
 

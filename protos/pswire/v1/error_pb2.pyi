@@ -89,6 +89,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A chunk is said to be in shared memory that the shard does not have, or not any
     more. It goes in a message then.
     """
+    ERROR_REASON_STATE_NOT_WRITTEN: _ErrorReason.ValueType  # 31
+    """The coordinator's disk does not take the change, which is undone."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -159,6 +161,8 @@ ERROR_REASON_SEGMENT_GONE: ErrorReason.ValueType  # 30
 """A chunk is said to be in shared memory that the shard does not have, or not any
 more. It goes in a message then.
 """
+ERROR_REASON_STATE_NOT_WRITTEN: ErrorReason.ValueType  # 31
+"""The coordinator's disk does not take the change, which is undone."""
 global___ErrorReason = ErrorReason
 
 @typing.final

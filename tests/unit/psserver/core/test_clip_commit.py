@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from psserver.core.clip_commit import measured_commit, orphaned_clock
-from psserver.core.coordinator import CoordinatorCore
 from psserver.core.effects import FenceReport
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import (
@@ -26,7 +25,7 @@ from tests.doubles.core_values import (
     key,
     record,
 )
-from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
 
 def report(measured: ClockChoice | None) -> FenceReport:
@@ -168,7 +167,7 @@ def test_a_clock_that_is_complete_by_then_needs_no_other_record() -> None:
 def test_a_coordinator_that_is_started_again_asks_for_it_too() -> None:
     old = orphaned()
     job = DrivenCoordinator(settings=old.core.settings)
-    job.core = CoordinatorCore(old.core.settings, 1)
+    job.core = WritingCore(old.core.settings, 1)
     job.core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,

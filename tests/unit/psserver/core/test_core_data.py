@@ -171,7 +171,7 @@ def test_who_comes_in_is_kept_with_the_record() -> None:
     job, _ = training()
     job.add_worker("c", "loader", "other")
     job.report_all(applied=1)
-    (persist,) = job.of(Persist)
+    *_, persist = job.of(Persist)
     assert persist.epochs == ()
     assert persist.enrolments == (
         ("loader", (A, B, key("c"))),

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Abort, DecideCut, Prepare
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.record import ClockChoice, FenceKind, LossPolicy, StepAtomicity
 from psserver.core.roster import ENDED_KEPT_LEASES, WorkerEntry, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
-from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
 SETTINGS = JobSettings(job_id="job", shard_count=2)
 WAITING = replace(
@@ -169,7 +168,7 @@ def test_a_coordinator_started_again_with_a_lower_minimum_goes_on() -> None:
     job = running("a", "b", workers_min=2)
     newest = job.record
     assert newest.workers_floor == 2
-    job.core = CoordinatorCore(SETTINGS, start_count=1)
+    job.core = WritingCore(SETTINGS, start_count=1)
     job.core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Abort, DecideCut
 from psserver.core.effects import WorkerHolding
 from psserver.core.job_progress import MODE_RETRY_MS
@@ -18,7 +17,7 @@ from psserver.core.record import (
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
-from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 from tests.doubles.driven_modes import SETTINGS, ask, far_apart, running
 
 
@@ -319,7 +318,7 @@ def test_the_mode_outlives_the_coordinator() -> None:
     ask(job, Mode.SSP, 4)
     job.report_all(applied=3)
     newest = job.record
-    core = CoordinatorCore(SETTINGS, start_count=1)
+    core = WritingCore(SETTINGS, start_count=1)
     core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from psserver.core.coordinator import CoordinatorCore
-from psserver.core.coordinator_effects import Prepare
+from psserver.core.coordinator_effects import Persist, Prepare
 from psserver.core.cut import Cut
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.fence_series import NUMBERS_PER_START
@@ -13,15 +12,15 @@ from psserver.core.record import FenceKind, Record, WorkerKey
 from psserver.core.roster import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
-from tests.doubles.driven_coordinator import DrivenCoordinator
+from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
 SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
 
 
 def restarted(
     newest: Record | None, *, start_count: int = 1, settings: JobSettings = SETTINGS
-) -> CoordinatorCore:
-    core = CoordinatorCore(settings, start_count)
+) -> WritingCore:
+    core = WritingCore(settings, start_count)
     core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,
@@ -31,6 +30,7 @@ def restarted(
         now_ms=0,
     )
     slot = core.register_shard(process_id="shard", address="host:1", now_ms=0)
+    assert core.take_effects() == [Persist(shards=(slot,))]
     core.shard_watching(slot, 0)
     return core
 
@@ -105,8 +105,8 @@ def test_a_member_that_comes_back_is_a_member_again() -> None:
     assert (entry.worker, entry.state) == (key("a"), WorkerState.MEMBER)
 
 
-def restarted_with(processes: dict[WorkerKey, str]) -> CoordinatorCore:
-    core = CoordinatorCore(SETTINGS, 1)
+def restarted_with(processes: dict[WorkerKey, str]) -> WritingCore:
+    core = WritingCore(SETTINGS, 1)
     core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,
@@ -208,7 +208,7 @@ def test_members_without_data_take_part_in_the_rounds_again() -> None:
 
 def test_a_replacement_is_not_taken_for_the_lost_one_whose_id_it_has() -> None:
     """The lost one is the member of the record, and stays lost."""
-    core = CoordinatorCore(SETTINGS, 1)
+    core = WritingCore(SETTINGS, 1)
     core.restore(
         schema=SCHEMA,
         optimizers=OPTIMIZERS,

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import pytest
 
+from psserver.core.coordinator_effects import Persist
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.core.shard_map import ShardSlot
 from psserver.host.restored_job import restored_core
-from psserver.storage.job_codec import StoredShard
 from psserver.storage.job_store import JobStore
 from psserver.storage.state_folder import StateFolderError
 
@@ -63,12 +64,12 @@ def test_with_a_short_lease_shards_have_time_to_connect_again(tmp_path: Path) ->
     """A connection that was refused is tried again after up to 2.4 s."""
     settings = replace(SETTINGS, lease_ttl_ms=1_000)
     shards = tuple(
-        StoredShard(index=index, process_id=f"p{index}", address="", incarnation=1)
+        ShardSlot(index=index, process_id=f"p{index}", address="", incarnation=1)
         for index in range(2)
     )
     with JobStore(tmp_path) as store:
         restored_core(settings, store, 0)
-        store.save_shards(shards)
+        store.write(Persist(shards=shards))
     with JobStore(tmp_path) as store:
         core = restored_core(settings, store, 100)
 

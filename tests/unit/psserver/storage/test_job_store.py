@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
+from psserver.core.job_model import JobModel
+from psserver.core.shard_map import ShardSlot
 from psserver.storage.job_codec import StoredJob, StoredShard
 from psserver.storage.job_store import FORMAT_VERSION, JobStore
 from psserver.storage.state_folder import StateFolderError
@@ -17,6 +20,12 @@ from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
 SHARDS = (
     StoredShard(index=0, process_id="p", address="host:1", incarnation=1),
     StoredShard(index=1, process_id="q", address="host:2", incarnation=3),
+)
+
+SLOTS = (
+    ShardSlot(index=0, process_id="p", address="host:1", incarnation=1),
+    ShardSlot(index=1, process_id="q", address="host:2", incarnation=3),
+    ShardSlot(index=2),
 )
 
 ENROLMENTS = (("loader", (key("a"), key("b"))),)
@@ -39,12 +48,17 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     epochs = (EpochLedger("loader", 0, shape), EpochLedger("loader", 1, shape))
     epochs[0].lease(key("a"), (key("a"), key("b")), 1)
     with new_job(tmp_path) as store:
-        store.save_model(SCHEMA, OPTIMIZERS)
-        store.save_record(record({"a": 0, "b": 3}, generation=4), enrolments=ENROLMENTS)
-        store.save_shards(SHARDS)
-        store.save_workers({"a": 1, "b": 7}, {key("b/7"): "process"})
+        model = JobModel()
+        model.restore(SCHEMA, OPTIMIZERS, 0.0)
+        store.write(Persist(model=model))
+        newest = record({"a": 0, "b": 3}, generation=4)
+        store.write(Persist(record=newest, enrolments=ENROLMENTS))
+        store.write(Persist(shards=SLOTS))
+        store.write(
+            Persist(incarnations={"a": 1, "b": 7}, processes={key("b/7"): "process"})
+        )
         for epoch in (*epochs, epochs[0]):
-            store.save_epoch(epoch)
+            store.write(Persist(epochs=(epoch,)))
 
     with JobStore(tmp_path) as store:
         assert store.load() == StoredJob(
@@ -73,7 +87,7 @@ def test_a_job_that_has_not_started_survives_too(tmp_path: Path) -> None:
 def test_the_newest_of_everything_counts(tmp_path: Path) -> None:
     with new_job(tmp_path) as store:
         for generation in (1, 2, 3):
-            store.save_record(record({"a": 0}, generation=generation))
+            store.write(Persist(record=record({"a": 0}, generation=generation)))
         stored = store.load()
     assert stored is not None
     assert stored.record == record({"a": 0}, generation=3)
@@ -84,14 +98,18 @@ def test_a_record_and_the_data_that_it_settles_are_kept_as_one(tmp_path: Path) -
     shape = EpochShape(position_count=8, batch_size=2, drop_last=False)
     ledger = EpochLedger("loader", 0, shape)
     with new_job(tmp_path) as store:
-        store.save_epoch(ledger)
+        store.write(Persist(epochs=(ledger,)))
         ledger.consume(key("a"), tuple(ledger.lease(key("a"), (), 1)))
-        store.save_record(record({"a": 0}, generation=1), (ledger,))
+        store.write(Persist(record=record({"a": 0}, generation=1), epochs=(ledger,)))
         assert store.load_epochs() == (ledger,)
         unwritable = EpochLedger("loader", 1, shape, order_digest=object())  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            store.save_record(record({"a": 0}, generation=2), (ledger, unwritable))
-        store.save_workers({"a": 1}, {})
+            store.write(
+                Persist(
+                    record=record({"a": 0}, generation=2), epochs=(ledger, unwritable)
+                )
+            )
+        store.write(Persist(incarnations={"a": 1}))
 
     with JobStore(tmp_path) as store:
         stored = store.load()
@@ -105,11 +123,12 @@ def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path;"
         "from psserver.storage.job_store import JobStore;"
+        "from psserver.core.coordinator_effects import Persist;"
         "from psserver.core.record import FenceKind, Record;"
         "store = JobStore(Path(sys.argv[1]));"
         "store.save_job(job_id='job', job_seed=1, shard_count=1);"
-        "store.save_record(Record(fence_number=5, generation=5,"
-        " kind=FenceKind.MEMBERSHIP, members=()));"
+        "store.write(Persist(record=Record(fence_number=5, generation=5,"
+        " kind=FenceKind.MEMBERSHIP, members=())));"
         "os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run(
