@@ -477,8 +477,8 @@ class CoordinatorCore:
             now_ms: Monotonic time.
         """
         pieces = (*consumed, *dropped, *skipped)
-        epochs = self.ledger.known(sorted({(p.loader, p.epoch) for p in pieces}))
-        undo = self.ledger.memento(epochs)
+        keys = {(piece.loader, piece.epoch) for piece in pieces}
+        before = self.ledger.memento(self.ledger.known(sorted(keys)))
         self.ledger.consume(entry.worker, consumed)
         self.ledger.drop(entry.worker, dropped)
         self.ledger.skip(entry.worker, skipped)
@@ -491,8 +491,9 @@ class CoordinatorCore:
                 self._progress.withdraw(entry, now_ms)
             self._progress.pump(now_ms)
 
-        if epochs:
-            self.keep(Persist(epochs=epochs), now_ms, undo=undo, then=go)
+        changed = before.changed()
+        if changed:
+            self.keep(Persist(epochs=changed), now_ms, undo=before.put_back, then=go)
         else:
             go()
 
@@ -711,6 +712,7 @@ class CoordinatorCore:
             f"{count} more worker{'s' if count > 1 else ''} to call prepare() "
             f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
         )
+
     def _keep_model(
         self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None
     ) -> None:

@@ -313,8 +313,8 @@ class JobProgress:
         goes on as before. The fence of the start stays open, since the first values are
         staged by it, and nothing waits that could go on.
         """
-        undo = self.ledger.memento(self._epochs_at_stake(record))
-        epochs = self._settle_data(fence, record)
+        before = self.ledger.memento(self._epochs_at_stake(record))
+        self._settle_data(fence, record)
 
         def announce() -> None:
             self.fences.end()
@@ -324,7 +324,7 @@ class JobProgress:
             self.effects.append(Announce(record=record))
 
         def give_up() -> None:
-            undo()
+            before.put_back()
             if fence.kind is not FenceKind.START:
                 self.abort("its record can't be written", now_ms)
 
@@ -332,7 +332,7 @@ class JobProgress:
         self.keep(
             Persist(
                 record=record,
-                epochs=epochs,
+                epochs=before.changed(),
                 enrolments=self.ledger.enrolments(),
                 processes={
                     worker: process_id
@@ -354,15 +354,11 @@ class JobProgress:
             if not each.is_closed or any(each.has_of(worker) for worker in ended)
         ]
 
-    def _settle_data(
-        self, fence: ActiveFence, record: Record
-    ) -> tuple[EpochLedger, ...]:
-        """Brings the ledger in line with a record; returns epochs that changed."""
-        changed = {}
+    def _settle_data(self, fence: ActiveFence, record: Record) -> None:
+        """Brings the ledger in line with a record."""
         for end in record.departures:
             worker = end.member.worker
             if self.record is not None and self.record.member_of(worker):
-                changed.update({id(e): e for e in self.ledger.epochs_of(worker)})
                 reports = tuple(fence.reports.values())
                 heir = heir_of(end, record, self.settings)
                 settle_data(self.ledger, end, reports, record.commit, heir=heir)
@@ -371,8 +367,7 @@ class JobProgress:
             if entry is not None and entry.state is WorkerState.JOINING:
                 self.ledger.enroll(member.worker, entry.loaders)
         if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
-            changed.update({id(e): e for e in self.ledger.recall()})
-        return tuple(changed.values())
+            self.ledger.recall()
 
     def _follow(self, record: Record, now_ms: int) -> None:
         """Brings the roster in line with a record."""

@@ -1,6 +1,6 @@
 """All epochs of all loaders of a job; `epoch_ledger` has what each is."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin, check_origin
 from psserver.core.push import DataRange
@@ -120,25 +120,13 @@ class DataLedger:
         self.enroll(worker, (loader,))
         return ledger
 
-    def memento(self, epochs: Iterable[EpochLedger]) -> Callable[[], None]:
-        """What puts the ledger back as it is now.
+    def memento(self, epochs: Iterable[EpochLedger]) -> "LedgerMemento":
+        """The ledger as it is now, to be put back.
 
         Args:
             epochs: Those that may change; of the others only which there are.
         """
-        copies = [(each, each.copy()) for each in epochs]
-        known = dict(self._epochs)
-        participants = {
-            loader: set(workers) for loader, workers in self._participants.items()
-        }
-
-        def put_back() -> None:
-            for each, before in copies:
-                each.put_back(before)
-            self._epochs = known
-            self._participants = participants
-
-        return put_back
+        return LedgerMemento(self, epochs)
 
     def touched_by(
         self, worker: WorkerKey, loader: str, keys: Iterable[tuple[str, int]]
@@ -185,10 +173,6 @@ class DataLedger:
         """Of these loaders and epochs those that are open, in the order of the keys."""
         return tuple(self._epochs[key] for key in keys if key in self._epochs)
 
-    def epochs_of(self, worker: WorkerKey) -> tuple[EpochLedger, ...]:
-        """Epochs of which the worker has anything."""
-        return tuple(each for each in self._epochs.values() if each.has_of(worker))
-
     def enrolments(self) -> Enrolments:
         """For each loader who leases data for it, in a fixed order, to be kept."""
         return tuple(
@@ -197,9 +181,10 @@ class DataLedger:
             if workers
         )
 
-    def recall(self) -> tuple[EpochLedger, ...]:
-        """Data is dealt on demand from now on; returns the epochs that changed."""
-        return tuple(each for each in self._epochs.values() if each.recall())
+    def recall(self) -> None:
+        """Data is dealt on demand from now on."""
+        for each in self._epochs.values():
+            each.recall()
 
     def restore(
         self,
@@ -291,3 +276,31 @@ def _other_shape(worker: WorkerKey, known: EpochLedger, shape: EpochShape) -> Re
         f"{named} has {had}, {worker} has {has}: one that grows or shrinks must have "
         "done so on all workers when they begin an epoch",
     )
+
+
+class LedgerMemento:
+    """A ledger as it was before a change."""
+
+    def __init__(self, ledger: DataLedger, epochs: Iterable[EpochLedger]) -> None:
+        self._ledger = ledger
+        self._copies = [(each, each.copy()) for each in epochs]
+        self._epochs = dict(ledger._epochs)
+        self._participants = {
+            loader: set(workers) for loader, workers in ledger._participants.items()
+        }
+
+    def changed(self) -> tuple[EpochLedger, ...]:
+        """Epochs that are not as they were, in the order in which they were opened."""
+        new = [
+            each
+            for key, each in self._ledger._epochs.items()
+            if key not in self._epochs
+        ]
+        return (*(each for each, before in self._copies if each != before), *new)
+
+    def put_back(self) -> None:
+        """Undoes the change."""
+        for each, before in self._copies:
+            each.put_back(before)
+        self._ledger._epochs = self._epochs
+        self._ledger._participants = self._participants

@@ -1,7 +1,7 @@
 """The data ledger at work: what changes is kept, and who has no data waits."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from psserver.core.coordinator import CoordinatorCore
 from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_account import EpochAccount
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin
+from psserver.core.ledger import LedgerMemento
 from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
@@ -94,13 +95,7 @@ class DataLeases:
         """Opens an epoch for a worker; what its order is drawn from."""
         ledgers = self._core.ledger
         keys = {(loader, epoch), *report.epochs}
-        keys |= {
-            (each.loader, each.epoch)
-            for each in ledgers.epochs()
-            if each.is_dealt_to(entry.worker)
-        }
-        touched = ledgers.touched_by(entry.worker, loader, keys)
-        undo = ledgers.memento(touched)
+        before = ledgers.memento(ledgers.touched_by(entry.worker, loader, keys))
         known_count = len(ledgers.epochs())
         opened = ledgers.open_epoch(
             entry.worker,
@@ -113,7 +108,7 @@ class DataLeases:
             origin=origin,
         )
         new = ledgers.epochs()[known_count:]
-        self._write(ledgers.known(sorted(keys)), undo)
+        self._write(before)
         self._open += new
         self.tell_ends()
         return opened
@@ -132,19 +127,14 @@ class DataLeases:
             Refusal: As `register_order` does, or `STATE_NOT_WRITTEN`; no state changed.
         """
         ledgers = self._core.ledger
-        reported = ledgers.known(sorted(report.epochs))
-        drawn = ledgers.known([(loader, epoch)])
-        is_first = any(each.order_digest is None for each in drawn)
-        undo = ledgers.memento({id(each): each for each in reported + drawn}.values())
+        keys = {(loader, epoch), *report.epochs}
+        before = ledgers.memento(ledgers.known(sorted(keys)))
         ledger = ledgers.register_order(entry.worker, loader, epoch, order_digest)
         ledgers.consume(entry.worker, report.consumed)
         ledgers.drop(entry.worker, report.dropped)
         ledgers.skip(entry.worker, report.skipped)
-        if is_first and ledger not in reported:
-            reported += (ledger,)
-        if reported:
-            self._write(reported, undo)
-            self.tell_ends()
+        self._write(before)
+        self.tell_ends()
         return ledger
 
     async def lease(
@@ -168,11 +158,10 @@ class DataLeases:
             core.check_present(entry)
             if core.failure or ledger.is_closed:
                 return True
-            undo = core.ledger.memento([ledger])
+            before = core.ledger.memento([ledger])
             participants = core.participants(ledger.loader)
             leased.extend(ledger.lease(entry.worker, participants, count_max))
-            if leased:
-                self._write([ledger], undo)
+            self._write(before)
             return bool(leased)
 
         if wait:
@@ -186,8 +175,11 @@ class DataLeases:
         self.tell_ends()
         return leased
 
-    def _write(self, epochs: Iterable[EpochLedger], undo: Callable[[], None]) -> None:
-        self._keep(Persist(epochs=tuple(epochs)), undo)
+    def _write(self, before: LedgerMemento) -> None:
+        """Has what has changed since written, or undone."""
+        changed = before.changed()
+        if changed:
+            self._keep(Persist(epochs=changed), before.put_back)
 
     def tell_ends(self) -> None:
         """Says of each epoch that is over what became of its data, once."""

@@ -726,4 +726,76 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/core/test_core_losses.py",),
     ),
+    PlantedBug(
+        "a change announced that the disk has refused",
+        (
+            Edit(
+                f"{CORE}/state_writes.py",
+                "        change.undo()\n",
+                "        change.then()\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/host/test_full_disk.py"
+            "::test_a_record_that_can_not_be_written_is_no_record",
+        ),
+    ),
+    PlantedBug(
+        "a change kept in memory that the disk has refused",
+        (Edit(f"{CORE}/state_writes.py", "        change.undo()\n", ""),),
+        tests=("tests/unit/psserver/host/test_full_disk.py",),
+    ),
+    PlantedBug(
+        "a full disk never tried again",
+        (
+            Edit(
+                f"{CORE}/state_writes.py",
+                "        return bool(self.failure) and self._change is None and",
+                "        return not self.failure and self._change is None and",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/host/test_full_disk.py"
+            "::test_the_first_values_stay_staged_until_there_is_room",
+        ),
+    ),
+    PlantedBug(
+        "a lease handed out before it is on the disk",
+        (
+            Edit(
+                "psserver/host/data_leases.py",
+                "            self._keep(Persist(epochs=changed), before.put_back)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_full_disk.py",),
+    ),
+    PlantedBug(
+        "a registration answered that is not on the disk",
+        (
+            Edit(
+                f"{CORE}/coordinator.py",
+                "            self.keep(change, now_ms, undo=undo)\n",
+                "            self.keep(change, now_ms)\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/host/test_full_disk.py"
+            "::test_who_asks_again_is_kept_then",
+        ),
+    ),
+    PlantedBug(
+        "a record's data settled though the record is not written",
+        (
+            Edit(
+                f"{CORE}/job_progress.py",
+                "            before.put_back()\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/host/test_full_disk.py"
+            "::test_memory_is_as_the_disk_whatever_fails",
+        ),
+    ),
 )
