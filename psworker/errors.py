@@ -238,6 +238,7 @@ ERROR_CLASSES: Final[Mapping[ErrorReason, type[PsError]]] = MappingProxyType(
         ErrorReason.OPTIMIZER_OUT_OF_PHASE: OptimizerMismatchError,
         ErrorReason.SEGMENT_GONE: UnavailableError,
         ErrorReason.STATE_NOT_WRITTEN: UnavailableError,
+        ErrorReason.MEMORY_EXCEEDED: LimitError,
     }
 )
 """Class of every reason that a server may give."""

@@ -28,14 +28,19 @@ async def until_decided(
         CallError: The server refused, or, if it is retryable, the deadline passed.
     """
     attempt_count = 0
+    refused: CallError | None = None
     while True:
         try:
             return await attempt(left_s(deadline))
         except CallError as error:
             if on_failure is not None:
                 on_failure(error)
-            if not error.is_retryable or now() >= deadline:
+            refused = error if error.refusal is not None else refused
+            if not error.is_retryable:
                 raise
+            if now() >= deadline:
+                # The deadline itself ends the last attempt, which then says nothing.
+                raise refused or error from None
         await pause(attempt_count)
         attempt_count += 1
 

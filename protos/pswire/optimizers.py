@@ -62,10 +62,13 @@ class OptimizerTraits:
 
     Attributes:
         hyperparameters: In the order of the wire.
+        slot_count: Values that it keeps of each element, without those of
+            `OPTIONAL_SLOTS`.
         sparse: Whether it takes sparse gradients; none with a weight decay.
     """
 
     hyperparameters: tuple[Hyperparameter, ...]
+    slot_count: int
     sparse: SparseGradients = SparseGradients.REFUSED
 
     @property
@@ -107,10 +110,11 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 _switch("nesterov"),
                 _MAXIMIZE,
             ),
+            0,
             SparseGradients.TAKEN,
         ),
-        "Adam": OptimizerTraits((*_ADAM, _DECOUPLED)),
-        "AdamW": OptimizerTraits(_ADAM),
+        "Adam": OptimizerTraits((*_ADAM, _DECOUPLED), 2),
+        "AdamW": OptimizerTraits(_ADAM, 2),
         "Adagrad": OptimizerTraits(
             (
                 _LR,
@@ -120,10 +124,11 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 _EPS,
                 _MAXIMIZE,
             ),
+            1,
             SparseGradients.TAKEN,
         ),
         "SparseAdam": OptimizerTraits(
-            (_LR, *_BETAS, _EPS, _MAXIMIZE), SparseGradients.REQUIRED
+            (_LR, *_BETAS, _EPS, _MAXIMIZE), 2, SparseGradients.REQUIRED
         ),
         "RMSprop": OptimizerTraits(
             (
@@ -134,9 +139,10 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 Hyperparameter(name="momentum", fixed_bool=True),
                 _switch("centered", fixed_bool=True),
                 _MAXIMIZE,
-            )
+            ),
+            1,
         ),
-        "Adamax": OptimizerTraits((_LR, *_BETAS, _EPS, _WEIGHT_DECAY, _MAXIMIZE)),
+        "Adamax": OptimizerTraits((_LR, *_BETAS, _EPS, _WEIGHT_DECAY, _MAXIMIZE), 2),
         "NAdam": OptimizerTraits(
             (
                 _LR,
@@ -146,10 +152,11 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 Hyperparameter(name="momentum_decay"),
                 _DECOUPLED,
                 _MAXIMIZE,
-            )
+            ),
+            2,
         ),
         "RAdam": OptimizerTraits(
-            (_LR, *_BETAS, _EPS, _WEIGHT_DECAY, _DECOUPLED, _MAXIMIZE)
+            (_LR, *_BETAS, _EPS, _WEIGHT_DECAY, _DECOUPLED, _MAXIMIZE), 2
         ),
         "Adadelta": OptimizerTraits(
             (
@@ -158,11 +165,32 @@ SUPPORTED: Final[Mapping[str, OptimizerTraits]] = MappingProxyType(
                 _EPS,
                 _WEIGHT_DECAY,
                 _MAXIMIZE,
-            )
+            ),
+            2,
         ),
     }
 )
 """The allow-list: class in `torch.optim` to its traits."""
+
+OPTIONAL_SLOTS: Final = frozenset({"amsgrad", "centered", "momentum"})
+"""Hyperparameters that have an optimizer keep one value more of each element, if they
+are not 0."""
+
+
+def slot_count(class_name: str, names: Sequence[str], values: Sequence[float]) -> int:
+    """Values that a supported optimizer keeps of each element of a group.
+
+    Args:
+        class_name: Its class.
+        names: Names of its hyperparameters.
+        values: The group's, in the order of the names.
+    """
+    optional = sum(
+        name in OPTIONAL_SLOTS and value != 0
+        for name, value in zip(names, values, strict=True)
+    )
+    return SUPPORTED[class_name].slot_count + optional
+
 
 _UNSUPPORTED: Final[Mapping[str, str]] = MappingProxyType(
     {

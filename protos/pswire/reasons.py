@@ -51,6 +51,7 @@ class ErrorReason(IntEnum):
     OPTIMIZER_OUT_OF_PHASE = 29
     SEGMENT_GONE = 30
     STATE_NOT_WRITTEN = 31
+    MEMORY_EXCEEDED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,11 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
         ),
         ErrorReason.SEGMENT_GONE: ErrorCase(
             "ABORTED", True, "send the chunk in a message"
+        ),
+        ErrorReason.MEMORY_EXCEEDED: ErrorCase(
+            "FAILED_PRECONDITION",
+            False,
+            "begin a job of more shards, on machines with enough memory in all",
         ),
         ErrorReason.STATE_NOT_WRITTEN: ErrorCase(
             "UNAVAILABLE",

@@ -159,13 +159,14 @@ class ModelSchema:
         element_count = 0
         for entry in self.entries:
             _check_entry(entry)
-            if (entry.model, entry.name) in seen:
-                raise Refusal(
-                    ErrorReason.MALFORMED_MESSAGE,
-                    f"tensor {entry.name[:64]!r} of {entry.model[:64]!r} is declared "
-                    "twice",
-                )
-            seen.add((entry.model, entry.name))
+            for name in (entry.name, *entry.tied_names):
+                if (entry.model, name) in seen:
+                    raise Refusal(
+                        ErrorReason.MALFORMED_MESSAGE,
+                        f"tensor {name[:64]!r} of {entry.model[:64]!r} is declared "
+                        "twice: a name, also a tied one, is of one tensor, once",
+                    )
+                seen.add((entry.model, name))
             element_count += entry.element_count
         if element_count > ELEMENT_COUNT_MAX:
             raise Refusal(

@@ -36,6 +36,7 @@ from psserver.core.roster import (
     WorkerState,
 )
 from psserver.core.shard_map import ShardSlot
+from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant, ModelMemory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -232,12 +233,18 @@ class CoordinatorCore:
     # Shards
 
     def register_shard(
-        self, *, process_id: str, address: str, now_ms: int
+        self,
+        *,
+        process_id: str,
+        address: str,
+        now_ms: int,
+        memory: MemoryGrant = NOT_KNOWN,
     ) -> ShardSlot:
         """Gives a shard its place.
 
         Raises:
-            Refusal: `SHARD_UNKNOWN` or `SHARD_LOST`; no state changed.
+            Refusal: `SHARD_UNKNOWN`, `SHARD_LOST`, or `MEMORY_EXCEEDED` when the job's
+                model does not fit it; no state changed.
         """
         self._check_alive()
         undo = self.shards.memento()
@@ -247,8 +254,14 @@ class CoordinatorCore:
             address=address,
             can_replace=self.record is None,
             now_ms=now_ms,
+            memory=memory,
         )
         if slot is not known:
+            try:
+                self._check_fits(self.model)
+            except Refusal:
+                undo()
+                raise
             self.keep(Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo)
         return slot
 
@@ -407,8 +420,9 @@ class CoordinatorCore:
         """A worker has completed `prepare` and asks to become a member.
 
         Raises:
-            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `SHARD_LOST` or
-                `WORKER_INCARNATION_STALE`; no state changed.
+            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `SHARD_LOST`,
+                `WORKER_INCARNATION_STALE`, or `MEMORY_EXCEEDED` when the model does
+                not fit the shards; no state changed.
         """
         self._check_alive()
         self.check_present(entry)
@@ -428,6 +442,8 @@ class CoordinatorCore:
             raise Refusal(
                 refusal.reason, f"{finished}; {refusal.message}", cure=NEW_JOB_CURE
             ) from None
+        if is_first:
+            self._check_fits(model)
 
         def wait() -> None:
             entry.loaders = loaders
@@ -446,14 +462,15 @@ class CoordinatorCore:
         """A worker steps an optimizer with other groups, or another one, from now on.
 
         Raises:
-            Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, `SHARD_LOST` or
-                `WORKER_INCARNATION_STALE`, or what makes the optimizer useless; no
-                state changed.
+            Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, `MEMORY_EXCEEDED`,
+                `SHARD_LOST` or `WORKER_INCARNATION_STALE`, or what makes the
+                optimizer useless; no state changed.
         """
         self._check_alive()
         self.check_present(entry)
         model = self.model.copy()
         if model.declare(spec):
+            self._check_fits(model)
             self._keep_model(model, now_ms)
 
     def leave(
@@ -712,6 +729,26 @@ class CoordinatorCore:
             f"{count} more worker{'s' if count > 1 else ''} to call prepare() "
             f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
         )
+
+    def _check_fits(self, model: JobModel) -> None:
+        """Checks that the shards may use the memory that a model takes.
+
+        Raises:
+            Refusal: `MEMORY_EXCEEDED`.
+        """
+        slots = self.shards.slots
+        if model.schema is None or not any(slot.memory.byte_count for slot in slots):
+            return
+        settings = self.settings
+        member_count = settings.workers_min
+        # Those of one member are applied as they come.
+        keeps_gradients = settings.mode is Mode.BSP and member_count > 1
+        keeps_values = bool(settings.delay_compensation or str(model.compression))
+        ModelMemory.of(
+            model.schema,
+            model.all_optimizers,
+            kept_count=member_count * (keeps_gradients + keeps_values),
+        ).check_fits(slots)
 
     def _keep_model(
         self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from psserver.core.record import Member
+from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant
 from psserver.core.shard_standing import NOT_TOLD, ShardStanding
 from pswire.awaited import lost_text
 from pswire.limits import WAITING_INTERVAL_MS
@@ -27,6 +28,7 @@ class ShardSlot:
         is_watching: Whether its stream is open.
         broken_ms: When its stream broke, None while it is open.
         standing: What it last told of its progress.
+        memory: What its process may use.
     """
 
     index: int
@@ -37,6 +39,7 @@ class ShardSlot:
     is_watching: bool = False
     broken_ms: int | None = None
     standing: ShardStanding = NOT_TOLD
+    memory: MemoryGrant = NOT_KNOWN
 
     @property
     def is_ready(self) -> bool:
@@ -77,7 +80,13 @@ class ShardMap:
         self.slots = [ShardSlot(index) for index in range(shard_count)]
 
     def register(
-        self, *, process_id: str, address: str, can_replace: bool, now_ms: int
+        self,
+        *,
+        process_id: str,
+        address: str,
+        can_replace: bool,
+        now_ms: int,
+        memory: MemoryGrant = NOT_KNOWN,
     ) -> ShardSlot:
         """Gives a process its place; the same one when it asks again.
 
@@ -87,6 +96,7 @@ class ShardMap:
             can_replace: Whether a place whose process is gone may be given away:
                 only before the start, when no values are lost with it.
             now_ms: Monotonic time.
+            memory: What the process may use.
 
         Raises:
             Refusal: `SHARD_UNKNOWN` when every place is taken; no state changed.
@@ -118,6 +128,7 @@ class ShardMap:
         slot.heard_ms = now_ms
         slot.broken_ms = None
         slot.standing = NOT_TOLD
+        slot.memory = memory
         return slot
 
     def place_of(self, process_id: str) -> ShardSlot | None:
@@ -133,6 +144,7 @@ class ShardMap:
                 slot.process_id, slot.address = old.process_id, old.address
                 slot.incarnation, slot.heard_ms = old.incarnation, old.heard_ms
                 slot.broken_ms, slot.standing = old.broken_ms, old.standing
+                slot.memory = old.memory
 
         return put_back
 

@@ -17,6 +17,7 @@ from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.history import ShardHistory
 from psserver.host.segment_listener import listening
 from psserver.host.shard_host import ShardHost
+from psserver.host.usable_memory import usable_memory
 from psserver.rpc.coordinator_client import CoordinatorClient
 from psserver.rpc.late_handler import LateHandler
 from psserver.rpc.parameter_service import SERVICE, ParameterService
@@ -90,7 +91,9 @@ async def _serve(
     """
     async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
         client = CoordinatorClient(channel, str(config.coordinator))
-        place = await client.register(process_id=uuid.uuid4().hex, address=address)
+        place = await client.register(
+            process_id=uuid.uuid4().hex, address=address, memory=usable_memory()
+        )
         log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
         host = ShardHost(
             shard_index=place.shard_index,

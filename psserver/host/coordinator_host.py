@@ -22,6 +22,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode, Record, StepAtomicity, WorkerKey
 from psserver.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.core.shard_map import ShardSlot
+from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
 from psserver.host.data_leases import DataLeases, DataReport
@@ -192,14 +193,16 @@ class CoordinatorHost:
 
     # Shards
 
-    def register_shard(self, *, process_id: str, address: str) -> ShardSlot:
+    def register_shard(
+        self, *, process_id: str, address: str, memory: MemoryGrant = NOT_KNOWN
+    ) -> ShardSlot:
         """Gives a shard its place and keeps it.
 
         Raises:
             Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
         """
         slot = self.core.register_shard(
-            process_id=process_id, address=address, now_ms=now_ms()
+            process_id=process_id, address=address, now_ms=now_ms(), memory=memory
         )
         self.pump_for_caller()
         return slot

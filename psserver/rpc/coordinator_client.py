@@ -14,6 +14,7 @@ import grpc.aio
 
 from psserver.core.effects import FenceReport
 from psserver.core.record import FenceKind
+from psserver.core.shard_memory import MemoryGrant
 from psserver.host.cut_images import CutReport
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.coordinator_outage import Outage, Silence
@@ -58,7 +59,7 @@ class CoordinatorClient:
         self._address = address
 
     async def register(
-        self, *, process_id: str, address: str
+        self, *, process_id: str, address: str, memory: MemoryGrant
     ) -> messages.RegisterShardResponse:
         """Asks for a place until there is one, saying whom it waits for.
 
@@ -66,7 +67,11 @@ class CoordinatorClient:
             Refusal: The coordinator does not want this shard.
         """
         request = messages.RegisterShardRequest(
-            protocol_version=PROTOCOL_VERSION, process_id=process_id, address=address
+            protocol_version=PROTOCOL_VERSION,
+            process_id=process_id,
+            address=address,
+            memory_bytes=memory.byte_count,
+            memory_scope=memory.scope,
         )
         return await self._until_answered(
             lambda: self._stub.RegisterShard(request, timeout=CALL_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 from psserver.core.coordinator_effects import EndJob, SchemaFixed
+from psserver.core.shard_memory import MemoryGrant
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
@@ -49,7 +50,9 @@ class ShardControl:
                 ErrorReason.MALFORMED_MESSAGE, "process_id or address is empty"
             )
         slot = self._host.register_shard(
-            process_id=request.process_id, address=request.address
+            process_id=request.process_id,
+            address=request.address,
+            memory=MemoryGrant(max(0, request.memory_bytes), request.memory_scope),
         )
         return messages.RegisterShardResponse(
             shard_index=slot.index,

@@ -24,6 +24,7 @@ from psserver.core.record import (
     WorkerKey,
 )
 from psserver.core.shard_map import ShardSlot
+from psserver.core.shard_memory import NOT_KNOWN
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.object_marks import ObjectMark
 from pswire.schema import (
@@ -44,6 +45,7 @@ class StoredShard:
     process_id: str
     address: str
     incarnation: int
+    memory: tuple[int, str] = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -798,4 +798,63 @@ BUGS = (
             "::test_memory_is_as_the_disk_whatever_fails",
         ),
     ),
+    PlantedBug(
+        "a model taken that no shard can hold",
+        (
+            Edit(
+                f"{CORE}/shard_memory.py",
+                "            if part * len(indexes) > grant.byte_count:\n",
+                "            if part * len(indexes) > grant.byte_count << 20:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_shard_memory.py",),
+    ),
+    PlantedBug(
+        "shards of one machine that are each granted all of it",
+        (
+            Edit(
+                f"{CORE}/shard_memory.py",
+                "            if part * len(indexes) > grant.byte_count:\n",
+                "            if part > grant.byte_count:\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/core/test_shard_memory.py"
+            "::test_shards_of_one_machine_share_its_memory",
+        ),
+    ),
+    PlantedBug(
+        "a model's memory without the state of its optimizer",
+        (
+            Edit(
+                f"{CORE}/shard_memory.py",
+                "        return self.values + self.state + self.members\n",
+                "        return self.values + self.members\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_shard_memory.py",),
+    ),
+    PlantedBug(
+        "a tied name of two tensors",
+        (
+            Edit(
+                "protos/pswire/schema.py",
+                "            for name in (entry.name, *entry.tied_names):\n"
+                "                if",
+                "            for name in (entry.name,):\n                if",
+            ),
+        ),
+        tests=("tests/unit/pswire/test_schema.py",),
+    ),
+    PlantedBug(
+        "a limit of a control group above that is passed over",
+        (
+            Edit(
+                "psserver/host/usable_memory.py",
+                "        for each in (group, *group.parents):\n",
+                "        for each in (group,):\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_usable_memory.py",),
+    ),
 )

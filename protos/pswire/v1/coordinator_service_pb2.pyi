@@ -67,20 +67,30 @@ class RegisterShardRequest(google.protobuf.message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     PROCESS_ID_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_SCOPE_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of this protocol that the sender speaks."""
     process_id: builtins.str
     """Unique to this process: a repeated call gets the same answer."""
     address: builtins.str
     """`HOST:PORT` where workers reach the shard."""
+    memory_bytes: builtins.int
+    """Memory that the shard may use: its machine's or its control group's. 0 if it is not
+    known.
+    """
+    memory_scope: builtins.str
+    """Names that machine and control group: shards with the same one share the memory."""
     def __init__(
         self,
         *,
         protocol_version: builtins.int = ...,
         process_id: builtins.str = ...,
         address: builtins.str = ...,
+        memory_bytes: builtins.int = ...,
+        memory_scope: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "process_id", b"process_id", "protocol_version", b"protocol_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "memory_bytes", b"memory_bytes", "memory_scope", b"memory_scope", "process_id", b"process_id", "protocol_version", b"protocol_version"]) -> None: ...
 
 global___RegisterShardRequest = RegisterShardRequest
 

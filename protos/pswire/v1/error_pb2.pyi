@@ -91,6 +91,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     ERROR_REASON_STATE_NOT_WRITTEN: _ErrorReason.ValueType  # 31
     """The coordinator's disk does not take the change, which is undone."""
+    ERROR_REASON_MEMORY_EXCEEDED: _ErrorReason.ValueType  # 32
+    """The shards may not use as much memory as the model takes."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason a paramserver process gives for refusing a call. The status
@@ -163,6 +165,8 @@ more. It goes in a message then.
 """
 ERROR_REASON_STATE_NOT_WRITTEN: ErrorReason.ValueType  # 31
 """The coordinator's disk does not take the change, which is undone."""
+ERROR_REASON_MEMORY_EXCEEDED: ErrorReason.ValueType  # 32
+"""The shards may not use as much memory as the model takes."""
 global___ErrorReason = ErrorReason
 
 @typing.final

@@ -17,6 +17,7 @@ from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 
 WEIGHT = SchemaEntry(name="w", shape=(3, 4), element_type=ElementType.FLOAT32)
 BIAS = replace(WEIGHT, name="b", shape=(4,))
+TWICE = "is declared twice: a name, also a tied one, is of one tensor, once"
 SCALAR = replace(WEIGHT, name="s", shape=())
 
 
@@ -35,7 +36,13 @@ entries = st.builds(
     trainable=st.booleans(),
 )
 schemas = st.lists(
-    entries, max_size=4, unique_by=lambda entry: (entry.model, entry.name)
+    entries.map(
+        lambda entry: replace(
+            entry, tied_names=tuple(f"{entry.name}.{each}" for each in entry.tied_names)
+        )
+    ),
+    max_size=4,
+    unique_by=lambda entry: (entry.model, entry.name),
 ).map(lambda drawn: ModelSchema(tuple(drawn)))
 
 
@@ -163,7 +170,18 @@ def test_other_names_are_refused(
 @pytest.mark.parametrize(
     ("refused", "text"),
     [
-        ((WEIGHT, BIAS, WEIGHT), "tensor 'w' of 'model' is declared twice"),
+        ((WEIGHT, BIAS, WEIGHT), f"tensor 'w' of 'model' {TWICE}"),
+        ((replace(WEIGHT, tied_names=("b",)), BIAS), f"tensor 'b' of 'model' {TWICE}"),
+        ((BIAS, replace(WEIGHT, tied_names=("b",))), f"tensor 'b' of 'model' {TWICE}"),
+        ((replace(WEIGHT, tied_names=("w",)),), f"tensor 'w' of 'model' {TWICE}"),
+        (
+            (replace(WEIGHT, tied_names=("t", "t")),),
+            f"tensor 't' of 'model' {TWICE}",
+        ),
+        (
+            (replace(WEIGHT, tied_names=("t",)), replace(BIAS, tied_names=("t",))),
+            f"tensor 't' of 'model' {TWICE}",
+        ),
         ((replace(WEIGHT, shape=(3, -1)),), "tensor 'w' has a negative size"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any, Final
 import pytest
 import torch
 
+from pswire.optimizers import SUPPORTED, slot_count
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.unit.psserver.tensors.shards import (
@@ -248,3 +249,20 @@ def test_two_runs_are_equal_bit_for_bit_however_pushes_arrive() -> None:
     for arrival in ([2, 1, 0], [1, 2, 0]):
         for ours, theirs in zip(train(arrival), first, strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("class_name", "switches"), CASES)
+def test_the_values_that_an_optimizer_keeps_are_as_many_as_the_table_says(
+    class_name: str, switches: dict[str, Any]
+) -> None:
+    """By it a model that would not fit is refused."""
+    parameter = torch.ones(5, requires_grad=True)
+    parameter.grad = torch.ones(5)
+    optimizer = getattr(torch.optim, class_name)([parameter], **switches)
+    optimizer.step()
+    kept = optimizer.state[parameter].values()
+    names = SUPPORTED[class_name].names
+    values = [float(switches.get(name, 0.0)) for name in names]
+    assert slot_count(class_name, names, values) == sum(
+        isinstance(each, torch.Tensor) and each.ndim > 0 for each in kept
+    )
