@@ -1,14 +1,18 @@
 """Making a call again, on the event loop."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pswire.reasons import ErrorReason, Refusal
 from psworker.transport.call_error import CallError
 
 T = TypeVar("T")
+
+_log = logging.getLogger("psworker")
 
 
 async def until_decided(
@@ -35,14 +39,22 @@ async def until_decided(
         except CallError as error:
             if on_failure is not None:
                 on_failure(error)
-            refused = error if error.refusal is not None else refused
             if not error.is_retryable:
                 raise
+            if error.refusal is not None:
+                if refused is None and _is_news(error.refusal):
+                    _log.warning("%s; trying again", error.refusal.text)
+                refused = error
             if now() >= deadline:
                 # The deadline itself ends the last attempt, which then says nothing.
                 raise refused or error from None
         await pause(attempt_count)
         attempt_count += 1
+
+
+def _is_news(refusal: Refusal) -> bool:
+    """Whether somebody has to do something for a call to succeed."""
+    return refusal.reason is ErrorReason.STATE_NOT_WRITTEN
 
 
 @contextmanager

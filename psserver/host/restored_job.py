@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from psserver.core.coordinator import CoordinatorCore
 from psserver.core.job_settings import JobSettings
-from psserver.core.shard_memory import MemoryGrant
 from psserver.storage.job_store import JobStore
 from psserver.storage.state_folder import StateFolderError
 
@@ -50,7 +49,7 @@ def restored_core(
         slot.process_id = shard.process_id
         slot.address = shard.address
         slot.incarnation = shard.incarnation
-        slot.memory = MemoryGrant(*shard.memory)
+        slot.memory = shard.memory
         # As if the connection broke when the time to come back is over.
         slot.broken_ms = now_ms + settings.return_ms
     core.restore(

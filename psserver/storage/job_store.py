@@ -20,7 +20,6 @@ from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.split_book import RecordedSplit
 from psserver.storage.job_codec import (
     StoredJob,
-    StoredShard,
     dump_enrolments,
     dump_epoch,
     dump_model,
@@ -32,6 +31,7 @@ from psserver.storage.job_codec import (
     load_model,
     load_processes,
     load_record,
+    load_shards,
 )
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
@@ -141,10 +141,7 @@ class JobStore:
             clip_grad_norm=clip,
             compression=compression,
             record=load_record(record) if record else None,
-            shards=tuple(
-                StoredShard(**shard)
-                for shard in json.loads(self._get("shards") or "[]")
-            ),
+            shards=load_shards(self._get("shards") or "[]"),
             incarnations={
                 worker_id: int(count)
                 for worker_id, count in json.loads(
@@ -195,24 +192,33 @@ class JobStore:
             NotWrittenError: The disk does not take it; nothing is changed.
         """
         try:
-            with self._transaction():
-                for name, value in _facts_of(change).items():
-                    self._put(name, value)
-                for ledger in change.epochs:
-                    self._db.execute(
-                        # In place: the order of the rows is that in which epochs were
-                        # opened.
-                        "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT "
-                        "(loader, epoch) DO UPDATE SET value = excluded.value",
-                        (ledger.loader, ledger.epoch, dump_epoch(ledger)),
-                    )
-                if change.split is not None:
-                    self._db.execute(
-                        "INSERT INTO splits VALUES (?, ?)",
-                        (change.split.name, json.dumps(asdict(change.split))),
-                    )
+            try:
+                self._write_all(change)
+            except sqlite3.OperationalError:
+                # The log grows to megabytes before SQLite begins it anew by itself: it
+                # has the room that a change takes, once the database has what is in it.
+                self._db.execute("PRAGMA wal_checkpoint(RESTART)")
+                self._write_all(change)
         except sqlite3.Error as error:
             raise NotWrittenError(f"{error} ({self._folder / DATABASE})") from error
+
+    def _write_all(self, change: Persist) -> None:
+        with self._transaction():
+            for name, value in _facts_of(change).items():
+                self._put(name, value)
+            for ledger in change.epochs:
+                self._db.execute(
+                    # In place: the order of the rows is that in which epochs were
+                    # opened.
+                    "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT "
+                    "(loader, epoch) DO UPDATE SET value = excluded.value",
+                    (ledger.loader, ledger.epoch, dump_epoch(ledger)),
+                )
+            if change.split is not None:
+                self._db.execute(
+                    "INSERT INTO splits VALUES (?, ?)",
+                    (change.split.name, json.dumps(asdict(change.split))),
+                )
 
     def load_splits(self) -> tuple[RecordedSplit, ...]:
         """The splits that earlier processes recorded, in their order.

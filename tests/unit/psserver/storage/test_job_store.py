@@ -12,18 +12,30 @@ from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.job_model import JobModel
 from psserver.core.shard_map import ShardSlot
+from psserver.core.shard_memory import MemoryGrant
 from psserver.storage.job_codec import StoredJob, StoredShard
-from psserver.storage.job_store import FORMAT_VERSION, JobStore
+from psserver.storage.job_store import (
+    DATABASE,
+    FORMAT_VERSION,
+    WRITE_AHEAD_LOG,
+    JobStore,
+    NotWrittenError,
+)
 from psserver.storage.state_folder import StateFolderError
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
+from tests.doubles.full_disk import file_size_limit
+
+MEMORY = MemoryGrant(1 << 40, "host")
 
 SHARDS = (
-    StoredShard(index=0, process_id="p", address="host:1", incarnation=1),
+    StoredShard(
+        index=0, process_id="p", address="host:1", incarnation=1, memory=MEMORY
+    ),
     StoredShard(index=1, process_id="q", address="host:2", incarnation=3),
 )
 
 SLOTS = (
-    ShardSlot(index=0, process_id="p", address="host:1", incarnation=1),
+    ShardSlot(index=0, process_id="p", address="host:1", incarnation=1, memory=MEMORY),
     ShardSlot(index=1, process_id="q", address="host:2", incarnation=3),
     ShardSlot(index=2),
 )
@@ -116,6 +128,47 @@ def test_a_record_and_the_data_that_it_settles_are_kept_as_one(tmp_path: Path) -
         assert store.load_epochs() == (ledger,)
     assert stored is not None
     assert stored.record == record({"a": 0}, generation=1)
+
+
+def test_a_full_disk_is_no_end_while_the_log_has_room(tmp_path: Path) -> None:
+    """The log is begun anew: what it has taken before is room enough."""
+    with new_job(tmp_path) as store:
+        for generation in range(30):
+            store.write(Persist(record=record({"a": 0}, generation=generation)))
+        size = (tmp_path / WRITE_AHEAD_LOG).stat().st_size
+        with file_size_limit(size):
+            for generation in range(30, 200):
+                store.write(Persist(record=record({"a": 0}, generation=generation)))
+        stored = store.load()
+    assert stored is not None
+    assert stored.record is not None
+    assert stored.record.generation == 199
+
+
+def test_what_the_disk_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
+    with new_job(tmp_path) as store:
+        store.write(Persist(record=record({"a": 0}, generation=1)))
+        with file_size_limit(0), pytest.raises(NotWrittenError, match=DATABASE):
+            store.write(Persist(record=record({"a": 0}, generation=2)))
+        stored = store.load()
+        assert stored is not None
+        assert stored.record == record({"a": 0}, generation=1)
+        store.write(Persist(incarnations={"a": 1}))
+    with JobStore(tmp_path) as store:
+        stored = store.load()
+    assert stored is not None
+    assert stored.record == record({"a": 0}, generation=1)
+    assert stored.incarnations == {"a": 1}
+
+
+def test_a_start_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    with new_job(tmp_path) as store:
+        with (
+            file_size_limit(0),
+            pytest.raises(StateFolderError, match="is the disk full"),
+        ):
+            store.count_start()
+        assert store.count_start() == 1
 
 
 def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
