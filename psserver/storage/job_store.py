@@ -45,6 +45,10 @@ LOCK_TIMEOUT_S = 1.0
 """Wait for the file: its holder keeps it, so that a long wait only delays the news."""
 
 
+LOG_PAGE_COUNT: Final = 50
+"""Pages of the log, 200 KB, after which the database gets what is in it. SQLite's 1,000
+would be 4 MB, which fill a small disk, and leave none for the database to grow."""
+
 DATABASE: Final = "job.sqlite"
 WRITE_AHEAD_LOG: Final = "job.sqlite-wal"
 IDENTITY: Final = "job.json"
@@ -195,8 +199,8 @@ class JobStore:
             try:
                 self._write_all(change)
             except sqlite3.OperationalError:
-                # The log grows to megabytes before SQLite begins it anew by itself: it
-                # has the room that a change takes, once the database has what is in it.
+                # The log has the room that a change takes, once all that is in it is in
+                # the database too.
                 self._db.execute("PRAGMA wal_checkpoint(RESTART)")
                 self._write_all(change)
         except sqlite3.Error as error:
@@ -237,6 +241,7 @@ class JobStore:
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGE_COUNT}")
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)"
         )
