@@ -165,6 +165,7 @@ class ModelSchema:
                         ErrorReason.MALFORMED_MESSAGE,
                         f"tensor {name[:64]!r} of {entry.model[:64]!r} is declared "
                         "twice: a name, also a tied one, is of one tensor, once",
+                        cure="list each name with the one tensor that it is of",
                     )
                 seen.add((entry.model, name))
             element_count += entry.element_count
