@@ -57,8 +57,8 @@ class Mishaps:
             found.append(self._let_fence_expire)
             if self.restarts_left:
                 found.append(self._restart_coordinator)
-                if self._losses_left and self._world.coordinator.records:
-                    found.append(self._lose_host)
+        if self.restarts_left and self._losses_left and self._world.coordinator.records:
+            found.append(self._lose_host)
         if self._cuts_left and self._world.coordinator.records:
             found.append(self._cut_off)
         if self._losses_left and self._world.coordinator.records:
@@ -165,13 +165,25 @@ class Mishaps:
     def _lose_host(self) -> None:
         """The coordinator is killed together with any set of workers.
 
-        They end by one record then, once the new coordinator has waited for them.
+        They end by one record then, once the new coordinator has waited for them. Often
+        it is all whose pushes are under way: nobody is left to complete their clock.
+        Workers that live may stand still meanwhile, and shards lose touch.
         """
+        rng = self._world.rng
         self._losses_left -= 1
         live = self._live()
-        count = self._world.rng.randint(0, len(live))
-        for worker in self._world.rng.sample(live, count):
+        pushing = [worker for worker in live if worker.stage is Stage.PUSHING]
+        dying = rng.choice((live, pushing))
+        count = rng.choice((len(dying), rng.randint(0, len(dying))))
+        for worker in rng.sample(dying, count):
             self._kill(worker)
+        for worker in self._live():
+            if worker.member is not None and rng.random() < 0.2:
+                worker.is_stopped = True
+                self._world.links.stop(worker.name)
+        for shard in self._world.shards:
+            if rng.random() < 0.3:
+                shard.set_orphaned(True)
         self._restart_coordinator()
 
     def _kill(self, worker: SimulatedWorker) -> None:

@@ -687,6 +687,10 @@ BUGS = (
                 "",
             ),
         ),
+        tests=(
+            "tests/property/test_core_schedules.py"
+            "::test_every_schedule_keeps_every_promise[bsp cut off-0]",
+        ),
     ),
     PlantedBug(
         "a worker that is cut off for a shard that nobody reaches",
