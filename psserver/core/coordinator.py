@@ -160,7 +160,9 @@ class CoordinatorCore:
         if self.record is None:
             return JobPhase.SEEDING if self.fence else JobPhase.WAITING
         joining = self.roster.in_state(WorkerState.JOINING)
-        return JobPhase.RUNNING if self.record.members or joining else JobPhase.FINISHED
+        # The last one that leaves takes the floor with it; who is lost does not.
+        is_left = self.record.members or joining or self.record.workers_floor > 0
+        return JobPhase.RUNNING if is_left else JobPhase.FINISHED
 
     @property
     def first(self) -> WorkerEntry | None:
@@ -631,6 +633,8 @@ class CoordinatorCore:
                 self.roster, self.record, self.settings, self.shards, self._now_ms
             )
             parts += self._unreached_shards()
+            if not self.record.members and self.phase is JobPhase.RUNNING:
+                parts.append("a worker to go on: the last ones were lost")
         return ", ".join(parts)
 
     def joining_note(self) -> str:

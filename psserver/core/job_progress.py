@@ -22,6 +22,7 @@ from psserver.core.departed_data import settle_data
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.fence import (
     ActiveFence,
+    MembershipChange,
     ModeTarget,
     first_record,
     membership_record,
@@ -30,7 +31,7 @@ from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.core.job_model import JobModel
 from psserver.core.job_settings import JobSettings
 from psserver.core.ledger import DataLedger
-from psserver.core.loss import heir_of, wanted_change
+from psserver.core.loss import heir_of, is_deserted, wanted_change
 from psserver.core.mode_change import is_settled, mode_record, target_of
 from psserver.core.record import FenceKind, Mode, Record, StepAtomicity
 from psserver.core.roster import Roster, WorkerEntry, WorkerState
@@ -89,6 +90,7 @@ class JobProgress:
         self._orphan_clock = 0
         self._orphan_due_ms = 0
         self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
+        self._is_cut_stuck = False
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -146,7 +148,7 @@ class JobProgress:
         if self.record is None:
             self._start_if_complete(now_ms)
             return
-        change = wanted_change(self.roster, self.record, self.settings)
+        change = self._wanted_change(self.record)
         is_orphan_due = bool(self._orphan_clock) and now_ms >= self._orphan_due_ms
         if change or is_orphan_due:
             self._have_cut_give_way("a change of membership")
@@ -208,9 +210,9 @@ class JobProgress:
             and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
         ):
             self.fail_cut("the clock of the cut was not complete in time")
-        elif pending is not None and (lost := self._lost_of(pending.open_pushes)):
+        elif pending is not None and (lost := self._stuck_of(pending.open_pushes)):
             self._stuck_pushes = frozenset(lost)
-            self.fail_cut(_stuck_text(lost))
+            self._fail_stuck_cut(lost)
 
     def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
         """Takes out a worker that is no member."""
@@ -266,6 +268,21 @@ class JobProgress:
         self._prepare(fence)
         self.effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
 
+    def _wanted_change(self, record: Record) -> MembershipChange:
+        return wanted_change(
+            self.roster, record, self.settings, is_cut_stuck=self._is_cut_stuck
+        )
+
+    def _fail_stuck_cut(self, pushes: Iterable[WorkerSequence]) -> None:
+        """A cut waits for pushes that nobody will send, and is given up.
+
+        If nobody lives who would, it is made again without them.
+        """
+        assert self.record is not None
+        self.fail_cut(_stuck_text(pushes))
+        self._is_cut_stuck = is_deserted(self.roster, self.record)
+        self.snapshots.is_wanted |= self._is_cut_stuck
+
     def _prepare(self, fence: ActiveFence) -> None:
         self.effects.append(
             Prepare(
@@ -301,7 +318,7 @@ class JobProgress:
             self._mode_due_ms = now_ms + MODE_RETRY_MS
             return "pushes of the mode before are still to be applied"
         if self.record is not None and fence.change.evictions:
-            now = wanted_change(self.roster, self.record, self.settings)
+            now = self._wanted_change(self.record)
             if not set(fence.change.evictions) <= set(now.evictions):
                 return "a worker that was lost is back, or too few would be left"
         return ""
@@ -320,6 +337,7 @@ class JobProgress:
             self.fences.end()
             self._follow(record, now_ms)
             self.record = record
+            self._is_cut_stuck = False
             self._note_orphan(fence, record, now_ms)
             self.effects.append(Announce(record=record))
 
@@ -417,7 +435,7 @@ class JobProgress:
         if stuck:
             reason = _stuck_text(stuck)
             self.effects.append(Abort(fence_number=fence.number, reason=reason))
-            self.fail_cut(reason)
+            self._fail_stuck_cut(stuck)
             return
         if not self.snapshots.has_room():
             # Somebody has begun to read the one that was to make room.
@@ -444,23 +462,35 @@ class JobProgress:
     def _open_pushes(
         self, cut: Cut, fence: ActiveFence
     ) -> tuple[tuple[WorkerSequence, ...], list[WorkerSequence]]:
-        """Pushes of a cut that only their senders can complete, in SSP and ASP.
+        """Pushes of a cut that only their senders can complete.
 
-        Shards apply nothing beyond a cut, so that one which waits for a lost worker
-        would stop all others, whom nothing else stops.
+        Shards apply nothing beyond a cut, so that in SSP and ASP one which waits for a
+        lost worker would stop all others, whom nothing else stops.
 
         Returns:
             All of them, and those of lost workers.
         """
         assert self.record is not None
-        if self.record.mode is Mode.BSP:
-            return (), []
         reports = tuple(fence.reports.values())
+        if self.record.mode is Mode.BSP:
+            found = open_pushes(cut, reports, is_two_phase=False)
+            return found, self._stuck_of(found)
         is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK
         certain = open_pushes(cut, reports, is_two_phase=False)
         found = open_pushes(cut, reports, is_two_phase=is_two_phase)
         known = (push for push in found if push in self._stuck_pushes)
         return found, self._lost_of({*certain, *known})
+
+    def _stuck_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
+        """Pushes that a cut must not wait for: of lost workers.
+
+        In BSP a lost worker holds its clock up whether there is a cut or not, and only
+        when nobody lives does the cut have a way without it.
+        """
+        assert self.record is not None
+        if self.record.mode is Mode.BSP and not is_deserted(self.roster, self.record):
+            return []
+        return self._lost_of(pushes)
 
     def _lost_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
         lost = {entry.worker for entry in self.roster.in_state(WorkerState.LOST)}

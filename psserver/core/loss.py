@@ -13,10 +13,28 @@ from psserver.core.shard_map import ShardMap
 from pswire.awaited import NOT_KNOWN, Awaited
 
 
+def is_deserted(roster: Roster, record: Record) -> bool:
+    """Whether a job has members, and all of them are lost."""
+    on_their_way = roster.in_state(
+        WorkerState.MEMBER,
+        WorkerState.SUSPECT,
+        WorkerState.LEAVING,
+        WorkerState.JOINING,
+    )
+    return bool(record.members) and not on_their_way
+
+
 def wanted_change(
-    roster: Roster, record: Record, settings: JobSettings
+    roster: Roster,
+    record: Record,
+    settings: JobSettings,
+    *,
+    is_cut_stuck: bool = False,
 ) -> MembershipChange:
     """What the next record is to change, as things stand.
+
+    When a cut waits for pushes of the dead and nobody lives who would go on, the floor
+    keeps no place: what the shards have without those pushes is a cut.
 
     A joiner whose id belongs to a lost member waits until that one may be taken out:
     nobody is there twice.
@@ -26,6 +44,9 @@ def wanted_change(
         for entry in roster.in_state(WorkerState.LEAVING)
     )
     evictions = _evictions(roster, record, settings, leave_count=len(leaves))
+    is_given_up = is_cut_stuck and settings.worker_loss_policy is LossPolicy.CONTINUE
+    if is_given_up and is_deserted(roster, record):
+        evictions = tuple(sorted(member.worker for member in record.members))
     ended = {*evictions, *(worker for worker, _ in leaves)}
     staying = {m.worker.worker_id for m in record.members if m.worker not in ended}
     return MembershipChange(

@@ -861,4 +861,15 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/host/test_usable_memory.py",),
     ),
+    PlantedBug(
+        "a snapshot that waits for pushes of the dead",
+        (
+            Edit(
+                f"{CORE}/loss.py",
+                "    if is_given_up and is_deserted(roster, record):\n",
+                "    if False:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_core_losses.py",),
+    ),
 )

@@ -6,7 +6,13 @@ import pytest
 
 from psserver.core.coordinator_effects import Abort, DecideCut, Prepare
 from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.record import ClockChoice, FenceKind, LossPolicy, StepAtomicity
+from psserver.core.record import (
+    ClockChoice,
+    FenceKind,
+    LossPolicy,
+    Mode,
+    StepAtomicity,
+)
 from psserver.core.roster import ENDED_KEPT_LEASES, WorkerEntry, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
@@ -540,3 +546,65 @@ def test_a_snapshot_waits_for_the_dead_no_longer_than_they_keep_their_places() -
     assert snapshots.newest is not None
     assert snapshots.newest.snapshot_id == decided.snapshot_id
     assert snapshots.finished_cut_count >= wanted
+
+
+@pytest.mark.parametrize("mode", [Mode.BSP, Mode.ASP])
+def test_with_nobody_alive_what_the_shards_have_is_a_cut(mode: Mode) -> None:
+    settings = replace(SETTINGS, mode=mode, workers_min=2)
+    job = DrivenCoordinator.running("a", "b", settings=settings)
+    lose(job, "a")
+    lose(job, "b")
+    job.core.want_cut(job.now_ms)
+    assert job.fence_kinds() == [FenceKind.CUT]
+    job.report(0, applied=4)
+    job.report(1, applied=3, complete={"b": 3}, trailer=4)
+    assert job.fence_kinds() == [FenceKind.CUT, FenceKind.MEMBERSHIP]
+    job.report(0, applied=4)
+    job.report(1, applied=3, complete={"b": 3}, trailer=4)
+    assert job.record.members == ()
+    job.report_all(applied=4)
+    (decided,) = job.of(DecideCut)
+    job.copy_all(decided.snapshot_id)
+
+    assert job.core.snapshots.newest is not None
+    assert job.phase() is JobPhase.RUNNING
+    assert job.core.waiting_for() == "a worker to go on: the last ones were lost"
+    job.add_worker("c")
+    job.report_all(applied=4)
+    assert job.bases == {"c/1": 4}
+
+
+def test_a_cut_that_has_all_it_needs_takes_nobody_out() -> None:
+    job = running("a", "b", workers_min=2)
+    lose(job, "a")
+    lose(job, "b")
+    job.core.want_cut(job.now_ms)
+    job.report_all(applied=4)
+
+    assert job.fence_kinds() == [FenceKind.CUT]
+    assert len(job.of(DecideCut)) == 1
+    assert job.bases.keys() == {"a/1", "b/1"}
+
+
+def test_a_cut_that_waits_for_one_that_lives_waits() -> None:
+    job = running("a", "b", workers_min=2)
+    lose(job, "b")
+    job.core.want_cut(job.now_ms)
+    job.report(0, applied=4)
+    job.report(1, applied=3)
+    job.pass_time(1_000)
+
+    assert job.fence_kinds() == [FenceKind.CUT]
+    assert job.core.snapshots.pending is not None
+
+
+def test_with_wait_the_dead_keep_their_places_for_those_that_replace_them() -> None:
+    job = DrivenCoordinator.running("a", settings=WAITING)
+    lose(job, "a")
+    job.core.want_cut(job.now_ms)
+    job.report(0, applied=4)
+    job.report(1, applied=3)
+    job.pass_time(1_000)
+
+    assert FenceKind.MEMBERSHIP not in job.fence_kinds()
+    assert job.bases.keys() == {"a/1"}
