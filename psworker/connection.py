@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from pswire import failpoints
 from pswire.placement import place
-from psworker import event_loop, fork_guard, own_places
+from psworker import event_loop, fork_guard, own_places, termination
 from psworker.batch_tensors import watch_calls
 from psworker.buffer_policies import BufferChoice, tell_defaults
 from psworker.buffers import Buffers
@@ -43,7 +43,7 @@ from psworker.optimizer import PreparedOptimizer
 from psworker.optimizer_state import states_of
 from psworker.overlap.arriving_values import ArrivingValues
 from psworker.overlapped_stepper import OverlappedStepper
-from psworker.pending import PendingData
+from psworker.pending import DataReport, PendingData
 from psworker.prepare import (
     Prepared,
     check_loss,
@@ -67,6 +67,10 @@ from psworker.transport.call_error import CallError
 from psworker.user_calls import UserCalls, in_turn
 
 logger: Final = logging.getLogger("psworker")
+
+AT_ONCE_TIMEOUT_S: Final = 5.0
+"""Longest time to leave in when the process is told to end: who has sent the signal
+sends SIGKILL next, mostly after ten seconds or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class Connection:
             # An evicted worker registers anew, under another record of membership.
             is_out=lambda: session.membership.failure is not None,
         )
+        termination.watch(made)
         return made
 
     def __enter__(self) -> Self:
@@ -504,12 +509,34 @@ class Connection:
                 error,
             )
 
+    def leave_at_once(self, signal_name: str) -> None:
+        """Leaves the job from a signal handler, in the middle of whatever is under way.
+
+        Of a push that is, and of the data behind what was pushed, the shards know more
+        than can be asked here: it counts as that of a worker that is lost does. Data
+        that was drawn and not pushed goes to the others.
+
+        Args:
+            signal_name: That of the signal which ends this process.
+
+        Raises:
+            PsError: The coordinator did not take it.
+            TimeoutError: It did not answer in time.
+        """
+        if self._is_closed or self._session.membership.failure is not None:
+            return
+        sequence = self._stepper.sequence_acknowledged if self._stepper else 0
+        leaving = self._session.leave(sequence, DataReport(), signal_name=signal_name)
+        self._loop.run(leaving, AT_ONCE_TIMEOUT_S)
+        logger.warning("%s: worker %s has left the job", signal_name, self.worker_id)
+
     def _abandon(self) -> None:
         """Ends without leaving."""
         if self._is_closed:
             return
         self._is_closed = True
         own_places.give_up(self)
+        termination.unwatch(self)
         if self._calls.is_forked:
             return
         if self._stepper is not None:

@@ -360,7 +360,9 @@ class Session:
             placement, is_wanted=self._shares_memory, timeout_s=SHARING_TIMEOUT_S
         )
 
-    async def leave(self, sequence: int, report: DataReport) -> None:
+    async def leave(
+        self, sequence: int, report: DataReport, *, signal_name: str = ""
+    ) -> None:
         """Ends the membership.
 
         Does not wait for a coordinator that is gone for longer than a few seconds.
@@ -368,6 +370,7 @@ class Session:
         Args:
             sequence: Last push that every shard has acknowledged.
             report: Data that no report has carried.
+            signal_name: That of the signal which ends this process, empty for none.
 
         Raises:
             PsError: The coordinator did not take it.
@@ -378,7 +381,11 @@ class Session:
         while True:
             try:
                 await self.control.leave(
-                    self.worker, sequence, report, timeout_s=left_s(deadline)
+                    self.worker,
+                    sequence,
+                    report,
+                    signal_name=signal_name,
+                    timeout_s=left_s(deadline),
                 )
                 self._has_left = True
                 return

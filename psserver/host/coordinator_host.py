@@ -311,13 +311,20 @@ class CoordinatorHost:
             self.pump()
 
     async def leave(
-        self, entry: WorkerEntry, sequence: int, report: DataReport
+        self,
+        entry: WorkerEntry,
+        sequence: int,
+        report: DataReport,
+        *,
+        signal_name: str = "",
     ) -> None:
         """Ends a membership; returns when the record is written.
 
         Raises:
             Refusal: `STATE_NOT_WRITTEN`: it is a member as before.
         """
+        if signal_name:
+            log.warning("%s leaves, ended by %s", entry.worker, signal_name)
         self.core.leave(
             entry,
             sequence=sequence,

@@ -31,6 +31,8 @@ JOIN_PARTS_TIMEOUT_S = 30.0
 """Time for all parts of a request to join: a caller that sends no more of them would
 hold what it has sent for ever."""
 
+SIGNAL_LENGTH_MAX = 16
+
 LOADER_COUNT_MAX = 256
 """Most loaders that one worker names."""
 
@@ -219,7 +221,12 @@ class WorkerControl:
         entry = self._callers.entry(request)
         if request.sequence < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
-        await self._host.leave(entry, request.sequence, read_data_report(request))
+        name = request.signal
+        if name and not (len(name) <= SIGNAL_LENGTH_MAX and name.isidentifier()):
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "signal is no signal's name")
+        await self._host.leave(
+            entry, request.sequence, read_data_report(request), signal_name=name
+        )
         return messages.LeaveResponse()
 
 

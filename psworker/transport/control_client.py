@@ -158,6 +158,7 @@ class ControlClient:
         sequence: int,
         report: DataReport,
         *,
+        signal_name: str = "",
         timeout_s: float,
     ) -> None:
         """Ends the membership. Idempotent."""
@@ -170,6 +171,7 @@ class ControlClient:
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
                 skipped=map(messages.range_to_message, report.skipped),
+                signal=signal_name,
             ),
             timeout_s,
         )

@@ -1214,10 +1214,13 @@ class LeaveRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
+    SIGNAL_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Its last acknowledged push. 0 if it never pushed."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    signal: builtins.str
+    """Name of the signal that ends its process, such as `SIGTERM`; empty if it is done."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -1243,9 +1246,10 @@ class LeaveRequest(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
+        signal: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "signal", b"signal", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
 
 global___LeaveRequest = LeaveRequest
 

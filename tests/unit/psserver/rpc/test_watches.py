@@ -248,3 +248,17 @@ def ticked() -> Callable[[], bool]:
         return asked > 1
 
     return has_been
+
+
+@pytest.mark.parametrize("name", ["SIG TERM", "SIGTERM\n", "S" * 17, "15"])
+async def test_what_is_no_name_of_a_signal_is_not_written_into_the_log(
+    host: CoordinatorHost, name: str
+) -> None:
+    host.register_worker(process_id="p", worker_id="a", address="host:9")
+    worker = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
+    leave = messages.LeaveRequest(
+        job_id=host.core.settings.job_id, worker=worker, signal=name
+    )
+    with pytest.raises(Refusal, match="signal is no signal's name") as caught:
+        await WorkerControl(host).leave(leave, NO_CONTEXT)
+    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
