@@ -394,7 +394,9 @@ class Session:
                     self._silent_since = now()
                 since = self._silent_since
                 is_gone = since is not None and now() - since > GONE_TIMEOUT_S
-                if not error.is_retryable or is_gone or now() >= deadline:
+                # Who is told to end has no time to wait for a coordinator.
+                is_pressed = bool(signal_name) and error.refusal is None
+                if not error.is_retryable or is_gone or is_pressed or now() >= deadline:
                     raise error.to_ps_error() from None
             await pause(attempt)
             attempt += 1
