@@ -30,6 +30,8 @@ class Script:
         shard_count: Shards that hold a part of the model.
         data: What must have been fetched.
         overlaps: Whether it is run with `overlap=True`, too.
+        is_seeded: Whether the script's own seeds decide the order of its data: the job
+            has none, and one process runs the script as it is.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Script:
     shard_count: int = 2
     data: Path | None = None
     overlaps: bool = False
+    is_seeded: bool = False
 
     @property
     def plain(self) -> Path:
@@ -107,12 +110,15 @@ CATALOGUE: Final = (
     Script(name="padded_sequences", batch_size=16),
     Script(name="plateau", batch_size=8),
     Script(name="policy_gradient", batch_size=8),
+    Script(name="prefetcher", batch_size=24, in_turn=True),
     Script(name="pruner", batch_size=16, overlaps=True),
     Script(name="resumed", batch_size=16),
+    Script(name="seeded_shuffle", batch_size=16, is_seeded=True),
     # Each worker looks for a neighbour of its own: that of the union is another.
     Script(name="sharpness_aware", batch_size=16, worker_count=1, overlaps=True),
     Script(name="siamese", batch_size=16),
     Script(name="skip_gram", batch_size=128),
+    Script(name="skipped_batches", batch_size=16, in_turn=True, overlaps=True),
     Script(name="streamed_lines", batch_size=32),
     Script(name="summed_loss", batch_size=16, overlaps=True),
     Script(name="teacher", batch_size=16),

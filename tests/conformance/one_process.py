@@ -4,7 +4,7 @@
 
 A job shuffles each epoch by a seed that the coordinator deals, so that all workers draw
 the same order. Here the samplers of the script, whatever it is, draw from those seeds
-too. `reversed` turns each batch around: the same samples in another order, which shows
+too. Without seeds (`-`) they draw as the script has it. `reversed` turns each batch around: the same samples in another order, which shows
 what the order of additions alone does to the losses of one process.
 """
 
@@ -40,9 +40,10 @@ def turn_batches_around() -> None:
 
 
 if __name__ == "__main__":
-    SEEDS = [int(seed) for seed in sys.argv[1].split(",")]
-    draw_as_a_job(RandomSampler)
-    draw_as_a_job(WeightedRandomSampler)
+    if sys.argv[1] != "-":
+        SEEDS = [int(seed) for seed in sys.argv[1].split(",")]
+        draw_as_a_job(RandomSampler)
+        draw_as_a_job(WeightedRandomSampler)
     if sys.argv[2] == "reversed":
         turn_batches_around()
     sys.argv = sys.argv[3:]

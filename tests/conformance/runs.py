@@ -26,11 +26,12 @@ def run_alone(
 ) -> list[Line]:
     """Runs one process on the batches that the workers of a job have together."""
     ledger = DataLedger(JOB_SEED)
-    seeds = [ledger.seed_of("loader", epoch) for epoch in range(EPOCH_COUNT_MAX)]
+    dealt = [ledger.seed_of("loader", epoch) for epoch in range(EPOCH_COUNT_MAX)]
+    seeds = "-" if script.is_seeded else ",".join(map(str, dealt))
     child = nursery.start(
         f"{path.parent.name}-{order}",
         str(ONE_PROCESS),
-        [",".join(map(str, seeds)), order, str(path), *script.arguments_alone],
+        [seeds, order, str(path), *script.arguments_alone],
         folder=folder,
         environment={},
     )

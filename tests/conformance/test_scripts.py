@@ -4,7 +4,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -55,12 +55,15 @@ def test_losses_are_those_of_one_process(
     if script.data is not None and not script.data.exists():
         pytest.skip(f"no {script.data.name}: `make conformance` fetches it")
     alone = run_alone(nursery, script, script.plain, tmp_path)
-    with Job(tmp_path / "job", workers_min=script.worker_count) as job:
+    settings: dict[str, Any] = {"workers_min": script.worker_count}
+    if script.is_seeded:
+        settings["job_seed"] = 0
+    with Job(tmp_path / "job", **settings) as job:
         workers = run_workers(nursery, script, job, tmp_path)
         chunk_counts = [len(host.model.chunks) for host in job.shards]
     overlapped = workers
     if script.overlaps:
-        with Job(tmp_path / "overlapped", workers_min=script.worker_count) as job:
+        with Job(tmp_path / "overlapped", **settings) as job:
             overlapped = run_workers(nursery, script, job, tmp_path, overlap=True)
     together = (
         in_turn(workers)

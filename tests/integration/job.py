@@ -43,7 +43,7 @@ WAIT_TIMEOUT_S = 60.0
 """Longest wait for anything that the tests wait for."""
 
 JOB_SEED = 1
-"""From which the orders of all epochs follow."""
+"""Of jobs whose tests name no other one."""
 
 
 class Daemon:
@@ -162,6 +162,7 @@ class Job:
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
         port: int = 0,
         shares_memory: bool = True,
+        job_seed: int = JOB_SEED,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
         """Starts nothing yet.
@@ -176,9 +177,11 @@ class Job:
             port: Of the coordinator; 0 takes a free one.
             shares_memory: Whether chunks of `SHARED_BYTES_MIN` and more go through
                 shared memory, but for shards that advertise another address.
+            job_seed: From which the orders of all epochs follow; 0 leaves them to the
+                scripts.
             settings: Further ones of `CoordinatorConfig`.
         """
-        self._settings = settings
+        self._settings = {"job_seed": job_seed, **settings}
         self._port = port
         self._shares_memory = shares_memory
         self._folder = folder
@@ -335,7 +338,6 @@ class Job:
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,
                     lease_ttl_ms=self._lease_ttl_ms,
-                    job_seed=JOB_SEED,
                     **self._settings,
                 )
             )
