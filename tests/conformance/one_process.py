@@ -4,8 +4,9 @@
 
 A job shuffles each epoch by a seed that the coordinator deals, so that all workers draw
 the same order. Here the samplers of the script, whatever it is, draw from those seeds
-too. Without seeds (`-`) they draw as the script has it. `reversed` turns each batch around: the same samples in another order, which shows
-what the order of additions alone does to the losses of one process.
+too, and with `-` for SEEDS as the script has it. `reversed` turns each batch around: so
+the same samples come in another order, which shows what the order of additions alone
+does to the losses of one process.
 """
 
 import runpy

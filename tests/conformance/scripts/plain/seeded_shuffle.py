@@ -1,4 +1,4 @@
-"""Digits in an order that follows from the script's own seeds, as do its other draws."""
+"""Digits in the order that the script's own seeds give, with other draws between."""
 
 import sys
 

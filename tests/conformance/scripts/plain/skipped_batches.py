@@ -1,4 +1,4 @@
-"""Digits with batches that the script skips: too dark, an outlier, or a failed backward.
+"""Digits, where batches are skipped: too dark, outliers, or with a failed backward.
 
 A step is for several batches, with the mean over the samples that were not skipped. One
 process that does what two workers do accumulates the gradients of their batches.
