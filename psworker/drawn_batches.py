@@ -90,6 +90,11 @@ class Batch:
     is_pushed: bool = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether new gradients are of it only if a call with its memory shows it."""
+        return self.is_trained or self.is_given_up
+
+    @property
     def is_alive(self) -> bool:
         """Whether it is known to be held still."""
         return self.memory is not None and self.memory.is_alive
@@ -105,6 +110,7 @@ class _Draws:
         has_turn: Whether a call of unknown memory may be of another batch than that.
         is_over: Whether the loader has said that there is no more.
         is_known: Whether a call was given the memory of a batch before.
+        is_ahead: Whether the newest step had newer batches than its own drawn already.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -112,6 +118,12 @@ class _Draws:
     has_turn: bool = False
     is_over: bool = False
     is_known: bool = False
+    is_ahead: bool = False
+
+    @property
+    def in_hand(self) -> list[Batch]:
+        """Batches that nothing was done with yet."""
+        return [each for each in self.batches if not (each.is_called or each.is_closed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +229,29 @@ class DrawnBatches:
             is_all: Whether it is of all that was drawn, as far as anybody knows.
         """
         for draws in self._draws.values():
-            open_ones = [
-                each
-                for each in draws.batches
-                if not (each.is_trained or each.is_given_up)
-            ]
+            open_ones = [each for each in draws.batches if not each.is_closed]
             alive = [each for each in open_ones if each.is_alive]
             if len(alive) > 1:
                 self.in_doubt = tuple(each.sample_count for each in alive)
             for each in open_ones if is_all else alive[:1] or open_ones:
                 each.is_trained = True
+
+    def has_open(self, loader: str) -> bool:
+        """Whether there are batches of a loader that a step may be of yet."""
+        draws = self._draws.get(loader, _Draws())
+        return not all(each.is_given_up for each in draws.batches)
+
+    def has_ahead(self, loader: str) -> bool:
+        """Whether a script that asks for more goes on with what it has drawn before.
+
+        One that draws ahead has newer batches than that of the step at each step. One
+        that skips batches has none, and holds at most the newest.
+        """
+        draws = self._draws.get(loader, _Draws())
+        in_hand = draws.in_hand
+        if draws.is_ahead:
+            return bool(in_hand)
+        return len([each for each in in_hand if each.is_alive]) > 1
 
     def give_up(self, loader: str) -> tuple[Batch, ...]:
         """An iteration was ended early: its batches that are behind no gradient.
@@ -236,9 +261,7 @@ class DrawnBatches:
         draws = self._draws.get(loader)
         if draws is None:
             return ()
-        given_up = tuple(
-            each for each in draws.batches if not (each.is_trained or each.is_given_up)
-        )
+        given_up = tuple(each for each in draws.batches if not each.is_closed)
         for each in given_up:
             each.is_given_up = True
         return given_up
@@ -257,6 +280,9 @@ class DrawnBatches:
             trained += own
             if own:
                 newest = draws.batches.index(own[-1])
+                draws.is_ahead = any(
+                    each in draws.in_hand for each in draws.batches[newest + 1 :]
+                )
                 passed_over += [
                     each
                     for each in draws.batches[:newest]

@@ -67,6 +67,7 @@ class PendingData:
         self._gradient_is_new: Callable[[], bool] | None = None
         self._parameters: Sequence[torch.Tensor] = ()
         self._is_doubt_told = False
+        self._stepping_thread: int | None = None
         self._consumed: list[DataRange] = []
         self._dropped: list[DataRange] = []
         self._skipped: list[DataRange] = []
@@ -91,6 +92,7 @@ class PendingData:
         with self._lock:
             self._gradient_is_new = gradient_is_new
             self._parameters = parameters
+            self._stepping_thread = threading.get_ident()
             self._batches = DrawnBatches(optimizer_count)
 
     def draw(
@@ -145,6 +147,20 @@ class PendingData:
         with self._lock:
             return self._batches.has_trained
 
+    def has_ahead(self, loader: str) -> bool:
+        """Whether a script that asks for more goes on with what it has drawn before."""
+        with self._lock:
+            return self._is_used_elsewhere(loader) or self._batches.has_ahead(loader)
+
+    def is_used_elsewhere(self, loader: str) -> bool:
+        """Whether another thread than this one goes on with what was drawn before."""
+        with self._lock:
+            return self._is_used_elsewhere(loader)
+
+    def _is_used_elsewhere(self, loader: str) -> bool:
+        is_here = self._stepping_thread in (None, threading.get_ident())
+        return not is_here and self._batches.has_open(loader)
+
     def skip(self, loader: str) -> None:
         """What was drawn from a loader since the last push is behind no gradient.
 
@@ -158,6 +174,7 @@ class PendingData:
         """What the next push carries. The caller says later what became of it."""
         with self._lock:
             batches = self._batches
+            self._stepping_thread = threading.get_ident()
             if not (batches.sees_calls or batches.has_trained):
                 self._reach_unseen(is_all=self._gradient_is_new is None)
             else:

@@ -46,7 +46,6 @@ class EpochLeases:
     """The ranges of an epoch that this worker may use.
 
     Attributes:
-        report: Once the epoch is over, what became of it.
         was_over: Whether it was over when this worker first asked.
     """
 
@@ -79,7 +78,7 @@ class EpochLeases:
         self._is_closed = False
         self._is_first = True
         self.was_over = False
-        self.report: EpochReport | None = None
+        self._report: EpochReport | None = None
 
     def take(self) -> DataRange | None:
         """The next range, or `None` while others hold all that is left.
@@ -100,19 +99,29 @@ class EpochLeases:
             self._ahead = self._ask(wait=False)
         return data_range
 
+    @property
+    def are_out(self) -> bool:
+        """Whether all that is left, if anything, is what others may give back."""
+        # What is consumed must not be told while a later step on the same data, as a
+        # GAN takes it, is under way: the epoch could close, and the others would begin
+        # the next one with the clock of that step.
+        if not self._ready and not self._is_closed and not self._is_settled():
+            return True
+        # Not idle before that has brought nothing: two requests at once would make the
+        # order of what they bring a matter of chance.
+        self._fill()
+        return not self._ready
+
     def wait(self) -> bool:
         """Waits until `take` has a range, or, with `False`, the epoch is closed.
 
         While it waits, the worker pushes weight 0 for clocks that wait for it.
         """
-        # What is consumed must not be told while a later step on the same data, as a
-        # GAN takes it, is under way: the epoch could close, and the others would begin
-        # the next one with the clock of that step.
-        if not self._ready and not self._is_closed and not self._is_settled():
+        rejoin_count = self._source.rejoin_count
+        if not self.are_out:
+            return True
+        if rejoin_count != self._source.rejoin_count:
             return False
-        # Not idle before that has brought nothing: two requests at once would make the
-        # order of what they bring a matter of chance.
-        self._fill()
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)
@@ -129,7 +138,9 @@ class EpochLeases:
             Whether the ranges are still this worker's: not when it had to join again.
         """
         rejoin_count = self._source.rejoin_count
-        self._source.settle()
+        # A thread that draws ahead must not write values where another one computes.
+        if not self._source.pending.is_used_elsewhere(self._loader):
+            self._source.settle()
         return rejoin_count == self._source.rejoin_count
 
     def _fill(self) -> None:
@@ -137,6 +148,11 @@ class EpochLeases:
         if not self._ready and not self._is_closed and self._may_bring_more():
             self._ahead = self._ask(wait=False)
             self._collect()
+
+    def take_report(self) -> "EpochReport | None":
+        """Once the epoch is over, what became of it; told once."""
+        report, self._report = self._report, None
+        return report
 
     def close(self) -> None:
         """Ends requests that are under way. What they were to report is kept."""
@@ -221,7 +237,7 @@ class EpochLeases:
             self._is_first = False
             self.was_over = lease.closed and not lease.ranges
         self._is_closed = self._is_closed or lease.closed
-        self.report = lease.report or self.report
+        self._report = lease.report or self._report
 
     def _idle_until_answered(self, waiting: "_Request") -> None:
         """Waits for the answer, or for news that come before it."""

@@ -1,12 +1,13 @@
 """Loaders over leased data: the same iteration, shared between all workers."""
 
+import contextlib
 import inspect
 import logging
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import torch
 from torch.utils.data import DataLoader
@@ -66,6 +67,7 @@ class LeasedLoader(PreparedLoader):
         self._fetcher: DataLoader[Any] | None = None
         self._seeds = torch.Generator()
         self._newest: weakref.ref[_EpochIterator] | None = None
+        self._open_end: _OpenEnd | None = None
         self._loader = loader
 
     def __len__(self) -> int:
@@ -87,8 +89,16 @@ class LeasedLoader(PreparedLoader):
         """What became of the samples of the newest epoch that was iterated to its end.
 
         As of that end, over all workers; `None` before the first. An epoch ends for
-        all workers at once.
+        all workers at once: after an iteration that was drawn ahead of the steps, this
+        waits for the others, once all that was drawn is trained.
         """
+        end = self._open_end
+        if end is not None and not self._source.pending.has_ahead(self._name):
+            # What a lost worker has given back the next iteration hands out, which
+            # also joins again if this worker is lost itself.
+            with contextlib.suppress(EvictedError):
+                end.leases.wait()
+            self._note_report(end.leases, end.unit)
         return self._report
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -133,6 +143,30 @@ class LeasedLoader(PreparedLoader):
         torch.empty((), dtype=torch.int64).random_(generator=generator)
 
     def _batches(self, epoch: int) -> Generator[Any, None, None]:
+        """Batches of an epoch, after what is left of the one before.
+
+        A script that draws ahead has batches in hand when there are no more. It is
+        told so at once, since it steps with these only then, and the others wait for
+        its steps. The end of the epoch is waited for with the next iteration, unless
+        it draws ahead from one epoch into the next.
+        """
+        end, self._open_end = self._open_end, None
+        if end is not None and self._source.pending.has_ahead(self._name):
+            end.batches.close()
+        elif end is not None:
+            yield from end.batches
+        batches = self._batches_to_end(epoch)
+        try:
+            for batch in batches:
+                if isinstance(batch, _Pause):
+                    self._open_end = _OpenEnd(batch.leases, batch.unit, batches)
+                    return
+                yield batch
+        finally:
+            if self._open_end is None:
+                batches.close()
+
+    def _batches_to_end(self, epoch: int) -> Generator[Any, None, None]:
         batch_count = 0
         rejoin_count = -1
         is_done = False
@@ -144,6 +178,11 @@ class LeasedLoader(PreparedLoader):
                 rejoin_count = self._source.rejoin_count
                 try:
                     for batch in self._batches_held(epoch, draw):
+                        if isinstance(batch, _Pause):
+                            is_done = True
+                            draw.end()
+                            yield batch
+                            continue
                         batch_count += 1
                         self._missed.note_batch(epoch)
                         yield batch
@@ -178,16 +217,21 @@ class LeasedLoader(PreparedLoader):
         )
         self._feed.begin(order, leases)
         try:
-            yield from self._fetched(leases)
+            yield from self._fetched(leases, order.unit)
         finally:
             leases.close()
             self._was_over = leases.was_over
-            if leases.report is not None:
-                self._report = replace(leases.report, unit=order.unit)
-                _warn_unused(self._report)
+            self._note_report(leases, order.unit)
+
+    def _note_report(self, leases: EpochLeases, unit: str) -> None:
+        report = leases.take_report()
+        if report is not None:
+            self._report = replace(report, unit=unit)
+            _warn_unused(self._report)
 
     def _open(self, epoch: int, draw: EpochDraw) -> Origin:
-        self._source.settle()
+        if not self._source.pending.is_used_elsewhere(self._name):
+            self._source.settle()
         report = self._source.pending.take_last_report(self._name)
         try:
             return self._source.open_epoch(
@@ -197,14 +241,22 @@ class LeasedLoader(PreparedLoader):
             self._source.pending.return_report(report)
             raise
 
-    def _fetched(self, leases: EpochLeases) -> Iterator[Any]:
+    def _fetched(self, leases: EpochLeases, unit: str) -> Iterator[Any]:
         """Batches as they are fetched, each noted as drawn when it's handed out.
 
         Ends early when the worker has joined again meanwhile: the ranges went back.
         """
         iterator: Iterator[Any] | None = None
+        is_open_end = False
         rejoin_count = self._source.rejoin_count
         while rejoin_count == self._source.rejoin_count:
+            is_empty = not self._feed.fetching
+            if is_empty and not is_open_end and leases.are_out:
+                is_open_end = self._source.pending.has_ahead(self._name)
+                if is_open_end:
+                    self._source.pending.end(self._name)
+                    yield _Pause(leases, unit)
+                    continue
             # With nothing fetched or being fetched, waiting keeps nothing from anyone.
             if not self._feed.fetching and not leases.wait():
                 self._source.pending.end(self._name)
@@ -237,6 +289,32 @@ class LeasedLoader(PreparedLoader):
         if self._fetcher is None:
             self._fetcher = fetching(self._loader, self._feed, seeds=self._seeds)
         return self._fetcher
+
+
+class _Pause(NamedTuple):
+    """Comes in place of a batch where there are none but those in hand.
+
+    Attributes:
+        leases: Of the epoch.
+        unit: What its positions are, for people.
+    """
+
+    leases: EpochLeases
+    unit: str
+
+
+class _OpenEnd(NamedTuple):
+    """Where an iteration has ended before its epoch.
+
+    Attributes:
+        leases: Of the epoch.
+        unit: What its positions are, for people.
+        batches: Waits for the end when it is iterated.
+    """
+
+    leases: EpochLeases
+    unit: str
+    batches: Generator[Any, None, None]
 
 
 class _EpochIterator:

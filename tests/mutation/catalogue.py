@@ -872,4 +872,46 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/core/test_core_losses.py",),
     ),
+    PlantedBug(
+        "a worker that pushes nothing in place of a step on what is in its hand",
+        (
+            Edit(
+                f"{WORKER}/data/loader.py",
+                "is_open_end = self._source.pending.has_ahead(self._name)",
+                "is_open_end = False",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_loader_iteration.py"
+            "::test_with_batches_in_hand_an_iteration_ends_before_its_epoch",
+        ),
+    ),
+    PlantedBug(
+        "a prefetching thread that completes a step while another one computes",
+        (
+            Edit(
+                f"{WORKER}/pending.py",
+                "        return not is_here and self._batches.has_open(loader)\n",
+                "        return False\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_loader_iteration.py"
+            "::test_a_thread_that_draws_completes_no_step_of_another_one",
+        ),
+    ),
+    PlantedBug(
+        "a script that skips batches taken for one that draws ahead",
+        (
+            Edit(
+                f"{WORKER}/drawn_batches.py",
+                "        return len([each for each in in_hand if each.is_alive]) > 1\n",
+                "        return bool(in_hand)\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_drawn_batches.py"
+            "::test_a_script_that_skips_batches_has_none_in_hand",
+        ),
+    ),
 )

@@ -268,6 +268,56 @@ def test_nothing_is_left_after_joining_again() -> None:
     assert script.step() == []
 
 
+def test_a_script_that_draws_ahead_has_batches_in_hand_until_it_used_them() -> None:
+    script = Script()
+    script.draw(2)
+    for number in range(3):
+        script.draw(2)
+        script.train(number)
+        script.step()
+        assert script.drawn.has_ahead("loader")
+    script.train(3)
+    assert not script.drawn.has_ahead("loader")
+
+
+def test_before_the_first_step_two_batches_that_are_held_are_drawn_ahead() -> None:
+    script = Script()
+    script.draw(2)
+    assert not script.drawn.has_ahead("loader")
+    script.draw(2)
+    assert script.drawn.has_ahead("loader")
+    script.drop(0)
+    assert not script.drawn.has_ahead("loader")
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_a_script_that_skips_batches_has_none_in_hand(*, is_called: bool) -> None:
+    """Also while a variable of its loop still holds the last one."""
+    script = Script()
+    for number in range(4):
+        script.draw(2)
+        if number % 2 == 0:
+            script.train(number)
+            script.step()
+        elif is_called:
+            script.call(number)
+        script.drop(*range(number))
+        assert not script.drawn.has_ahead("loader")
+
+
+def test_batches_are_open_until_a_step_or_the_end_of_their_iteration() -> None:
+    script = Script()
+    assert not script.drawn.has_open("loader")
+    script.draw(2)
+    script.draw(2)
+    script.train(0)
+    assert script.drawn.has_open("loader")
+    script.step()
+    assert script.drawn.has_open("loader")
+    script.drawn.give_up("loader")
+    assert not script.drawn.has_open("loader")
+
+
 # With tensors
 
 

@@ -2,10 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,8 +19,12 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from psworker.batch_tensors import CallArguments
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
+from psworker.data.leases import EpochLeases
+from psworker.data.order import EpochShape, order_digest
 from psworker.errors import ConfigurationError
+from psworker.pending import DataReport
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
 
@@ -144,6 +151,140 @@ def test_of_two_iterations_the_older_one_is_refused(source: LedgerSource) -> Non
     assert len(_train(source, loader)) == 5
     with pytest.raises(ConfigurationError, match="a newer one has begun"):
         next(begun)
+
+
+# Ahead of the steps
+
+
+class Ahead:
+    """A script with one batch in hand while it draws the next."""
+
+    def __init__(self, source: LedgerSource) -> None:
+        self.source = source
+        self.seen: list[list[int]] = []
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.ones(1)
+        source.pending.watch(lambda: False, parameters=[weight], optimizer_count=1)
+
+    def train(self, batch: list[torch.Tensor]) -> None:
+        pending = self.source.pending
+        pending.note_backward(pending.note_call(CallArguments(batch)))
+        assert self.source.step().sample_count == len(batch[0])
+        self.seen.append(batch[0].tolist())
+
+    def draw_epoch(self, loader: LeasedLoader) -> list[torch.Tensor]:
+        """Trains on all batches of an epoch but the last."""
+        iteration = iter(loader)
+        in_hand: list[torch.Tensor] = next(iteration)
+        for batch in iteration:
+            self.train(in_hand)
+            in_hand = batch
+        return in_hand
+
+
+@pytest.fixture
+def in_rounds() -> tuple[LedgerSource, LedgerSource]:
+    job = LedgerJob(2, in_rounds=True)
+    return LedgerSource(job, 0), LedgerSource(job, 1)
+
+
+def _others_part(source: LedgerSource, *, is_done: bool) -> None:
+    """Another worker draws its part of the epoch, and trains on it or is lost."""
+    shape = EpochShape(16, 4, drop_last=False)
+    source.open_epoch("loader", 0, shape, b"", DataReport())
+    leases = EpochLeases(
+        source,
+        loader="loader",
+        epoch=0,
+        shape=shape,
+        order_digest=order_digest(np.arange(16)),
+    )
+    while (data_range := leases.take()) is not None:
+        source.pending.draw(4, data_range)
+        if is_done:
+            source.step()
+    if not is_done:
+        source.evict()
+        return
+    source.job.take_report(source.key, source.pending.take_report())
+    source.job.retry()
+
+
+def test_with_batches_in_hand_an_iteration_ends_before_its_epoch(
+    in_rounds: tuple[LedgerSource, LedgerSource],
+) -> None:
+    """Nobody pushes nothing in place of a step that comes, and the report is whole."""
+    source, other = in_rounds
+    script = Ahead(source)
+    loader = LeasedLoader(_loader(16), source)
+    _others_part(other, is_done=True)
+
+    in_hand = script.draw_epoch(loader)
+    assert not any(request.wait for request in source.requests)
+    assert loader.report is None  # it does not wait for a step that comes later
+    script.train(in_hand)
+    assert loader.report is not None
+    assert (loader.report.seen_once, loader.report.skipped) == (16, 0)
+    assert source.empty_push_count == 0
+    assert len(list(loader)) == 4 - 2
+    assert script.seen == [[0, 1, 2, 3], [8, 9, 10, 11]]
+
+
+def test_what_a_lost_worker_gives_back_comes_before_the_next_epoch(
+    in_rounds: tuple[LedgerSource, LedgerSource],
+) -> None:
+    source, other = in_rounds
+    script = Ahead(source)
+    loader = LeasedLoader(_loader(16), source)
+    script.train(script.draw_epoch(loader))
+    _others_part(other, is_done=False)
+    source.job.keys.pop()
+
+    for batch in loader:
+        script.train(batch)
+
+    first = source.job.ledger.epochs()[0].account
+    assert first.seen_once_count == 16
+    assert sorted(script.seen[2:4]) == [[4, 5, 6, 7], [12, 13, 14, 15]]
+    assert len(script.seen) == 2 + 2 + 4
+
+
+def test_a_thread_that_draws_completes_no_step_of_another_one(
+    source: LedgerSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write values while the other one computes with them."""
+    settled: list[bool] = []
+    monkeypatch.setattr(
+        source, "settle", lambda: settled.append(source.pending.has_ahead("loader"))
+    )
+    script = Ahead(source)
+    loader = LeasedLoader(_loader(8), source)
+    with ThreadPoolExecutor(1) as threads:
+        for epoch_count in (1, 2):
+            drawn = threads.submit(lambda: list(loader)).result(20)
+            assert len(drawn) == 2
+            for batch in drawn:
+                script.train(batch)
+            assert len(source.job.ledger.epochs()) == epoch_count
+    assert settled
+    assert not any(settled)
+
+
+def test_what_is_in_hand_over_the_end_of_an_epoch_is_trained_in_the_next(
+    source: LedgerSource,
+) -> None:
+    script = Ahead(source)
+    loader = LeasedLoader(_loader(8), source)
+    in_hand = script.draw_epoch(loader)
+    iteration = iter(loader)
+    following = next(iteration)
+    script.train(in_hand)
+    script.train(following)
+    assert [len(each) for each in script.seen] == [4, 4, 4]
+    assert source.empty_push_count == 0
+    for batch in iteration:
+        script.train(batch)
+    assert source.job.ledger.epochs()[0].account.seen_once_count == 8
 
 
 # Errors
