@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -16,12 +16,18 @@ from psworker.pending import PendingData
 
 _TENSOR_COUNT_MAX: Final = 64
 _DEPTH_MAX: Final = 4
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_get_tracing_state = torch._C._get_tracing_state
+_PLAIN: Final = (str, int, float, type(None))
 _PREPARE_SCRIPTABLE: Final = "__prepare_scriptable__"
 """What `torch.jit.script` asks a module for in its place."""
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors of a batch, or of arguments, however they are nested."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     found: list[torch.Tensor] = []
     _collect(value, found, 0)
     return found
@@ -31,12 +37,16 @@ def _collect(value: object, found: list[torch.Tensor], depth: int) -> None:
     if isinstance(value, torch.Tensor):
         found.append(value)
         return
-    if depth == _DEPTH_MAX or isinstance(value, str | int | float | None):
+    if depth == _DEPTH_MAX or isinstance(value, _PLAIN):
         return
     inner: Iterable[Any] = ()
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         inner = value
-    elif isinstance(value, dict | Mapping):
+    elif isinstance(value, dict):
+        if not value:
+            return
+        inner = value.values()
+    elif isinstance(value, Mapping):
         inner = value.values()
     elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
         inner = vars(value).values()
@@ -64,33 +74,33 @@ class BatchTensors:
         """Whether the script, or a graph, still holds some of it."""
         return any(not storage.expired() for storage, _ in self._marks)
 
-    def overlaps(self, storages: Mapping[int, set[int]]) -> bool:
+    def overlaps(self, storages: Mapping[int, Collection[int]]) -> bool:
         """Whether some of these storages are its own.
 
         Args:
             storages: Where views begin, by the storage that they are in.
         """
-        return any(
-            storage.cdata in storages
-            and (pointer is None or pointer in storages[storage.cdata])
-            for storage, pointer in self._marks
-        )
+        for storage, pointer in self._marks:
+            pointers = storages.get(storage.cdata, ())
+            if pointers and (pointer is None or pointer in pointers):
+                return True
+        return False
 
 
 class CallArguments:
     """What a model was called with."""
 
     def __init__(self, *arguments: object) -> None:
-        self._storages: dict[int, set[int]] = {}
-        self._are_on_cpu: set[bool] = set()
-        self.row_count: int | None = None
-        for each in tensors_in(arguments):
-            if _has_storage(each):
-                key = each.untyped_storage()._cdata
-                self._storages.setdefault(key, set()).add(each.data_ptr())
-                self._are_on_cpu.add(each.is_cpu)
-                if self.row_count is None and each.dim():
-                    self.row_count = len(each)
+        self._tensors = [each for each in tensors_in(arguments) if _has_storage(each)]
+        self._storages: dict[int, list[int]] = {}
+        for each in self._tensors:
+            key = each.untyped_storage()._cdata
+            self._storages.setdefault(key, []).append(each.data_ptr())
+
+    @property
+    def row_count(self) -> int | None:
+        """Length of the first tensor, `None` without one."""
+        return next((len(each) for each in self._tensors if each.dim()), None)
 
     def are_of(self, memory: BatchMemory) -> bool:
         """Whether some of it is the memory of a batch."""
@@ -100,7 +110,7 @@ class CallArguments:
     def are_elsewhere(self, memory: BatchMemory) -> bool:
         """Whether it lies on another device than a batch, which may be gone then."""
         assert isinstance(memory, BatchTensors)
-        return not self._are_on_cpu & memory.are_on_cpu
+        return memory.are_on_cpu.isdisjoint(each.is_cpu for each in self._tensors)
 
 
 def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
@@ -132,13 +142,13 @@ class CallHook:
         output: object,
     ) -> None:
         """A model was called."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if _is_compiling() or not _is_grad_enabled():
             return
         pending = self._pending()
         if pending is None:
             return
         outputs = [each for each in tensors_in(output) if each.requires_grad]
-        if not outputs or torch._C._get_tracing_state() is not None:
+        if not outputs or _get_tracing_state() is not None:
             return
         batches = pending.note_call(CallArguments(arguments, named))
         if not batches:

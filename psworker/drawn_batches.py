@@ -15,7 +15,7 @@ Pure: no tensors, no locks.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 BATCH_COUNT_MAX: Final = 1000
 """Batches of a loader that may wait for a backward pass; older ones are skipped."""
@@ -125,9 +125,25 @@ class _Draws:
         """Batches that nothing was done with yet."""
         return [each for each in self.batches if not (each.is_called or each.is_closed)]
 
+    def passed_over_by(self, newest: Batch) -> list[Batch]:
+        """Batches that will be behind no step, after one that is of this as its newest.
 
-@dataclass(frozen=True, slots=True)
-class PushedBatches:
+        Notes whether the script draws ahead.
+        """
+        older: list[Batch] = []
+        self.is_ahead = False
+        is_newer = False
+        for each in self.batches:
+            if each is newest:
+                is_newer = True
+            elif is_newer:
+                self.is_ahead |= not (each.is_called or each.is_given_up)
+            elif not (each.is_trained or each.is_alive):
+                older.append(each)
+        return older
+
+
+class PushedBatches(NamedTuple):
     """What a push carries, and what is settled with it.
 
     Attributes:
@@ -169,7 +185,11 @@ class DrawnBatches:
     @property
     def has_trained(self) -> bool:
         """Whether a batch is known to be behind the gradient that is there."""
-        return any(each.is_trained for each in self.waiting)
+        for draws in self._draws.values():
+            for each in draws.batches:
+                if each.is_trained:
+                    return True
+        return False
 
     @property
     def waiting(self) -> list[Batch]:
@@ -178,7 +198,9 @@ class DrawnBatches:
 
     def draw(self, batch: Batch) -> tuple[Batch, ...]:
         """A batch is handed to the script; returns those that are too old by now."""
-        draws = self._draws.setdefault(batch.loader, _Draws())
+        draws = self._draws.get(batch.loader)
+        if draws is None:
+            draws = self._draws[batch.loader] = _Draws()
         draws.batches.append(batch)
         draws.has_turn = True
         draws.is_over = False
@@ -277,23 +299,19 @@ class DrawnBatches:
         passed_over: list[Batch] = []
         for draws in self._draws.values():
             own = [each for each in draws.batches if each.is_trained]
-            trained += own
             if own:
-                newest = draws.batches.index(own[-1])
-                draws.is_ahead = any(
-                    each in draws.in_hand for each in draws.batches[newest + 1 :]
-                )
-                passed_over += [
+                trained += own
+                passed_over += draws.passed_over_by(own[-1])
+                draws.batches = [
                     each
-                    for each in draws.batches[:newest]
-                    if not (each.is_trained or each.is_alive)
+                    for each in draws.batches
+                    if not (each.is_trained or each in passed_over)
                 ]
             if self._optimizer_count == 1 or draws.is_over:
                 draws.has_turn = True
         for each in trained:
             each.is_trained = False
             each.is_pushed = True
-        self._forget((*trained, *passed_over))
         return PushedBatches(tuple(trained), tuple(passed_over))
 
     def clear(self) -> None:
@@ -301,11 +319,6 @@ class DrawnBatches:
         for each in self.waiting:
             each.is_pushed = True  # a call that is of it reaches nothing
         self._draws.clear()
-
-    def _forget(self, batches: Sequence[Batch]) -> None:
-        gone = set(map(id, batches))
-        for draws in self._draws.values():
-            draws.batches = [each for each in draws.batches if id(each) not in gone]
 
     def _guessed(self, draws: _Draws, inputs: CallInputs) -> list[Batch]:
         """The batches of a loader that a call of unknown memory is of."""
@@ -336,12 +349,15 @@ class DrawnBatches:
 
 def _found(draws: _Draws, inputs: CallInputs) -> list[Batch]:
     """The batches of a loader whose memory a call was given."""
-    known = list(draws.batches)
-    if draws.current is not None and draws.current.is_pushed:
-        known.append(draws.current)
-    return [
-        each for each in known if each.memory is not None and inputs.are_of(each.memory)
+    found = [
+        each
+        for each in draws.batches
+        if each.memory is not None and inputs.are_of(each.memory)
     ]
+    last = draws.current
+    if last is not None and last.is_pushed and last.memory is not None:
+        found += [last] if inputs.are_of(last.memory) else []
+    return found
 
 
 def _adding_up(batches: Sequence[Batch], row_count: int | None) -> list[Batch] | None:
