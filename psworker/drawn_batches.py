@@ -78,6 +78,7 @@ class Batch:
         is_given_up: Whether its iteration was ended early, so that only a call with
             its memory is of it.
         is_pushed: Whether a push has carried it.
+        is_lost: Whether it was given to other workers while the script has it in hand.
     """
 
     loader: str
@@ -88,6 +89,7 @@ class Batch:
     is_trained: bool = False
     is_given_up: bool = False
     is_pushed: bool = False
+    is_lost: bool = False
 
     @property
     def is_closed(self) -> bool:
@@ -149,10 +151,12 @@ class PushedBatches(NamedTuple):
     Attributes:
         trained: Batches that are behind its gradient.
         passed_over: Older ones that will be behind none.
+        is_of_lost: Whether some of its gradient is of batches that others have now.
     """
 
     trained: tuple[Batch, ...]
     passed_over: tuple[Batch, ...]
+    is_of_lost: bool
 
 
 class DrawnBatches:
@@ -312,13 +316,26 @@ class DrawnBatches:
         for each in trained:
             each.is_trained = False
             each.is_pushed = True
-        return PushedBatches(tuple(trained), tuple(passed_over))
+        kept = tuple(each for each in trained if not each.is_lost)
+        return PushedBatches(kept, tuple(passed_over), len(kept) < len(trained))
 
-    def clear(self) -> None:
-        """Nothing that was drawn is this worker's any more."""
-        for each in self.waiting:
-            each.is_pushed = True  # a call that is of it reaches nothing
-        self._draws.clear()
+    def lose(self) -> None:
+        """What was leased and not pushed is other workers' now.
+
+        A script that has some of it in hand may train on it yet: such a gradient must
+        not count. Batches of a split of the script's own stay its own.
+        """
+        for draws in self._draws.values():
+            kept: list[Batch] = []
+            for each in draws.batches:
+                each.is_trained = False
+                if each.data_range is None or each.is_alive or draws.is_ahead:
+                    each.is_lost |= each.data_range is not None
+                    each.data_range = None
+                    kept.append(each)
+                else:
+                    each.is_pushed = True  # a call that is of it reaches nothing
+            draws.batches = kept
 
     def _guessed(self, draws: _Draws, inputs: CallInputs) -> list[Batch]:
         """The batches of a loader that a call of unknown memory is of."""

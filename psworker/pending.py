@@ -33,10 +33,12 @@ class DrawnData:
     Attributes:
         sample_count: Samples behind the gradient, `None` when no loader counted.
         ranges: Leased ranges the samples came from.
+        is_of_lost: Whether some of the gradient is of batches that others have now.
     """
 
     sample_count: int | None
     ranges: tuple[DataRange, ...]
+    is_of_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class PendingData:
             return DrawnData(
                 sum(each.sample_count for each in trained) if trained else None,
                 tuple(e.data_range for e in trained if e.data_range is not None),
+                pushed.is_of_lost,
             )
 
     def _look(self) -> None:
@@ -262,11 +265,12 @@ class PendingData:
     def start_over(self) -> None:
         """The worker has rejoined: what its start before held is not its own any more.
 
+        What the script has in hand of it may reach a step yet, which is of lost data.
         What of it counts the coordinator learns from the shards.
         """
         with self._lock:
             self._incarnation += 1
-            self._batches.clear()
+            self._batches.lose()
             self._consumed = []
             self._dropped = []
             self._skipped = []

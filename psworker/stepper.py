@@ -233,7 +233,7 @@ class Stepper(OptimizerCalls):
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
-        if is_discarded := self._has_stale_gradient:
+        if is_discarded := self._has_stale_gradient or drawn.is_of_lost:
             weight = 0.0
         elif weight is None:
             weight = float(self._sample_count)

@@ -139,7 +139,7 @@ class HostSteps(Attendance):
         drawn = self.pending.take()
         if drawn.sample_count is not None:
             self._sample_count = drawn.sample_count
-        is_stale, self._is_stale = self._is_stale, False
+        is_stale, self._is_stale = self._is_stale or drawn.is_of_lost, False
         weight = float(self._sample_count) if weight is None else weight
         if is_stale:
             weight = 0.0

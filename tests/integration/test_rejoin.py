@@ -3,7 +3,8 @@ twice."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -248,9 +249,22 @@ def _prepared(ps: Connection) -> Any:  # noqa: ANN401, as prepare returns it
     )
 
 
-@pytest.mark.parametrize("is_in_step", [True, False], ids=["in step", "in the loader"])
+def _ahead(batches: Iterable[Any], count: int) -> Iterator[Any]:
+    drawn = deque[Any]()
+    for batch in batches:
+        drawn.append(batch)
+        if len(drawn) > count:
+            yield drawn.popleft()
+    yield from drawn
+
+
+@pytest.mark.parametrize(
+    ("is_in_step", "ahead_count"),
+    [(True, 0), (False, 0), (True, 2)],
+    ids=["in step", "in the loader", "in step, with batches drawn ahead"],
+)
 def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
-    tmp_path: Path, is_in_step: bool
+    tmp_path: Path, is_in_step: bool, ahead_count: int
 ) -> None:
     counted: dict[str, list[int]] = {"w0": [], "w1": []}
     rejoined: list[str] = []
@@ -261,7 +275,8 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
         with connect(job, worker_id, address=address) as ps:
             model, optimizer, loader = _prepared(ps)
             both.wait(20)
-            for count, (inputs, indices) in enumerate(loader):
+            batches = _ahead(loader, ahead_count)
+            for count, (inputs, indices) in enumerate(batches):
                 if worker_id == "w0" and count == 3:
                     evict(job, proxy, "w0")
                     is_evicted.set()

@@ -914,4 +914,18 @@ BUGS = (
             "::test_a_script_that_skips_batches_has_none_in_hand",
         ),
     ),
+    PlantedBug(
+        "a step on batches that other workers have now counts",
+        (
+            Edit(
+                f"{WORKER}/drawn_batches.py",
+                "each.is_lost |= each.data_range is not None",
+                "each.is_lost = False",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_drawn_batches.py"
+            "::test_a_gradient_of_batches_that_others_have_now_counts_for_nothing",
+        ),
+    ),
 )

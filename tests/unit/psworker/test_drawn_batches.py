@@ -43,7 +43,8 @@ class Script:
         self.passed_over: list[int] = []
 
     def draw(self, size: int, loader: str = "loader") -> None:
-        self.batches.append(Batch(loader, size, memory=Memory()))
+        where = DataRange(loader, 0, len(self.batches), len(self.batches) + 1)
+        self.batches.append(Batch(loader, size, where, Memory()))
         self.drawn.draw(self.batches[-1])
 
     def call(
@@ -259,13 +260,53 @@ def test_unseen_calls_are_of_what_the_script_still_holds() -> None:
     assert script.step() == [1]
 
 
-def test_nothing_is_left_after_joining_again() -> None:
+def test_a_gradient_of_batches_that_others_have_now_counts_for_nothing() -> None:
+    """The worker has joined again, and its script has some of the start before."""
     script = Script()
     script.draw(2)
     call = script.call(0)
-    script.drawn.clear()
+    script.draw(2)
+    script.drawn.lose()
+    script.draw(2)
     script.drawn.reach(call)
-    assert script.step() == []
+    pushed = script.drawn.push()
+    assert (pushed.trained, pushed.is_of_lost) == ((), True)
+    script.train(1)
+    script.train(2)
+    pushed = script.drawn.push()
+    assert (pushed.trained, pushed.is_of_lost) == ((script.batches[2],), True)
+    script.draw(2)
+    script.train(3)
+    pushed = script.drawn.push()
+    assert (pushed.trained, pushed.is_of_lost) == ((script.batches[3],), False)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_in_hand_is_what_is_held_or_was_drawn_ahead(*, is_ahead: bool) -> None:
+    """A script makes other tensors of its batches: only their order tells them."""
+    script = Script()
+    script.draw(2)
+    if is_ahead:
+        script.draw(2)
+    script.train(0)
+    script.step()
+    if not is_ahead:
+        script.draw(2)  # and skips it
+    script.drop(0, 1)
+    script.drawn.lose()
+    script.draw(2)
+    script.drop(2)
+    script.train(rows=2, is_moved=True)
+    assert script.drawn.push().is_of_lost is is_ahead
+
+
+def test_a_split_of_the_scripts_own_stays_its_own() -> None:
+    drawn = DrawnBatches()
+    batch = Batch("loader", 2, memory=Memory())
+    drawn.draw(batch)
+    drawn.lose()
+    drawn.reach(drawn.call(Inputs(2)))
+    assert drawn.push() == ((batch,), (), False)
 
 
 def test_a_script_that_draws_ahead_has_batches_in_hand_until_it_used_them() -> None:
