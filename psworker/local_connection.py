@@ -205,7 +205,24 @@ class LocalConnection:
                 loader = local_loader(each, self._steps.draws, name=name)
                 self._loaders[id(each)] = loader
         self._is_prepared = True
+        if self._loaders:
+            self._watch_calls()
         return call.returned(self._loaders)
+
+    def _watch_calls(self) -> None:
+        """For the reports of the loaders."""
+        held = [each for each in self._prepared if isinstance(each, Optimizer)]
+        parameters = {
+            id(each): each
+            for optimizer in held
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        self._steps.watch(
+            [each for each in self._prepared if isinstance(each, nn.Module)],
+            list(parameters.values()),
+            optimizer_count=len(held),
+        )
 
     def _is_known_loader(self, each: object) -> bool:
         """Whether it is a loader that an earlier call has returned."""

@@ -1,13 +1,16 @@
 """Steps of an optimizer that runs in this process, counted as a job would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import MethodType
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from psworker.batch_tensors import watch_calls
 from psworker.data.local_draws import LocalDraws
 from psworker.errors import refuse_closed
 from psworker.gradients import collect_gradients, stored_elements
@@ -15,6 +18,7 @@ from psworker.optimizer_class import WRAPS
 from psworker.push_result import PushResult
 from psworker.refusals import at_entrance
 from psworker.sample_weight import check_weight
+from psworker.spent_gradients import SpentGradients
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
@@ -27,7 +31,7 @@ class LocalSteps:
         is_closed: Whether further steps are refused.
         clip_grad_norm: Norm that gradients are clipped to, `None` for no clipping.
         last_push: The newest step, `None` before the first.
-        draws: What was drawn from loaders; each step takes it.
+        draws: What was drawn from loaders; each step takes what is behind it.
     """
 
     def __init__(self, mode: str) -> None:
@@ -37,6 +41,9 @@ class LocalSteps:
         self.clip_grad_norm: float | None = None
         self.last_push: PushResult | None = None
         self._grad_norm: float | None = None
+        self._models: list[nn.Module] = []
+        self._parameters: list[torch.Tensor] = []
+        self._looked = SpentGradients(0)
 
     @property
     def clock(self) -> int:
@@ -64,6 +71,40 @@ class LocalSteps:
         factor = 1.0 if scale is None else float(scale)
         norm = clip_grad_norm_(held, self.clip_grad_norm * factor)
         self._grad_norm = float(norm) / factor
+
+    def watch(
+        self,
+        models: Iterable[nn.Module],
+        parameters: Sequence[torch.Tensor],
+        *,
+        optimizer_count: int,
+    ) -> None:
+        """From now on tells what a step is of from the calls of these models.
+
+        Args:
+            models: All that are prepared.
+            parameters: All that the optimizers have.
+            optimizer_count: Optimizers that step, the first time that this is called.
+        """
+        is_first = not self._models
+        fresh = [each for each in models if all(each is not m for m in self._models)]
+        self._models += fresh
+        self._parameters[:] = parameters
+        self._looked = SpentGradients(len(parameters))
+        if is_first:
+            self.draws.pending.watch(
+                lambda: self._looked.differ_from(self._parameters),
+                parameters=self._parameters,
+                optimizer_count=optimizer_count,
+            )
+        watch_calls(fresh, self.draws.pending)
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone is behind no step."""
+        if self.draws.pending.has_trained and not SpentGradients(
+            len(self._parameters)
+        ).has_others(self._parameters):
+            self.draws.pending.throw_away()
 
     def note(self) -> None:
         """Counts one more."""
@@ -127,6 +168,15 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
         setattr(step, _WRAPPED_BY_SCHEDULER, True)
     setattr(step, WRAPS, inner)  # a job may be given it later
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    inner_zero_grad: Callable[..., None] = optimizer.zero_grad
+
+    @_disable_dynamo  # as torch does
+    def zero_grad(self: Optimizer, *args: Any, **others: Any) -> None:  # noqa: ANN401
+        inner_zero_grad(*args, **others)
+        steps.note_zeroed()
+
+    setattr(zero_grad, WRAPS, inner_zero_grad)
+    optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
 
 
 def _clipping(

@@ -1,19 +1,25 @@
 """What a process that trains alone has drawn, and which steps took it."""
 
 from dataclasses import dataclass, field
+from itertools import count
+from weakref import WeakValueDictionary
 
+from psworker.batch_tensors import BatchTensors
 from psworker.epoch_report import EpochReport
+from psworker.pending import DataRange, PendingData
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class EpochDraws:
     """Batches of one epoch of one loader.
 
     Attributes:
         sizes: Samples of each batch that was handed out.
         stepped: Which of these a step took.
+        number: Tells it from all other epochs; given when it is drawn from.
     """
 
+    number: int
     sizes: list[int] = field(default_factory=list)
     stepped: set[int] = field(default_factory=set)
 
@@ -49,21 +55,41 @@ class EpochDraws:
 
 
 class LocalDraws:
-    """Batches of all loaders that were drawn since the last step."""
+    """Batches of all loaders, until a step takes those that are behind its gradient."""
 
     def __init__(self) -> None:
-        self._drawn: list[tuple[EpochDraws, int]] = []
+        self.pending = PendingData()
+        self._epochs: WeakValueDictionary[int, EpochDraws] = WeakValueDictionary()
+        self._numbers = count()
 
-    def draw(self, epoch: EpochDraws, size: int) -> None:
+    def begin(self) -> EpochDraws:
+        """An iteration over an epoch begins."""
+        epoch = EpochDraws(next(self._numbers))
+        self._epochs[epoch.number] = epoch
+        return epoch
+
+    def draw(self, loader: str, epoch: EpochDraws, size: int, batch: object) -> None:
         """Notes a batch at the moment it is handed to the script."""
-        self._drawn.append((epoch, len(epoch.sizes)))
+        position = len(epoch.sizes)
         epoch.sizes.append(size)
+        where = DataRange(loader, epoch.number, position, position + 1)
+        self.pending.draw(size, where, memory=BatchTensors(batch))
+
+    def end(self, loader: str) -> None:
+        """A loader has no more for the script."""
+        self.pending.end(loader)
+
+    def has_ahead(self, loader: str) -> bool:
+        """Whether the script goes on with what it has drawn before it draws more."""
+        return self.pending.has_ahead(loader)
 
     def note_step(self) -> None:
-        """A step took all that was drawn since the one before."""
-        for epoch, batch in self._drawn:
-            epoch.stepped.add(batch)
-        self._drawn.clear()
+        """A step took what is behind its gradient."""
+        for taken in self.pending.take().ranges:
+            epoch = self._epochs.get(taken.epoch)
+            if epoch is not None:
+                epoch.stepped.add(taken.start)
+        self.pending.take_report()  # there is nobody to tell
 
 
 def _differ(sizes: list[int]) -> bool:

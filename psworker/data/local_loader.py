@@ -27,6 +27,7 @@ class LocalLoader(PreparedLoader):
         self._name = name
         self._epoch = 0
         self._report: EpochReport | None = None
+        self._ended: tuple[int, EpochDraws] | None = None
         self._feed = _NotingSampler(loader)
         self._fetcher: DataLoader[Any] | None = None
         self._loader = loader
@@ -44,8 +45,12 @@ class LocalLoader(PreparedLoader):
     def report(self) -> EpochReport | None:
         """What became of the samples of the newest epoch that was iterated to its end.
 
-        As of that end; `None` before the first.
+        As of that end, or of the step on the last batch where a script draws ahead;
+        `None` before the first.
         """
+        if self._ended is not None and not self._draws.has_ahead(self._name):
+            (number, epoch), self._ended = self._ended, None
+            self._report = self._report_of(number, epoch)
         return self._report
 
     def set_epoch(self, epoch: int) -> None:
@@ -62,12 +67,17 @@ class LocalLoader(PreparedLoader):
         batches = iter(self._fetcher)
         return _LocalIteration(self, epoch, batches, self._feed.sizes)
 
-    def _draw(self, epoch: EpochDraws, size: int) -> None:
-        self._draws.draw(epoch, size)
+    def _draw(self, epoch: EpochDraws, size: int, batch: object) -> None:
+        self._draws.draw(self._name, epoch, size, batch)
 
     def _end(self, number: int, epoch: EpochDraws) -> None:
+        self._draws.end(self._name)
+        self._report, self._ended = None, (number, epoch)
+        _ = self.report  # as of now, if nothing is to come
+
+    def _report_of(self, number: int, epoch: EpochDraws) -> EpochReport:
         batch_sampler = self._loader.batch_sampler
-        self._report = epoch.report(
+        return epoch.report(
             self._name,
             number,
             is_by_batch=type(batch_sampler) is not BatchSampler,
@@ -89,7 +99,7 @@ class _LocalIteration:
         self._number = number
         self._batches = batches
         self._sizes = sizes
-        self._epoch = EpochDraws()
+        self._epoch = loader._draws.begin()
 
     def __iter__(self) -> Self:
         return self
@@ -100,7 +110,7 @@ class _LocalIteration:
         except StopIteration:
             self._loader._end(self._number, self._epoch)
             raise
-        self._loader._draw(self._epoch, self._sizes.popleft())
+        self._loader._draw(self._epoch, self._sizes.popleft(), batch)
         return batch
 
 

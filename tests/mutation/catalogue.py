@@ -928,4 +928,18 @@ BUGS = (
             "::test_a_gradient_of_batches_that_others_have_now_counts_for_nothing",
         ),
     ),
+    PlantedBug(
+        "a process alone that counts batches as trained whose gradient was zeroed",
+        (
+            Edit(
+                f"{WORKER}/local_optimizer.py",
+                "        steps.note_zeroed()\n",
+                "",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/test_local_prepare.py"
+            "::test_a_report_tells_what_was_skipped",
+        ),
+    ),
 )
