@@ -177,15 +177,30 @@ class PSStrategy(SingleDeviceStrategy):
         return _update_dataloader(dataloader, self._split_sampler(dataloader))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, as in Lightning
-        """Counts the batch and trains on it."""
+        """Trains on the batch, which counts once a backward pass is made with it."""
         try:
-            self._samples.add(self._sample_count(args[0]))
+            self._samples.begin(self._sample_count(args[0]))
         except MisconfigurationException:
             raise ConfigurationError(
                 "the number of samples in a batch, which is its weight in the job, "
                 "can't be seen from it: give PSStrategy(sample_count=lambda batch: ...)"
             ) from None
-        return super().training_step(*args, **kwargs)
+        output = super().training_step(*args, **kwargs)
+        module = self.lightning_module
+        if output is None and module is not None and module.automatic_optimization:
+            self._samples.skip()  # no backward pass follows
+        return output
+
+    def backward(
+        self,
+        closure_loss: torch.Tensor,
+        optimizer: Optimizer | None,
+        *args: Any,  # noqa: ANN401, as in Lightning
+        **kwargs: Any,  # noqa: ANN401
+    ) -> torch.Tensor:
+        """Counts the batch, also where the script calls `manual_backward`."""
+        self._samples.reach()
+        return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of an optimizer, for the one checkpoint that is written.

@@ -19,12 +19,32 @@ UNSPLIT_TEXT: Final = (
 class SampleCounter:
     """Samples that were trained on since the last step.
 
-    A further step on the same samples, as a GAN takes it, has as many.
+    A further step on the same samples, as a GAN takes it, has as many. A step after
+    batches that were all skipped has none.
     """
 
     def __init__(self) -> None:
         self._count = 0.0
         self._last = 1.0
+        self._newest = 0.0  # of the batch that was begun last, until it is counted
+        self._begun = 0.0  # of all that were begun since the last step
+        self._sees_backward = False
+
+    def begin(self, count: float) -> None:
+        """A batch is given to the script, which may skip it."""
+        self._newest = count
+        self._begun += count
+
+    def reach(self) -> None:
+        """The script goes backward with the batch that was begun last."""
+        self._sees_backward = True
+        self._count += self._newest
+        self._newest = 0.0
+
+    def skip(self) -> None:
+        """The script does not go backward with the batch that was begun last."""
+        self._sees_backward = True
+        self._newest = 0.0
 
     def add(self, count: float) -> None:
         """Notes samples."""
@@ -36,9 +56,14 @@ class SampleCounter:
 
     def take(self) -> float:
         """The weight of the step that is taken now."""
+        begun, self._begun = self._begun, 0.0
+        if not self._sees_backward:
+            # A script that goes backward by itself: all may be behind its gradient.
+            self._count += begun
         if self._count:
             self._last, self._count = self._count, 0.0
-        return self._last
+            return self._last
+        return 0.0 if begun else self._last
 
 
 def weigh_steps(

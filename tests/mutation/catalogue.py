@@ -942,4 +942,18 @@ BUGS = (
             "::test_a_report_tells_what_was_skipped",
         ),
     ),
+    PlantedBug(
+        "a batch that a framework's script skips, and that weighs its step",
+        (
+            Edit(
+                f"{WORKER}/integrations/weighed_steps.py",
+                "        return 0.0 if begun else self._last\n",
+                "        return self._last\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/integrations/test_weighed_steps.py"
+            "::test_a_batch_that_was_skipped_weighs_nothing",
+        ),
+    ),
 )

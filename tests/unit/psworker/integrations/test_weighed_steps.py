@@ -41,6 +41,31 @@ def test_a_step_weighs_as_many_samples_as_came_since_the_last() -> None:
     assert optimizer.weights == [7, 7, 9, 5]
 
 
+def test_a_batch_that_was_skipped_weighs_nothing() -> None:
+    samples = SampleCounter()
+    samples.begin(3)
+    samples.skip()
+    assert samples.take() == 0
+    for count in (3, 4, 5):
+        samples.begin(count)
+        if count != 4:
+            samples.reach()
+    assert samples.take() == 8
+    assert samples.take() == 8  # a second one on the same samples
+    samples.begin(2)  # the script returns before it goes backward
+    assert samples.take() == 0
+    samples.reach()
+    samples.reach()  # of another loss of the same batch
+    assert samples.take() == 2
+
+
+def test_without_backward_passes_that_are_seen_all_batches_count() -> None:
+    samples = SampleCounter()
+    samples.begin(3)
+    samples.begin(4)
+    assert samples.take() == samples.take() == 7
+
+
 def test_a_closure_runs_first_and_its_samples_count() -> None:
     samples = SampleCounter()
     optimizer = Noting()
