@@ -42,9 +42,9 @@ class LeasedLoader(PreparedLoader):
     have finished already yields nothing. All other attributes are those of the loader
     that was prepared.
 
-    Prepare the loaders you train on. Iterate a loader for evaluation as it is:
-    every batch drawn here counts towards the weight of the next `optimizer.step()`.
-    A batch that is drawn last before a `break`, and not trained on, does not.
+    Prepare the loaders you train on, and iterate a loader for evaluation as it is: here
+    each worker gets a part of the data. Batches that a backward pass has reached weigh
+    the next `optimizer.step()`; what is skipped or drawn ahead does not.
     """
 
     def __init__(

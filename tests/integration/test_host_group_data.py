@@ -1,6 +1,9 @@
 """Leased data in a host group: the ledger is exact, and runs repeat."""
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +27,18 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(SAMPLE_COUNT, 1, generator=draw)
 
 
+def ahead(loader: Iterable[Any], count: int) -> Iterator[Any]:
+    """Draws some batches before it hands out the first."""
+    drawn = deque[Any]()
+    for batch in loader:
+        drawn.append(batch)
+        if len(drawn) > count:
+            yield drawn.popleft()
+    yield from drawn
+
+
 def train(
-    ps: HostConnection, model: nn.Module
+    ps: HostConnection, model: nn.Module, ahead_count: int = 0
 ) -> tuple[list[list[float]], list[torch.Tensor], list[int]]:
     """First numbers of the samples seen, by epoch; the model; samples seen once."""
     x, y = samples()
@@ -35,7 +48,7 @@ def train(
     seen, once = [], []
     for _ in range(EPOCH_COUNT):
         mine = []
-        for inputs, targets in loader:
+        for inputs, targets in ahead(loader, ahead_count):
             mine += inputs[:, 0].tolist()
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
@@ -76,13 +89,14 @@ def test_each_sample_is_seen_once_by_one_process_and_runs_repeat(
         assert all(map(torch.equal, values, others))
 
 
+@pytest.mark.parametrize("ahead_count", [0, 2])
 def test_a_group_has_the_numbers_of_one_process_with_a_larger_batch(
-    tmp_path: Path,
+    tmp_path: Path, ahead_count: int
 ) -> None:
     models = new_models(3)
     start = [each.detach().clone() for each in models[0].parameters()]
     with Job(tmp_path, shard_count=2) as job:
-        run = run_group(job, 3, lambda ps, index: train(ps, models[index]))
+        run = run_group(job, 3, lambda ps, index: train(ps, models[index], ahead_count))
     x, y = samples()
     alone = nn.Linear(5, 1).double()
     with torch.no_grad():
