@@ -110,7 +110,7 @@ CATALOGUE: Final = (
     Script(name="padded_sequences", batch_size=16),
     Script(name="plateau", batch_size=8),
     Script(name="policy_gradient", batch_size=8),
-    Script(name="prefetcher", batch_size=24, in_turn=True),
+    Script(name="prefetcher", batch_size=24, in_turn=True, overlaps=True),
     Script(name="pruner", batch_size=16, overlaps=True),
     Script(name="resumed", batch_size=16),
     Script(name="seeded_shuffle", batch_size=16, is_seeded=True),
