@@ -4,8 +4,65 @@ import asyncio
 import logging
 import os
 import sys
+import time
+from collections.abc import Callable
+from typing import Final
 
 import structlog
+
+REFUSAL_LINES_MAX: Final = 5
+"""Lines about refusals that one place writes in a period."""
+
+REFUSAL_PERIOD_S: Final = 10.0
+"""Length of a period. Five lines in each are some 10 MB a day."""
+
+
+class RefusalLog:
+    """Lines that whoever calls can cause at will, of which a few are enough.
+
+    In the event loop.
+    """
+
+    def __init__(
+        self, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begins a period.
+
+        Args:
+            log: Takes the lines.
+            clock: Tells the time in seconds.
+        """
+        self._log = log
+        self._clock = clock
+        self._began_s = clock()
+        self._line_count = 0
+        self._left_out_count = 0
+
+    def warning(
+        self, text: str, *args: object, error: BaseException | None = None
+    ) -> None:
+        """Writes a line, unless there were too many of late.
+
+        The first one that is written after others were left out says how many.
+
+        Args:
+            text: What happened, a format of `logging`.
+            args: Its arguments.
+            error: What the line has the traceback of, which makes it an error.
+        """
+        now_s = self._clock()
+        if now_s - self._began_s >= REFUSAL_PERIOD_S:
+            self._began_s, self._line_count = now_s, 0
+        if self._line_count >= REFUSAL_LINES_MAX:
+            self._left_out_count += 1
+            return
+        self._line_count += 1
+        if self._left_out_count:
+            text += " (%d lines like this were left out before)"
+            args = (*args, self._left_out_count)
+            self._left_out_count = 0
+        level = logging.WARNING if error is None else logging.ERROR
+        self._log.log(level, text, *args, exc_info=error)
 
 
 def configure_logs(*, role: str, verbose: bool = False) -> None:

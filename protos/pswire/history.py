@@ -134,11 +134,15 @@ class HistoryFile:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that appends to a file that is this process's alone."""
+    """A descriptor that appends to a file that is this process's alone.
+
+    Only its owner reads the file, and a folder that is made for it: it tells of workers
+    and of data.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
     except OSError as error:
         raise HistoryPathError(

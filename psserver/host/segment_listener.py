@@ -1,21 +1,24 @@
 """The socket at which workers on the same machine hand segments over.
 
-Callbacks of the event loop; a connection takes three packets and is closed. Nobody gets
-further than the first who is not of the same user or does not know a token, which the
-shard tells members only.
+Callbacks of the event loop; a connection takes three packets and is closed. One of
+another user is closed as it is accepted, before anything is kept for it. Nobody gets
+further than the first packet who does not know a token, which the shard tells members
+only.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from psserver.core.record import WorkerKey
 from psserver.host.shard_host import ShardHost
 from psserver.host.shared_segments import SharedSegments
+from psserver.logs import RefusalLog
 from psserver.tensors.values_segment import ValuesSegment
 from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.segment_handshake import (
@@ -30,7 +33,16 @@ from pswire.segment_handshake import (
 
 log = logging.getLogger("psserver.shard")
 
+_NO_DESCRIPTOR_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
+
 _WAITING_COUNT_MAX = 64
+
+_HANDOVER_COUNT_MAX = 64
+"""Connections at a time, each for a millisecond. Others wait to be accepted."""
+
+_PAUSE_S = 1.0
+"""Time until connections are accepted again after the system had no descriptor left.
+They wait meanwhile; to ask at once would keep the event loop busy."""
 
 
 class SegmentListener:
@@ -53,6 +65,8 @@ class SegmentListener:
         self._segments = segments
         self._values = values
         self._loop = asyncio.get_running_loop()
+        self._refusals = RefusalLog(log)
+        self._resuming: asyncio.TimerHandle | None = None
         self._connections: set[_Handover] = set()
         name = f"paramserver-{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -63,25 +77,57 @@ class SegmentListener:
         except OSError:
             self._socket.close()
             raise
-        self._loop.add_reader(self._socket, self._accept)
+        self._resume()
         segments.socket_name = name
 
     def close(self) -> None:
         """Ends all connections."""
         self._segments.socket_name = ""
-        self._loop.remove_reader(self._socket)
+        self._pause()
         self._socket.close()
         for connection in list(self._connections):
             connection.close()
 
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._pause()
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._socket)
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+
     def _accept(self) -> None:
         try:
             peer, _ = self._socket.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR_LEFT:
+                self._refusals.warning("no worker can hand segments over: %s", error)
+                self._pause()
+                self._resuming = self._loop.call_later(_PAUSE_S, self._resume)
             return  # gone before it was taken
-        handover = _Handover(peer, self._loop, self._take, self._segments.note_reader)
+        try:
+            check_peer(peer)
+        except SegmentError as error:
+            with peer, suppress(OSError):  # it may be gone
+                peer.setblocking(False)
+                send_refusal(peer, str(error))
+            self._refusals.warning("segments of shared memory are refused: %s", error)
+            return
+        handover = _Handover(
+            peer, self._loop, self._take, self._segments.note_reader, self._refusals
+        )
         self._connections.add(handover)
-        handover.on_close = self._connections.discard
+        handover.on_close = self._closed
+        if len(self._connections) >= _HANDOVER_COUNT_MAX:
+            self._pause()
+
+    def _closed(self, handover: "_Handover") -> None:
+        self._connections.discard(handover)
+        if self._resuming is None:
+            self._resume()
 
     def _take(self, offer: Offer) -> tuple[WorkerKey, Answer]:
         """Maps what a worker offers; which one it is, and what it is given.
@@ -114,11 +160,13 @@ class _Handover:
         loop: asyncio.AbstractEventLoop,
         take: Callable[[Offer], tuple[WorkerKey, Answer]],
         acknowledged: Callable[[WorkerKey], None],
+        refusals: RefusalLog,
     ) -> None:
         self._peer = peer
         self._loop = loop
         self._take = take
         self._acknowledged = acknowledged
+        self._refusals = refusals
         self._worker: WorkerKey | None = None
         self.on_close: Callable[[_Handover], None] = lambda _: None
         peer.setblocking(False)
@@ -141,17 +189,18 @@ class _Handover:
             if self._peer.recv(len(ACKNOWLEDGEMENT)) == ACKNOWLEDGEMENT:
                 self._acknowledged(self._worker)
         except OSError as error:
-            log.warning("a worker's segments were not handed over: %s", error)
+            self._refusals.warning(
+                "a worker's segments were not handed over: %s", error
+            )
         self.close()
 
     def _answer(self) -> None:
         try:
-            check_peer(self._peer)
             offer = Offer.receive(self._peer)
             self._worker, answer = self._take(offer)
             answer.send(self._peer)
         except SegmentError as error:
-            log.warning("segments of shared memory are refused: %s", error)
+            self._refusals.warning("segments of shared memory are refused: %s", error)
             send_refusal(self._peer, str(error))
             self.close()
 

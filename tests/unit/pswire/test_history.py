@@ -116,3 +116,16 @@ os.waitpid(child, 0)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
     assert [line["type"] for line in lines(path)] == ["begin", "begin", "parent"]
+
+
+def test_a_history_is_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "histories"
+    before = os.umask(0)
+    try:
+        HistoryFile(f"{folder}/", process="w0", job_id="job", facts={}).close()
+    finally:
+        os.umask(before)
+
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
