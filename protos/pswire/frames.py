@@ -6,8 +6,8 @@ payload with one copy, and read as views of the received bytes with none. The by
 those of the generated code for the same fields; tests hold both against each other.
 
 Pure. Everything that reads takes hostile bytes: it raises `Refusal` with
-`MALFORMED_MESSAGE` and nothing else, skips what it does not know, as protobuf demands,
-and never allocates by a length that it was told.
+`MALFORMED_MESSAGE` or `LIMIT_EXCEEDED` and nothing else, skips what it does not know,
+as protobuf demands, and never allocates by a length that it was told.
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -313,6 +313,14 @@ def join_fields(*fields: tuple[int, bytes]) -> bytes:
     return b"".join(parts)
 
 
+MESSAGE_FIELD_COUNT_MAX: Final = 32_768
+"""Most fields side by side in a message that is read by hand. `REFERENCES_BYTES_MAX`
+leaves room for 25,000 of chunks in shared memory, the only ones that are many."""
+
+CHUNK_FIELD_COUNT_MAX: Final = 64
+"""Most fields of a chunk, which has a dozen. Reading one costs what its fields do."""
+
+
 def split_fields(message: bytes) -> list[tuple[int, memoryview]]:
     """Splits a message into its length-delimited fields, without copying.
 
@@ -320,11 +328,15 @@ def split_fields(message: bytes) -> list[tuple[int, memoryview]]:
     receiver must refuse it or take the last.
 
     Raises:
-        Refusal: `MALFORMED_MESSAGE`, with the byte at which it is broken.
+        Refusal: `MALFORMED_MESSAGE`, with the byte at which it is broken, or
+            `LIMIT_EXCEEDED`.
     """
+    found = read_fields(
+        memoryview(message), "message", count_max=MESSAGE_FIELD_COUNT_MAX
+    )
     return [
         (number, value)
-        for number, wire_type, value in read_fields(memoryview(message), "message")
+        for number, wire_type, value in found
         if wire_type == LENGTH and isinstance(value, memoryview)
     ]
 
@@ -337,12 +349,14 @@ def decode_chunk(view: memoryview) -> ChunkFrame:
 
     Raises:
         Refusal: `MALFORMED_MESSAGE`, with the byte at which it is broken, or with the
-            encoding that this release does not read.
+            encoding that this release does not read. `LIMIT_EXCEEDED` for more fields
+            than `CHUNK_FIELD_COUNT_MAX`.
     """
     numbers = dict.fromkeys(_NUMBERS, 0)
     nothing = view[:0]
     runs = {_PRESENCE: nothing, _ROW_INDICES: nothing, _DATA: nothing}
-    for number, wire_type, value in read_fields(view, "chunk"):
+    found = read_fields(view, "chunk", count_max=CHUNK_FIELD_COUNT_MAX)
+    for number, wire_type, value in found:
         # As in the generated code: the last one counts, and a known number with
         # another wire type is an unknown field.
         if wire_type != _CHUNK_WIRE_TYPES.get(number):

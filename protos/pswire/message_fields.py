@@ -5,9 +5,9 @@ Source: https://protobuf.dev/programming-guides/encoding
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias, Union
 
 from pswire.reasons import ErrorReason, Refusal
 
@@ -43,17 +43,29 @@ def length_prefix(field_number: int, length: int) -> bytes:
 
 
 def read_fields(
-    view: memoryview, what: str
+    view: memoryview, what: str, *, count_max: int
 ) -> Iterator[tuple[int, int, int | memoryview]]:
     """Yields number, wire type and value of each field outside of groups.
 
     Proto3 has no groups, but an unknown one must be skipped: a stack of their numbers
     tells where it ends.
+
+    Args:
+        view: The message.
+        what: What it is, for the text of a refusal.
+        count_max: Most fields, also those within groups and unknown ones.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`, or `LIMIT_EXCEEDED` for more fields.
     """
     groups: list[int] = []
     position, end = 0, len(view)
+    count = 0
     while position < end:
         start = position
+        count += 1
+        if count > count_max:
+            _refuse_count(what, count_max)
         tag = view[position]
         if tag < 0x80:  # as most are, which need no loop
             position += 1
@@ -109,6 +121,96 @@ def _read_varint(
             return value & 0xFFFF_FFFF_FFFF_FFFF, position
         shift += 7
     _refuse(what, start, "a varint does not end")
+
+
+Shape: TypeAlias = Mapping[int, Union["Shape", None]]
+"""What may be many in a message: of each field that is a message its own shape, of each
+that may be a packed run of varints `None`. All other fields are not looked into."""
+
+
+def check_field_count(data: bytes, shape: Shape, what: str, *, count_max: int) -> None:
+    """Counts the fields of a message and of those within, before it is parsed.
+
+    Each costs a parser far more memory than its bytes. A short message is not looked
+    at: a field, or an element of a packed run, has a byte at least. What is not well
+    formed is left to the parser, which gets no further than the count.
+
+    Raises:
+        Refusal: `LIMIT_EXCEEDED`.
+    """
+    if len(data) <= count_max:
+        return
+    count = 0
+    position, end = 0, len(data)
+    outer: list[tuple[int, Shape]] = []
+    while True:
+        while position >= end:
+            if not outer:
+                return
+            end, shape = outer.pop()
+        count += 1
+        if count > count_max:
+            _refuse_count(what, count_max)
+        tag = data[position]
+        position += 1
+        if tag >= 0x80:
+            tag, position = _varint_within(data, position - 1, end)
+            if position > end:
+                return
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            while position < end and data[position] >= 0x80:
+                position += 1
+            position += 1
+        elif wire_type == LENGTH:
+            if position < end and data[position] < 0x80:  # as most are
+                stop = position + 1 + data[position]
+                position += 1
+            else:
+                length, position = _varint_within(data, position, end)
+                stop = position + length
+            if stop > end:
+                return
+            number = tag >> 3
+            if number not in shape:
+                position = stop
+                continue
+            inner = shape[number]
+            if inner is None:
+                # Each varint has one byte without the upper bit, its last.
+                count += len(data[position:stop].translate(None, _CONTINUED_BYTES)) - 1
+                if count > count_max:
+                    _refuse_count(what, count_max)
+                position = stop
+            else:
+                outer.append((end, shape))
+                end, shape = stop, inner
+        elif wire_type in _FIXED_FORMATS:
+            position += _FIXED_FORMATS[wire_type].size
+        elif wire_type > FIXED32:
+            return
+
+
+_CONTINUED_BYTES: Final = bytes(range(0x80, 0x100))
+
+
+def _varint_within(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """As `_read_varint`; the position after one that does not end is beyond the end."""
+    value = shift = 0
+    for byte in data[position : min(end, position + _VARINT_BYTES_MAX)]:
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    return 0, end + 1
+
+
+def _refuse_count(what: str, count_max: int) -> NoReturn:
+    raise Refusal(
+        ErrorReason.LIMIT_EXCEEDED,
+        f"a {what} has more than {count_max} fields, which none needs",
+    )
 
 
 def _refuse(what: str, position: int, why: str) -> NoReturn:

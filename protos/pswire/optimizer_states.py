@@ -60,8 +60,17 @@ def decode_state(data: bytes) -> dict[StateKey, torch.Tensor]:
     """Reads what `encode_state` wrote; the tensors have memory of their own.
 
     Raises:
-        Refusal: `MALFORMED_MESSAGE`.
+        Refusal: `MALFORMED_MESSAGE`, or `LIMIT_EXCEEDED` for more than
+            `TENSOR_COUNT_MAX` tensors.
     """
+    # The head of a file is JSON, an object that has one for each tensor, which costs
+    # far more than its bytes; it is not read before they are few.
+    head_stop = 8 + int.from_bytes(data[:8], "little")
+    if data.count(b"{", 8, min(head_stop, len(data))) > TENSOR_COUNT_MAX + 2:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"a part of an optimizer's state has more than {TENSOR_COUNT_MAX} tensors",
+        )
     try:
         return {_key_of(name): value for name, value in load(data).items()}
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:

@@ -29,6 +29,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.push import PushId
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
 from psserver.core.shard import ShardCore
+from psserver.host.answer_slots import AnswerSlots
 from psserver.host.arithmetic import Arithmetic
 from psserver.host.changes import Changes
 from psserver.host.chunk_updates import ChunkUpdates
@@ -50,6 +51,7 @@ from psserver.host.shard_warnings import (
 )
 from psserver.host.shared_segments import SharedSegments
 from psserver.host.staged_states import StagedStates
+from psserver.host.staging_calls import StagingCalls
 from psserver.tensors.values_encoder import Messages
 from psserver.tensors.values_segment import private_memory, shared_memory
 from pswire.compression import NO_COMPRESSION, Compression
@@ -60,6 +62,16 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
 log = logging.getLogger("psserver.shard")
+
+ANSWERS_OF_WORKER_MAX = 4
+"""Answers of a kind that are under way to a worker. It reads one, beside it single
+chunks, and has one more on a connection that is lost without a word."""
+
+SNAPSHOTS_OF_MACHINE_MAX = 16
+"""Answers with snapshots that are under way to readers on one machine."""
+
+SNAPSHOTS_MAX = 64
+"""Answers with snapshots that are under way in all: up to 512 MiB if nobody reads."""
 
 
 class ShardHost:
@@ -75,6 +87,11 @@ class ShardHost:
         ahead: Calls that send chunks ahead of their push's trailer.
         resting: Calls that wait for their worker's next push.
         idle: Calls of workers that have no data.
+        staging: Calls that bring first values or optimizer state.
+        pull_answers: Answers with values or state to members that have asked for them.
+        push_answers: Answers to pushes. By themselves: who pulls in a worker's name and
+            does not read holds up none of its steps.
+        snapshot_answers: Answers with snapshots to machines.
         images: Parts of snapshots.
         shared: Memory shared with workers on the same machine.
         states: Optimizer state that pushes will load.
@@ -103,6 +120,12 @@ class ShardHost:
         self.ahead = ProvisionalCalls()
         self.resting = RestingCalls()
         self.idle = IdleWorkers()
+        self.staging = StagingCalls()
+        self.pull_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
+        self.push_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
+        self.snapshot_answers = AnswerSlots(
+            each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX
+        )
         self.images = CutImages()
         self.shared = SharedSegments(is_wanted=shares_memory)
         self.states = StagedStates()

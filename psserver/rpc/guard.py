@@ -5,22 +5,25 @@ text that tells nothing, and the traceback stays in the server's log. A handler 
 ends by a cancellation of its own would leave the client hanging until its deadline
 (grpc/grpc#29248), so that becomes a status too. One that ends since its client has hung
 up gets none: gRPC never frees what can't be sent any more (grpc/grpc#43360), half a
-kilobyte with its details. Bytes that are no message become a status: gRPC itself would
-answer UNKNOWN and write a traceback for each of them.
+kilobyte with its details. Bytes become messages here, and not in gRPC, which would
+answer UNKNOWN and write a traceback for each that is none; see `decoding`.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
 
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
+from psserver.logs import RefusalLog
+from psserver.rpc.decoding import decoded
 from pswire.error_details import details_text, status_code, trailing_metadata
 from pswire.reasons import ErrorReason, Refusal
 
-log = logging.getLogger("psserver.rpc")
+_refusal_log = RefusalLog(logging.getLogger("psserver.rpc"))
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -28,26 +31,15 @@ RequestMessage = TypeVar("RequestMessage", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-_UNREADABLE: Final = object()
+def address_of(context: Context) -> str:
+    """Where a call comes from, as `HOST:PORT`."""
+    peer = unquote(str(context.peer()))
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:")
 
 
-def reader(request_type: type[RequestMessage]) -> Callable[[bytes], RequestMessage]:
-    """A deserializer that leaves it to the guarded handler to refuse garbage."""
-
-    def read(data: bytes) -> RequestMessage:
-        try:
-            return request_type.FromString(data)
-        except DecodeError:
-            return cast("RequestMessage", _UNREADABLE)
-
-    return read
-
-
-def _check_readable(request: object, method: str) -> None:
-    if request is _UNREADABLE:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, f"the request of {method} can't be parsed"
-        )
+def machine_of(context: Context) -> str:
+    """Which machine a call comes from."""
+    return address_of(context).rpartition(":")[0]
 
 
 def _is_hung_up(error: BaseException) -> bool:
@@ -77,18 +69,62 @@ def as_refusal(error: BaseException, method: str) -> Refusal:
         return error
     if isinstance(error, asyncio.CancelledError):
         return Refusal(ErrorReason.DRAINING, "the server ended the call")
-    log.error("%s failed", method, exc_info=error)
+    _refusal_log.warning("%s failed", method, error=error)
     return Refusal(ErrorReason.INTERNAL, f"{method} failed on the server")
+
+
+def answering(
+    handler: Callable[[RequestMessage, Context], Awaitable[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[bytes, Context], Awaitable[Response]]:
+    """Guards a handler that takes one message and gives one answer."""
+
+    async def answer(request: bytes, context: Context) -> Response:
+        return await handler(await decoded(request_type, request), context)
+
+    answer.__name__ = handler.__name__
+    return unary(answer)
+
+
+def telling(
+    handler: Callable[[RequestMessage, Context], AsyncIterator[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[bytes, Context], AsyncIterator[Response]]:
+    """Guards a handler that takes one message and gives a stream of answers."""
+
+    async def tell(request: bytes, context: Context) -> AsyncIterator[Response]:
+        message = await decoded(request_type, request)
+        async for response in handler(message, context):
+            yield response
+
+    tell.__name__ = handler.__name__
+    return streaming(tell)
+
+
+def gathering(
+    handler: Callable[[AsyncIterator[RequestMessage], Context], Awaitable[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[AsyncIterator[bytes], Context], Awaitable[Response]]:
+    """Guards a handler that takes a stream of messages and gives one answer."""
+
+    async def gather(requests: AsyncIterator[bytes], context: Context) -> Response:
+        async def messages() -> AsyncIterator[RequestMessage]:
+            async for request in requests:
+                yield await decoded(request_type, request)
+
+        return await handler(messages(), context)
+
+    gather.__name__ = handler.__name__
+    return unary(gather)
 
 
 def unary(
     handler: Callable[[Request, Context], Awaitable[Response]],
 ) -> Callable[[Request, Context], Awaitable[Response]]:
-    """Guards a handler that takes one request, or a stream, and gives one answer."""
+    """Guards a handler that takes bytes, or a stream of them, and gives one answer."""
 
     async def guarded(request: Request, context: Context) -> Response:
         try:
-            _check_readable(request, handler.__name__)
             return await handler(request, context)
         except grpc.aio.AbortError:
             raise
@@ -100,31 +136,13 @@ def unary(
     return guarded
 
 
-def gathering(
-    handler: Callable[[AsyncIterator[Request], Context], Awaitable[Response]],
-) -> Callable[[AsyncIterator[Request], Context], Awaitable[Response]]:
-    """Guards a handler that takes a stream of requests and gives one answer."""
-
-    async def gather(requests: AsyncIterator[Request], context: Context) -> Response:
-        async def readable() -> AsyncIterator[Request]:
-            async for request in requests:
-                _check_readable(request, handler.__name__)
-                yield request
-
-        return await handler(readable(), context)
-
-    gather.__name__ = handler.__name__
-    return unary(gather)
-
-
 def streaming(
     handler: Callable[[Request, Context], AsyncIterator[Response]],
 ) -> Callable[[Request, Context], AsyncIterator[Response]]:
-    """Guards a handler that gives a stream of answers."""
+    """Guards a handler that takes bytes, or a stream, and gives a stream of answers."""
 
     async def guarded(request: Request, context: Context) -> AsyncIterator[Response]:
         try:
-            _check_readable(request, handler.__name__)
             async for response in handler(request, context):
                 yield response
         except (grpc.aio.AbortError, GeneratorExit):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from psserver.rpc.guard import Context, gathering, reader, streaming, unary
+from psserver.rpc.guard import Context, answering, gathering, telling
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -18,11 +18,10 @@ Methods = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
 def answered(
     handler: Callable[[Request, Context], Awaitable[Response]],
     request_type: type[Request],
-) -> "grpc.RpcMethodHandler[Request, Response]":
+) -> "grpc.RpcMethodHandler[bytes, Response]":
     """A method that takes one request and gives one answer."""
     return grpc.unary_unary_rpc_method_handler(
-        unary(handler),
-        request_deserializer=reader(request_type),
+        answering(handler, request_type),
         response_serializer=_serialized,
     )
 
@@ -30,11 +29,10 @@ def answered(
 def gathered(
     handler: Callable[[AsyncIterator[Request], Context], Awaitable[Response]],
     request_type: type[Request],
-) -> "grpc.RpcMethodHandler[Request, Response]":
+) -> "grpc.RpcMethodHandler[bytes, Response]":
     """A method that takes a stream of requests and gives one answer."""
     return grpc.stream_unary_rpc_method_handler(
-        gathering(handler),
-        request_deserializer=reader(request_type),
+        gathering(handler, request_type),
         response_serializer=_serialized,
     )
 
@@ -42,11 +40,10 @@ def gathered(
 def streamed(
     handler: Callable[[Request, Context], AsyncIterator[Response]],
     request_type: type[Request],
-) -> "grpc.RpcMethodHandler[Request, Response]":
+) -> "grpc.RpcMethodHandler[bytes, Response]":
     """A method that takes one request and gives a stream of answers."""
     return grpc.unary_stream_rpc_method_handler(
-        streaming(handler),
-        request_deserializer=reader(request_type),
+        telling(handler, request_type),
         response_serializer=_serialized,
     )
 

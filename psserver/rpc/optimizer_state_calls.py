@@ -3,21 +3,30 @@
 from collections.abc import AsyncIterator
 
 import torch
-from google.protobuf.message import DecodeError
 
 from psserver.host.shard_host import ShardHost
 from psserver.host.staged_states import MEMBERS_ONLY
+from psserver.host.staging_calls import StagingCall
+from psserver.rpc.decoding import decode, decoded, parsed
 from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.push_codec import (
     check_target,
     checked_clock,
     push_id,
 )
-from psserver.rpc.readiness import catch_up, clock_reached, declaration_known
+from psserver.rpc.readiness import (
+    catch_up,
+    clock_reached,
+    declaration_known,
+    slot_free,
+)
 from pswire.optimizer_states import TENSOR_COUNT_MAX, StateKey, decode_state
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 from pswire.v1 import push_pb2, schema_pb2
+
+HEADER_BYTES_MAX = 16 << 10
+"""Longest first message of a call that stages. It has three names."""
 
 PART_COUNT_MAX = 16
 """Most parts of one chunk of few slices: no optimizer has so much state. Each is a
@@ -38,7 +47,7 @@ class StateParts:
         self._states: dict[str, dict[int, dict[StateKey, torch.Tensor]]] = {}
         self._part_counts: dict[tuple[str, int], int] = {}
 
-    def take(self, host: ShardHost, part: push_pb2.OptimizerStatePart) -> None:
+    async def take(self, host: ShardHost, part: push_pb2.OptimizerStatePart) -> None:
         """Reads a part.
 
         Raises:
@@ -66,8 +75,10 @@ class StateParts:
                 f"the optimizer state of chunk {part.chunk_index} comes in more than "
                 f"{part_count_max} parts",
             )
+        tensors = part.tensors
+        state = await parsed(len(tensors), lambda: decode_state(tensors))
         chunks = self._states.setdefault(part.optimizer, {})
-        chunks.setdefault(part.chunk_index, {}).update(decode_state(part.tensors))
+        chunks.setdefault(part.chunk_index, {}).update(state)
 
     def take_checked(
         self, host: ShardHost, spec_digest: str = ""
@@ -102,18 +113,21 @@ async def pull(
     await declaration_known(host, request.optimizer, request.optimizer_digest)
     async for waiting in clock_reached(host, worker, clock, otherwise=MEMBERS_ONLY):
         yield messages.PullOptimizerStateResponse(waiting=waiting)
-    if not request.only_settings:
-        for chunk in host.model.chunks:
-            for part in await host.state_messages(
-                request.optimizer, chunk.index, request.optimizer_digest
-            ):
-                yield messages.PullOptimizerStateResponse(
-                    part=push_pb2.OptimizerStatePart(
-                        chunk_index=chunk.index,
-                        optimizer=request.optimizer,
-                        tensors=part,
+    async for waiting in slot_free(host, host.pull_answers, worker):
+        yield messages.PullOptimizerStateResponse(waiting=waiting)
+    with host.pull_answers.taken(worker):
+        if not request.only_settings:
+            for chunk in host.model.chunks:
+                for part in await host.state_messages(
+                    request.optimizer, chunk.index, request.optimizer_digest
+                ):
+                    yield messages.PullOptimizerStateResponse(
+                        part=push_pb2.OptimizerStatePart(
+                            chunk_index=chunk.index,
+                            optimizer=request.optimizer,
+                            tensors=part,
+                        )
                     )
-                )
     yield messages.PullOptimizerStateResponse(
         settings=_settings(host, request.optimizer)
     )
@@ -127,48 +141,66 @@ async def stage(
     Raises:
         Refusal: Of the header with nothing read; of a part with nothing staged.
     """
-    header: messages.StageOptimizerStateHeader | None = None
-    parts = StateParts()
-    async for data in requests:
-        message = _read(data)
-        if message.HasField("header"):
-            header = message.header
-            check_target(host, header)
-            await catch_up(host, header.generation)
-            await declaration_known(host, header.optimizer, header.optimizer_digest)
-            push = push_id(header.worker, header.sequence)
-            host.states.check_next(host.model.core, push)
-        if message.HasField("part"):
-            _check_part(header, message.part)
-            parts.take(host, message.part)
-    if header is None:
-        raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
+    call = StagingCall(requests)
+    header = _header(await call.next())
+    check_target(host, header)
+    await catch_up(host, header.generation)
+    await declaration_known(host, header.optimizer, header.optimizer_digest)
     push = push_id(header.worker, header.sequence)
+    host.states.check_next(host.model.core, push)
+    parts = StateParts()
+    with host.staging.admitted(push.worker, call):
+        async for data in call.rest():
+            message = await decoded(messages.StageOptimizerStateRequest, data)
+            if message.HasField("part"):
+                _check_part(header, message.part)
+                await parts.take(host, message.part)
     states = parts.take_checked(host, header.optimizer_digest)
     own = states.get(header.optimizer, {})
     host.states.put(host.model.core, push, header.optimizer, own)
     return messages.StageOptimizerStateResponse(shard_incarnation=host.incarnation)
 
 
-def _read(data: bytes) -> messages.StageOptimizerStateRequest:
-    try:
-        return messages.StageOptimizerStateRequest.FromString(data)
-    except DecodeError:
+def check_header_alone(first: bytes, what: str) -> None:
+    """Refuses a first message of more than a header.
+
+    It is kept while its sender's turn is awaited, and has not been admitted by then.
+
+    Raises:
+        Refusal: `LIMIT_EXCEEDED`.
+    """
+    if len(first) > HEADER_BYTES_MAX:
         raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, "optimizer state can't be parsed"
-        ) from None
+            ErrorReason.LIMIT_EXCEEDED,
+            f"the first message of a {what} has {len(first)} bytes: it is its header "
+            f"alone, which has {HEADER_BYTES_MAX} at most",
+        )
+
+
+def _header(first: bytes | None) -> messages.StageOptimizerStateHeader:
+    if first is not None:
+        check_header_alone(first, "state")
+        message = decode(messages.StageOptimizerStateRequest, first)
+        if message.HasField("header"):
+            return message.header
+        if message.HasField("part"):
+            raise _without_header(message.part)
+    raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the state has no header")
 
 
 def _check_part(
-    header: messages.StageOptimizerStateHeader | None,
-    part: push_pb2.OptimizerStatePart,
+    header: messages.StageOptimizerStateHeader, part: push_pb2.OptimizerStatePart
 ) -> None:
-    if header is None or part.optimizer != header.optimizer:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"a part of the state of {part.optimizer[:64]!r} comes before a header "
-            "that names it",
-        )
+    if part.optimizer != header.optimizer:
+        raise _without_header(part)
+
+
+def _without_header(part: push_pb2.OptimizerStatePart) -> Refusal:
+    return Refusal(
+        ErrorReason.MALFORMED_MESSAGE,
+        f"a part of the state of {part.optimizer[:64]!r} comes before a header that "
+        "names it",
+    )
 
 
 def _settings(host: ShardHost, optimizer: str) -> messages.OptimizerSettings:

@@ -1,6 +1,7 @@
 """Data plane of a shard: messages to core calls and back, no arithmetic."""
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import grpc
 import grpc.aio
@@ -10,40 +11,41 @@ from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.push_session import QUEUED_BYTES_MAX, Outgoing
 from psserver.host.shard_host import ShardHost
-from psserver.rpc import optimizer_state_calls, segment_calls, step_calls
-from psserver.rpc.guard import Context, reader, streaming, unary
+from psserver.rpc import (
+    optimizer_state_calls,
+    seed_call,
+    segment_calls,
+    step_calls,
+)
+from psserver.rpc.guard import Context, machine_of, streaming, telling, unary
 from psserver.rpc.identity_codec import worker_key
 from psserver.rpc.methods import answered
-from psserver.rpc.optimizer_state_calls import StateParts
 from psserver.rpc.push_call import PushCall
 from psserver.rpc.push_codec import (
-    check_frame,
     check_held,
     check_target,
     checked_clock,
     reply_message,
     waiting_message,
 )
-from psserver.rpc.readiness import catch_up, clock_reached, model_known
+from psserver.rpc.readiness import catch_up, clock_reached, slot_free
 from psserver.rpc.record_codec import choice_message
 from psserver.rpc.segment_calls import chunks_wanted
 from psserver.tensors.values_encoder import Messages
 from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
-    SEED_CHUNK_FIELD,
-    SEED_STATE_FIELD,
     bits_to_bytes,
-    decode_chunk,
     encode_parts,
-    split_fields,
 )
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
-from pswire.v1 import push_pb2
 
 SERVICE = "pswire.v1.ParameterService"
+
+SLOT_TIMEOUT_S = 30.0
+"""Time for a reader's earlier answers to be read, after which it is told so."""
 
 
 class ParameterService:
@@ -65,38 +67,22 @@ class ParameterService:
                     streaming(self.push_pull_once)
                 ),
                 "Pull": grpc.unary_stream_rpc_method_handler(
-                    streaming(self.pull),
-                    request_deserializer=reader(messages.PullRequest),
+                    telling(self.pull, messages.PullRequest)
                 ),
                 "Seed": grpc.stream_unary_rpc_method_handler(
                     unary(self.seed),
                     response_serializer=messages.SeedResponse.SerializeToString,
                 ),
-                "GetSession": grpc.unary_unary_rpc_method_handler(
-                    unary(self.get_session),
-                    request_deserializer=reader(messages.GetSessionRequest),
-                    response_serializer=messages.GetSessionResponse.SerializeToString,
+                "GetSession": answered(self.get_session, messages.GetSessionRequest),
+                "AwaitContribution": answered(
+                    self.await_contribution, messages.AwaitContributionRequest
                 ),
-                "AwaitContribution": grpc.unary_unary_rpc_method_handler(
-                    unary(self.await_contribution),
-                    request_deserializer=reader(messages.AwaitContributionRequest),
-                    response_serializer=(
-                        messages.AwaitContributionResponse.SerializeToString
-                    ),
-                ),
-                "Commit": grpc.unary_unary_rpc_method_handler(
-                    unary(self.commit),
-                    request_deserializer=reader(messages.CommitRequest),
-                    response_serializer=messages.CommitResponse.SerializeToString,
-                ),
-                "Ready": grpc.unary_unary_rpc_method_handler(
-                    unary(self.ready),
-                    request_deserializer=reader(messages.ReadyRequest),
-                    response_serializer=messages.ReadyResponse.SerializeToString,
-                ),
+                "Commit": answered(self.commit, messages.CommitRequest),
+                "Ready": answered(self.ready, messages.ReadyRequest),
                 "PullOptimizerState": grpc.unary_stream_rpc_method_handler(
-                    streaming(self.pull_optimizer_state),
-                    request_deserializer=reader(messages.PullOptimizerStateRequest),
+                    telling(
+                        self.pull_optimizer_state, messages.PullOptimizerStateRequest
+                    )
                 ),
                 "StageOptimizerState": grpc.stream_unary_rpc_method_handler(
                     unary(self.stage_optimizer_state),
@@ -108,8 +94,7 @@ class ParameterService:
                     self.open_segments, messages.OpenSegmentsRequest
                 ),
                 "PullSnapshot": grpc.unary_stream_rpc_method_handler(
-                    streaming(self.pull_snapshot),
-                    request_deserializer=reader(messages.PullSnapshotRequest),
+                    telling(self.pull_snapshot, messages.PullSnapshotRequest)
                 ),
             },
         )
@@ -118,12 +103,23 @@ class ParameterService:
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[bytes]:
         """Takes a push and answers with the updated chunks, then the reply."""
-        call = await PushCall.open(self._host, requests, wants_values=True)
+        host = self._host
+        call = await PushCall.open(host, requests, wants_values=True)
+        slot = ExitStack()
         try:
             started_ms = now_ms()
+            is_answering = False
             while True:
                 item = await call.next(WAITING_INTERVAL_MS / 1000)
                 if isinstance(item, Outgoing):
+                    if not is_answering:
+                        async for waiting in slot_free(
+                            host, host.push_answers, call.push.worker
+                        ):
+                            response = messages.PushPullResponse(waiting=waiting)
+                            yield response.SerializeToString()
+                        slot.enter_context(host.push_answers.taken(call.push.worker))
+                        is_answering = True
                     for message in await self._chunk_messages(item, call.push):
                         yield message
                     continue
@@ -137,6 +133,7 @@ class ParameterService:
                 if isinstance(item, Reply):
                     return
         finally:
+            slot.close()
             await call.close()
 
     async def push_pull_once(
@@ -144,7 +141,9 @@ class ParameterService:
     ) -> AsyncIterator[bytes]:
         """Takes pushes that are one message each, and answers each with one."""
         while (request := await self._host.resting.next(requests)) is not None:
-            yield await self._answer_whole(request)
+            answer, worker = await self._answer_whole(request)
+            with self._host.push_answers.taken(worker):
+                yield answer
 
     async def push(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         """Takes a push and answers with the reply alone."""
@@ -172,6 +171,16 @@ class ParameterService:
             host, worker, clock, otherwise="readers take snapshots"
         ):
             yield messages.PullResponse(waiting=waiting).SerializeToString()
+        async for waiting in slot_free(host, host.pull_answers, worker):
+            yield messages.PullResponse(waiting=waiting).SerializeToString()
+        with host.pull_answers.taken(worker):
+            async for message in self._pulled(request, worker, clock):
+                yield message
+
+    async def _pulled(
+        self, request: messages.PullRequest, worker: WorkerKey, clock: int
+    ) -> AsyncIterator[bytes]:
+        host = self._host
         # Before the values: they may go on while they are sent, and hold no less.
         wanted = chunks_wanted(host, request.chunk_indexes)
         is_part = bool(request.chunk_indexes)
@@ -197,25 +206,7 @@ class ParameterService:
         self, requests: AsyncIterator[bytes], context: Context
     ) -> messages.SeedResponse:
         """Stages first values."""
-        host = self._host
-        header: messages.SeedHeader | None = None
-        state = StateParts()
-        async for message in requests:
-            for field, view in split_fields(message):
-                if field == 1:
-                    header = messages.SeedHeader.FromString(bytes(view))
-                    check_target(host, header)
-                    await model_known(host)
-                elif field == SEED_STATE_FIELD and header is not None:
-                    state.take(
-                        host, push_pb2.OptimizerStatePart.FromString(bytes(view))
-                    )
-                elif field == SEED_CHUNK_FIELD and header is not None:
-                    await self._stage_seed(header, view, state)
-        if header is None:
-            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the seed has no header")
-        host.pump()
-        return messages.SeedResponse(shard_incarnation=host.incarnation)
+        return await seed_call.seed(self._host, requests)
 
     async def get_session(
         self, request: messages.GetSessionRequest, context: Context
@@ -290,28 +281,40 @@ class ParameterService:
         """Sends this shard's part of a snapshot."""
         host = self._host
         check_target(host, request)
+        host.images.image(request.snapshot_id)
+        reader = machine_of(context)
+        if not await host.snapshot_answers.is_free(reader, SLOT_TIMEOUT_S):
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"{host.snapshot_answers.count(reader)} answers with snapshots to "
+                f"{reader} were not read within {SLOT_TIMEOUT_S:g} s",
+            )
         image = host.images.image(request.snapshot_id)
-        for chunk in host.model.chunks:
-            presence = bits_to_bytes((True,) * len(chunk.slices))
-            for message in encode_parts(
-                RESPONSE_CHUNK_FIELD,
-                index=chunk.index,
-                presence=presence,
-                data=image.read(chunk.index, None),
-            ):
-                yield message
+        with host.snapshot_answers.taken(reader):
+            for chunk in host.model.chunks:
+                presence = bits_to_bytes((True,) * len(chunk.slices))
+                for message in encode_parts(
+                    RESPONSE_CHUNK_FIELD,
+                    index=chunk.index,
+                    presence=presence,
+                    data=image.read(chunk.index, None),
+                ):
+                    yield message
 
     # Inside
 
-    async def _answer_whole(self, request: bytes) -> bytes:
-        """The answer to a push that is one message.
+    async def _answer_whole(self, request: bytes) -> tuple[bytes, WorkerKey]:
+        """The answer to a push that is one message, and its sender.
 
         Without a reply when the push waits, and when its values are too many for one
         message, as those of a clock to which its sender has added nothing: the sender
-        asks for them by `PushPull`.
+        asks for them by `PushPull`. So it does when it has not read earlier answers.
         """
         call = await PushCall.open_whole(self._host, request)
+        worker = call.push.worker
         try:
+            if not self._host.push_answers.has_one(worker):
+                return b"", worker
             chunks: list[bytes] = []
             byte_count = 0
             while True:
@@ -320,17 +323,15 @@ class ParameterService:
                     parts = await self._chunk_messages(item, call.push)
                     byte_count += sum(map(len, parts))
                     if byte_count > QUEUED_BYTES_MAX:
-                        return b"".join(chunks)
+                        return b"".join(chunks), worker
                     chunks += parts
                     continue
                 if failpoints.armed and isinstance(item, Reply):
                     failpoints.hit("shard.before_reply")
-                answer = self._response(
-                    item, call.session.opened_ms, call.push.worker
-                ).SerializeToString()
+                response = self._response(item, call.session.opened_ms, worker)
                 # The fields are those of a stream's responses, and messages of
                 # protobuf concatenate.
-                return b"".join((*chunks, answer))
+                return b"".join((*chunks, response.SerializeToString())), worker
         finally:
             await call.close()
 
@@ -351,23 +352,3 @@ class ParameterService:
         return await self._host.values_messages(
             item.chunk_index, item.presence, push.worker, sequence=push.sequence
         )
-
-    async def _stage_seed(
-        self, header: messages.SeedHeader, view: memoryview, state: StateParts
-    ) -> None:
-        host = self._host
-        worker = worker_key(header.worker)
-        core = host.model.core
-        # The order to seed may come before this shard's watch has the fence.
-        await host.changes.wait_until(
-            lambda: core.is_seeding(header.fence_number) or bool(host.end_reason),
-            WAITING_INTERVAL_MS / 1000,
-        )
-        core.check_seeder(worker, header.fence_number)
-        frame = decode_chunk(view)
-        check_frame(frame)
-        frame.check_whole()
-        for optimizer, chunks in state.take_checked(host).items():
-            host.model.engine.write_seed_state(optimizer, chunks)
-        host.model.engine.write_seed(frame.index, frame.data)
-        core.seed_chunk_staged(frame.index)

@@ -13,12 +13,12 @@ from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.guard import as_refusal
 from psserver.rpc.push_codec import (
+    PushFields,
     PushMessage,
     check_frame,
     check_target,
     check_window,
     push_id,
-    read_push_message,
     read_trailer,
     value_entries_of,
 )
@@ -85,15 +85,12 @@ class PushCall:
         Raises:
             Refusal: With no state changed.
         """
-        message = await _first_message(requests)
-        header = message.header
+        fields = await _first_message(requests)
         try:
-            if header is None:
-                raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
+            header = await fields.header()
             call = await cls._admit(host, header, wants_values=wants_values)
             try:
-                await call._await_declaration(message)
-                call.take(message)
+                await call._receive(fields)
                 call.start_reading(requests)
             except BaseException:
                 await call.close()
@@ -110,16 +107,15 @@ class PushCall:
         Raises:
             Refusal: With no state changed.
         """
-        message = read_push_message(data)
-        if message.header is None or message.trailer is None:
+        fields = PushFields(data)
+        if not fields.is_whole:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,
                 "a push in one message has a header and a trailer",
             )
-        call = await cls._admit(host, message.header, wants_values=True)
+        call = await cls._admit(host, await fields.header(), wants_values=True)
         try:
-            await call._await_declaration(message)
-            call.take(message)
+            await call._receive(fields)
         except BaseException:
             await call.close()
             raise
@@ -164,10 +160,8 @@ class PushCall:
         if failpoints.armed:
             failpoints.hit("shard.push_received")
         optimizer = self._header.optimizer
-        if message.chunk is not None:
+        for chunk in message.chunks:
             # Before the trailer: a push that comes at once is whole, or is refused.
-            self._take_chunk(message.chunk)
-        for chunk in message.shared_chunks:
             self._take_chunk(chunk)
         if message.trailer is not None:
             trailer = read_trailer(
@@ -284,14 +278,17 @@ class PushCall:
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for data in requests:
-                message = read_push_message(data)
-                await self._await_declaration(message)
-                self.take(message)
+                await self._receive(PushFields(data))
         except Refusal as refusal:
             await _discard(requests)
             self.session.fail(refusal)
         except Exception as error:  # the call must end, whatever it was
             self.session.fail(as_refusal(error, "push"))
+
+    async def _receive(self, fields: PushFields) -> None:
+        message = await fields.message()
+        await self._await_declaration(message)
+        self.take(message)
 
     async def _await_declaration(self, message: PushMessage) -> None:
         if message.trailer is not None and message.trailer.optimizer_digest:
@@ -316,7 +313,7 @@ async def _discard(requests: AsyncIterator[bytes]) -> None:
                 pass
 
 
-async def _first_message(requests: AsyncIterator[bytes]) -> PushMessage:
+async def _first_message(requests: AsyncIterator[bytes]) -> PushFields:
     try:
         async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
             first = await anext(aiter(requests), None)
@@ -329,4 +326,4 @@ async def _first_message(requests: AsyncIterator[bytes]) -> PushMessage:
         ) from error
     if first is None:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push is empty")
-    return read_push_message(first)
+    return PushFields(first)

@@ -6,12 +6,10 @@ code.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from typing import Protocol
-
-from google.protobuf.message import DecodeError
 
 from psserver.core.effects import HyperparametersDiffer
 from psserver.core.push import PushId, Reply, Trailer
@@ -19,6 +17,7 @@ from psserver.core.record import ClockChoice, WorkerKey
 from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.host.shard_model import ShardModel
+from psserver.rpc.decoding import decode, decoded, parsed
 from psserver.rpc.identity_codec import check_protocol, read_ranges, worker_key
 from pswire.frames import (
     SHARED_CHUNKS_FIELD,
@@ -42,38 +41,74 @@ its way at a time."""
 HEADER_FIELD, TRAILER_FIELD, CHUNK_FIELD = 1, 2, 3
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PushMessage:
-    """One message of a push, taken apart."""
+    """One message of a push without its header, read."""
 
-    header: push_pb2.PushHeader | None = None
-    trailer: push_pb2.PushTrailer | None = None
-    chunk: ChunkFrame | None = None
-    shared_chunks: list[ChunkFrame] = field(default_factory=list)
+    trailer: push_pb2.PushTrailer | None
+    chunks: list[ChunkFrame]
 
 
-def read_push_message(message: bytes) -> PushMessage:
-    """Takes a `PushPullRequest` or `PushRequest` apart.
+class PushFields:
+    """The fields of a `PushPullRequest` or `PushRequest`, as bytes.
 
-    Raises:
-        Refusal: `MALFORMED_MESSAGE`.
+    They are read one by one: the header tells first whether the caller may push at all,
+    and what else it has sent is looked at only then. Of a field that occurs twice the
+    last counts, but for chunks in shared memory.
     """
-    found = PushMessage()
-    try:
+
+    def __init__(self, message: bytes) -> None:
+        """Splits a message.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+        """
+        self._header: memoryview | None = None
+        self._trailer: memoryview | None = None
+        self._chunk: memoryview | None = None
+        self._shared: list[memoryview] = []
         for number, view in split_fields(message):
             if number == HEADER_FIELD:
-                found.header = push_pb2.PushHeader.FromString(bytes(view))
+                self._header = view
             elif number == TRAILER_FIELD:
-                found.trailer = push_pb2.PushTrailer.FromString(bytes(view))
+                self._trailer = view
             elif number == CHUNK_FIELD:
-                found.chunk = decode_chunk(view)
+                self._chunk = view
             elif number == SHARED_CHUNKS_FIELD:
-                found.shared_chunks.append(decode_chunk(view))
-    except DecodeError as error:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, "header or trailer can't be parsed"
-        ) from error
-    return found
+                self._shared.append(view)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has a header and a trailer, be they as they may."""
+        return self._header is not None and self._trailer is not None
+
+    async def header(self) -> push_pb2.PushHeader:
+        """Reads the header.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, also if there is none, or `LIMIT_EXCEEDED`.
+        """
+        if self._header is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the push has no header")
+        return await decoded(push_pb2.PushHeader, self._header)
+
+    async def message(self) -> PushMessage:
+        """Reads all but the header.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
+        """
+        # The bytes of a gradient are not read here, but pointed at.
+        byte_count = sum(map(len, self._shared)) + len(self._trailer or b"")
+        return await parsed(byte_count, self._read)
+
+    def _read(self) -> PushMessage:
+        trailer = self._trailer
+        views = self._shared if self._chunk is None else [self._chunk, *self._shared]
+        return PushMessage(
+            None if trailer is None else decode(push_pb2.PushTrailer, trailer),
+            [decode_chunk(view) for view in views],
+        )
 
 
 class Addressed(Protocol):

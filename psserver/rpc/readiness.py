@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 from psserver.core.record import WorkerKey
+from psserver.host.answer_slots import AnswerSlots
 from psserver.host.monotonic import now_ms
 from psserver.host.shard_host import ShardHost
 from psserver.rpc.push_codec import waiting_message
@@ -100,4 +101,29 @@ async def clock_reached(
         raise Refusal(
             ErrorReason.WORKER_INCARNATION_STALE,
             f"{worker} is no member; {otherwise}",
+        )
+
+
+async def slot_free(
+    host: ShardHost, slots: AnswerSlots, worker: WorkerKey
+) -> AsyncIterator[push_pb2.Waiting]:
+    """Holds a member's call until fewer answers to it are under way.
+
+    Args:
+        host: The shard.
+        slots: Of answers of this kind.
+        worker: Who calls.
+
+    Yields:
+        What it waits for, every now and then.
+
+    Raises:
+        Refusal: `SHARD_LOST` after the job's end.
+    """
+    started_ms = now_ms()
+    while not await slots.is_free(worker, WAITING_INTERVAL_MS / 1000):
+        host.check_open()
+        yield push_pb2.Waiting(
+            waited_ms=now_ms() - started_ms,
+            reason=f"{worker} to read {slots.count(worker)} earlier answers",
         )

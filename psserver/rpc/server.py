@@ -15,9 +15,10 @@ from pswire.keepalive import (
 )
 from pswire.limits import MESSAGE_BYTES_MAX
 
-STREAM_COUNT_MAX: Final = 256
-"""Calls of one connection at a time. A worker needs four; none are advertised by
-default, so that one client could open any number."""
+STREAM_COUNT_MAX: Final = 64
+"""Calls of one connection at a time. A worker needs a dozen; no limit is advertised by
+default, so that one client could open any number. gRPC takes up to 4 MiB of each before
+it is known who calls."""
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """Time for a client to speak HTTP/2. gRPC's default of 120 s lets idle sockets pile

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from urllib.parse import unquote
 
 from psserver.core.coordinator_effects import EndJob
 from psserver.core.roster import GONE, Brought, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
+from psserver.host.staging_calls import StagingCall, StagingCalls
+from psserver.logs import RefusalLog
 from psserver.rpc.callers import Callers
 from psserver.rpc.data_control import read_data_report
-from psserver.rpc.guard import Context
+from psserver.rpc.guard import Context, address_of
 from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered, gathered, streamed
 from psserver.rpc.record_codec import identity_message, settings_message
@@ -43,6 +44,8 @@ class WorkerControl:
     def __init__(self, host: CoordinatorHost) -> None:
         self._host = host
         self._callers = Callers(host.core)
+        self._refusals = RefusalLog(log)
+        self._joining = StagingCalls()
 
     def methods(self) -> Methods:
         """Handlers by method name."""
@@ -69,7 +72,7 @@ class WorkerControl:
         entry = self._host.register_worker(
             process_id=request.process_id,
             worker_id=request.worker_id,
-            address=_peer(context),
+            address=address_of(context),
         )
         return messages.RegisterWorkerResponse(
             worker=identity_message(entry.worker),
@@ -146,7 +149,9 @@ class WorkerControl:
         except Refusal as refusal:
             # The worker is told; those that wait for it look here.
             first_line = refusal.message.partition("\n")[0].rstrip(":")
-            log.warning("%s was not taken into the job: %s", entry.worker, first_line)
+            self._refusals.warning(
+                "%s was not taken into the job: %s", entry.worker, first_line
+            )
             raise
         self._host.pump_for_caller()
         model = self._host.core.model
@@ -163,7 +168,9 @@ class WorkerControl:
             async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
                 try:
                     return await self._merged_join(requests)
-                except Refusal:
+                except Refusal as refusal:
+                    if refusal.reason is ErrorReason.DRAINING:
+                        raise  # it has a newer call, and no use for this one
                     # A client that still writes when its call ends is told INTERNAL
                     # by its own gRPC in place of the reason (grpc/grpc#36066).
                     async for _ in requests:
@@ -183,8 +190,10 @@ class WorkerControl:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the request to join is empty")
         entry = self._callers.entry(first)
         merged = MergedModel(first)
-        async for part in requests:
-            merged.add(part)
+        call = StagingCall(requests)
+        with self._joining.admitted(entry.worker, call):
+            async for part in call.rest():
+                merged.add(part)
         return entry, merged.message
 
     async def declare_optimizer(
@@ -228,9 +237,3 @@ class WorkerControl:
             entry, request.sequence, read_data_report(request), signal_name=name
         )
         return messages.LeaveResponse()
-
-
-def _peer(context: Context) -> str:
-    """Where the call comes from, as `HOST:PORT`."""
-    peer = unquote(str(context.peer()))
-    return peer.removeprefix("ipv4:").removeprefix("ipv6:")

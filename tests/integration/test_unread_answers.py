@@ -36,7 +36,9 @@ from tests.integration.processes import Processes
 MODEL_MIB: Final = 128
 """Sixteen times what an answer may cost."""
 
-READER_COUNT: Final = 4
+READER_COUNT: Final = 3
+"""With the first one as many as a worker may have: one more would wait."""
+
 UNREAD_MIB_MAX: Final = 8
 """As the design has it. It is gRPC's: what it sends before the other side has said
 that there is room, and the message that waits behind it."""

@@ -5,6 +5,7 @@ from tests.mutation.planted_bug import Edit, PlantedBug
 CORE = "psserver/core"
 WORKER = "psworker"
 WORKER_TESTS = "tests/unit/psworker"
+RPC_TESTS = "tests/unit/psserver/rpc"
 
 BUGS = (
     PlantedBug(
@@ -955,5 +956,163 @@ BUGS = (
             f"{WORKER_TESTS}/integrations/test_weighed_steps.py"
             "::test_a_batch_that_was_skipped_weighs_nothing",
         ),
+    ),
+    PlantedBug(
+        "fields that are parsed without being counted",
+        (
+            Edit(
+                "protos/pswire/message_fields.py",
+                "    if len(data) <= count_max:\n        return\n",
+                "    if count_max:\n        return\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_decoding.py",),
+    ),
+    PlantedBug(
+        "fields within a message that are not counted",
+        (
+            Edit(
+                "protos/pswire/message_fields.py",
+                "                outer.append((end, shape))\n"
+                "                end, shape = stop, inner\n",
+                "                position = stop\n",
+            ),
+        ),
+        tests=("tests/property/test_field_counts.py",),
+    ),
+    PlantedBug(
+        "a chunk of any number of fields",
+        (
+            Edit(
+                "protos/pswire/message_fields.py",
+                "        start = position\n        count += 1\n",
+                "        start = position\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_decoding.py",),
+    ),
+    PlantedBug(
+        "a push that is read before its header is admitted",
+        (
+            Edit(
+                "psserver/rpc/push_call.py",
+                "            header = await fields.header()\n",
+                "            await fields.message()\n"
+                "            header = await fields.header()\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "a large message that is parsed in the event loop",
+        (
+            Edit(
+                "psserver/rpc/decoding.py",
+                "    if byte_count < LARGE_BYTES_MIN:\n",
+                "    if byte_count >= 0:\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_decoding.py",),
+    ),
+    PlantedBug(
+        "a decoder that lets its error out",
+        (
+            Edit(
+                "psserver/rpc/decoding.py",
+                "    except DecodeError:\n",
+                "    except ZeroDivisionError:\n",
+            ),
+        ),
+        tests=(
+            "tests/property/test_hostile_messages.py::test_a_garbled_header_is_malformed",
+        ),
+    ),
+    PlantedBug(
+        "several calls of a worker that stage at a time",
+        (
+            Edit(
+                "psserver/host/staging_calls.py",
+                "            before.end()\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "a call that stages and may be silent",
+        (
+            Edit(
+                "psserver/host/staging_calls.py",
+                "                timeout=SILENCE_TIMEOUT_S,\n",
+                "                timeout=None,\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "a seed that is kept before its sender is admitted",
+        (
+            Edit(
+                "psserver/rpc/seed_call.py",
+                "        has_begun = core.clocks.record is not None\n",
+                "        has_begun = False\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "any number of unread answers",
+        (
+            Edit(
+                "psserver/host/answer_slots.py",
+                "        return has_room and self._counts[reader] < self._each_max\n",
+                "        return has_room\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "an answer that is never counted as read",
+        (
+            Edit(
+                "psserver/host/answer_slots.py",
+                "            self._counts[reader] -= 1\n",
+                "            self._counts[reader] -= 0\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_answer_slots.py",),
+    ),
+    PlantedBug(
+        "another user's connection that takes a place",
+        (
+            Edit(
+                "psserver/host/segment_listener.py",
+                "            check_peer(peer)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_segment_listener.py",),
+    ),
+    PlantedBug(
+        "a line in the log for each refusal",
+        (
+            Edit(
+                "psserver/logs.py",
+                "        if self._line_count >= REFUSAL_LINES_MAX:\n",
+                "        if self._line_count < 0:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/test_logs.py",),
+    ),
+    PlantedBug(
+        "a history that other users read",
+        (
+            Edit(
+                "protos/pswire/history.py",
+                "os.O_CLOEXEC, 0o600",
+                "os.O_CLOEXEC, 0o644",
+            ),
+        ),
+        tests=("tests/unit/pswire/test_history.py",),
     ),
 )

@@ -393,7 +393,7 @@ class SeedRequest(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> global___SeedHeader:
-        """Identity. In the first message."""
+        """Identity. The first message, alone: nothing is read before it is admitted."""
 
     @property
     def chunk(self) -> pswire.v1.push_pb2.ParameterChunk:
@@ -905,7 +905,7 @@ class StageOptimizerStateRequest(google.protobuf.message.Message):
     PART_FIELD_NUMBER: builtins.int
     @property
     def header(self) -> global___StageOptimizerStateHeader:
-        """Identity. In the first message."""
+        """Identity. The first message, alone: nothing is read before it is admitted."""
 
     @property
     def part(self) -> pswire.v1.push_pb2.OptimizerStatePart:

@@ -88,7 +88,7 @@ async def call_stream(address: str) -> list[bytes]:
         ("grpc.so_reuseport", 0, "two servers on one port would share clients"),
         ("grpc.max_receive_message_length", 8 << 20, "bounded memory"),
         ("grpc.max_send_message_length", 8 << 20, "fails here rather than there"),
-        ("grpc.max_concurrent_streams", 256, "one client can't open any number"),
+        ("grpc.max_concurrent_streams", 64, "one client can't open any number"),
         ("grpc.server_handshake_timeout_ms", 10_000, "idle sockets do not pile up"),
         ("grpc.max_metadata_size", 8_192, "bounded memory"),
         ("grpc.default_compression_algorithm", 0, "gradients do not compress"),

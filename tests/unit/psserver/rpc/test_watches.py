@@ -262,3 +262,28 @@ async def test_what_is_no_name_of_a_signal_is_not_written_into_the_log(
     with pytest.raises(Refusal, match="signal is no signal's name") as caught:
         await WorkerControl(host).leave(leave, NO_CONTEXT)
     assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+
+
+async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> None:
+    """What an earlier one has brought is not kept beside the newer one's."""
+    worker = WorkerControl(host)
+    entry = host.register_worker(process_id="p", worker_id="a", address="")
+    identity = membership_pb2.WorkerIdentity(
+        worker_id="a", incarnation=entry.worker.incarnation
+    )
+    request = messages.JoinRequest(job_id="job", worker=identity)
+    is_begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[messages.JoinRequest]:
+        yield request
+        is_begun.set()
+        await is_over.wait()
+
+    older = asyncio.ensure_future(worker.join(parts(), NO_CONTEXT))
+    await asyncio.wait_for(is_begun.wait(), 5)
+    with pytest.raises(Refusal):  # it has no model
+        await worker.join(stream_of(request), NO_CONTEXT)
+
+    with pytest.raises(Refusal, match="a newer call") as caught:
+        await asyncio.wait_for(older, 5)
+    assert caught.value.reason is ErrorReason.DRAINING

@@ -1,0 +1,259 @@
+"""What a call may keep of a shard's memory, and for how long."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from psserver.core.push import PushId
+from psserver.host import staging_calls
+from psserver.host.shard_host import ANSWERS_OF_WORKER_MAX
+from psserver.rpc.optimizer_state_calls import HEADER_BYTES_MAX
+from pswire.frames import REQUEST_HEADER_FIELD, join_fields
+from pswire.limits import PROTOCOL_VERSION
+from pswire.optimizer_states import StateKey, encode_state
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import membership_pb2, push_pb2
+from pswire.v1 import parameter_service_pb2 as messages
+from tests.doubles.core_values import key
+from tests.doubles.served_shard import NO_CONTEXT, OpenPull, ServedShard
+from tests.unit.psserver.rpc.conftest import Make
+
+TIMEOUT_S = 5.0
+
+
+class Requests:
+    """Messages of a call, which goes on in silence after them.
+
+    Attributes:
+        read_count: Messages that were read.
+    """
+
+    def __init__(self, *messages: bytes) -> None:
+        self.read_count = 0
+        self._messages = messages
+        self._more = asyncio.Event()
+        self.is_silent = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for message in self._messages:
+            self.read_count += 1
+            yield message
+        self.is_silent.set()
+        await self._more.wait()
+
+    def end(self) -> None:
+        self._more.set()
+
+
+def target(name: str, **others: Any) -> dict[str, Any]:  # noqa: ANN401, fields
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "job_id": "job",
+        "worker": membership_pb2.WorkerIdentity(worker_id=name, incarnation=1),
+        "shard_incarnation": 1,
+        **others,
+    }
+
+
+def state_header(name: str, **others: Any) -> bytes:  # noqa: ANN401, fields
+    fields = {"generation": 1, "sequence": 1, "optimizer": "optimizer", **others}
+    header = messages.StageOptimizerStateHeader(**target(name, **fields))
+    return join_fields((1, header.SerializeToString()))
+
+
+def state_part() -> bytes:
+    (state,) = encode_state({StateKey(0, 1, "momentum_buffer"): torch.zeros(4)})
+    part = push_pb2.OptimizerStatePart(
+        chunk_index=0, optimizer="optimizer", tensors=state
+    )
+    return join_fields((2, part.SerializeToString()))
+
+
+def seed_header(name: str, fence_number: int) -> bytes:
+    header = messages.SeedHeader(**target(name, fence_number=fence_number))
+    return join_fields((REQUEST_HEADER_FIELD, header.SerializeToString()))
+
+
+async def refusal_of(call: Any) -> Refusal:  # noqa: ANN401, any call
+    with pytest.raises(Refusal) as caught:
+        await asyncio.wait_for(call, TIMEOUT_S)
+    return caught.value
+
+
+@pytest.mark.parametrize("method", ["push_pull", "push", "push_pull_once"])
+async def test_a_push_of_a_stranger_is_refused_by_its_header(
+    make: Make, method: str
+) -> None:
+    """Whatever else it has sent is not looked at."""
+    shard = make()
+    shard.start(["a"])
+    garbage = join_fields((2, b"\xff"), (3, b"\xff"))
+    requests = Requests(shard.header("a", 1, job_id="other") + garbage)
+    requests.end()
+
+    call = getattr(shard.service, method)(aiter(requests), NO_CONTEXT)
+    found = await refusal_of(call if method == "push" else anext(call))
+
+    assert found.reason is ErrorReason.JOB_UNKNOWN
+
+
+async def test_a_seed_of_a_stranger_is_refused_by_its_header(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: a job that has begun is seeded by nobody."""
+    monkeypatch.setattr("psserver.rpc.seed_call.WAITING_INTERVAL_MS", 60_000)
+    shard = make()
+    shard.start(["a"])
+    requests = Requests(seed_header("stranger", 12345), bytes(1 << 20))
+
+    found = await refusal_of(shard.service.seed(aiter(requests), NO_CONTEXT))
+
+    assert found.reason is ErrorReason.WORKER_INCARNATION_STALE
+    assert requests.read_count == 1
+
+
+async def test_state_of_a_stranger_is_refused_by_its_header(make: Make) -> None:
+    shard = make()
+    shard.start(["a"])
+    requests = Requests(state_header("stranger"), state_part())
+
+    found = await refusal_of(
+        shard.service.stage_optimizer_state(aiter(requests), NO_CONTEXT)
+    )
+
+    assert found.reason is ErrorReason.WORKER_INCARNATION_STALE
+    assert requests.read_count == 1
+
+
+@pytest.mark.parametrize("method", ["seed", "stage_optimizer_state"])
+async def test_the_first_message_is_the_header_alone(make: Make, method: str) -> None:
+    shard = make()
+    shard.start(["a"])
+    first = seed_header("a", 1) if method == "seed" else state_header("a")
+    requests = Requests(first + join_fields((3, bytes(HEADER_BYTES_MAX))))
+
+    found = await refusal_of(getattr(shard.service, method)(aiter(requests), None))
+
+    assert found.reason is ErrorReason.LIMIT_EXCEEDED
+    assert "its header alone" in found.message
+
+
+async def test_a_worker_stages_by_one_call_at_a_time(make: Make) -> None:
+    shard = make()
+    shard.start(["a", "b"])
+    calls = []
+    for name in ("a", "b", "a"):
+        requests = Requests(state_header(name), state_part())
+        staging = shard.service.stage_optimizer_state(aiter(requests), NO_CONTEXT)
+        calls.append((asyncio.create_task(_awaited(staging)), requests))
+        await asyncio.wait_for(requests.is_silent.wait(), TIMEOUT_S)
+
+    (older, _), (other, others), (newer, newers) = calls
+    assert (await refusal_of(older)).reason is ErrorReason.DRAINING
+    for task, requests in ((other, others), (newer, newers)):
+        assert not task.done()
+        requests.end()
+        await asyncio.wait_for(task, TIMEOUT_S)
+    assert shard.host.states.of(push_of("a"), "optimizer") is not None
+
+
+async def test_a_call_that_stages_and_is_silent_is_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_calls, "SILENCE_TIMEOUT_S", 0.01)
+    shard = make()
+    shard.start(["a"])
+    requests = Requests(state_header("a"), state_part())
+
+    found = await refusal_of(
+        shard.service.stage_optimizer_state(aiter(requests), NO_CONTEXT)
+    )
+
+    assert found.reason is ErrorReason.WAIT_TIMEOUT
+    assert shard.host.states.of(push_of("a"), "optimizer") is None
+
+
+async def unread_pulls(shard: ServedShard) -> list[OpenPull]:
+    """As many as there may be, of which one message is read and no more."""
+    calls = [shard.pull("a", 0) for _ in range(ANSWERS_OF_WORKER_MAX)]
+    for call in calls:
+        call.is_read.clear()
+    answers = shard.host.pull_answers
+    while answers.count(key("a")) < len(calls):  # noqa: ASYNC110, each has its turn
+        await asyncio.sleep(0)
+    return calls
+
+
+async def all_read(calls: Sequence[OpenPull]) -> None:
+    for call in calls:
+        call.is_read.set()
+        await call.finished()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls say at once what they wait for."""
+    monkeypatch.setattr("psserver.rpc.readiness.WAITING_INTERVAL_MS", 1)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_one_who_does_not_read_is_sent_no_more_values(make: Make) -> None:
+    """One more pull is told what it waits for, and answered once others are read."""
+    shard = make()
+    shard.start(["a", "b"])
+    held = await unread_pulls(shard)
+    further = shard.pull("a", 0)
+
+    waiting = await further.until_waiting()
+    assert f"to read {ANSWERS_OF_WORKER_MAX} earlier answers" in waiting.reason
+    assert not further.values
+    await shard.pull("b", 0).finished()  # others are answered
+
+    await all_read(held[:1])
+    await further.finished()
+    assert further.values
+    await all_read(held[1:])
+    assert shard.host.pull_answers.count(key("a")) == 0
+
+
+async def test_pulls_that_are_not_read_hold_up_no_step(make: Make) -> None:
+    shard = make()
+    shard.start(["a"])
+    held = await unread_pulls(shard)
+
+    await shard.push("a", 1).finished()
+    once = shard.push_once("a", 2)
+    await once.ended()
+    assert once.reply is not None
+    await all_read(held)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_answers_to_pushes_are_limited_too(make: Make) -> None:
+    """A small push is answered without a reply then: it is to be asked for."""
+    shard = make()
+    shard.start(["a"])
+    with ExitStack() as stack:
+        for _ in range(ANSWERS_OF_WORKER_MAX):
+            stack.enter_context(shard.host.push_answers.taken(key("a")))
+        once = shard.push_once("a", 1)
+        await once.ended()
+        assert once.reply is None
+        push = shard.push("a", 2)
+        waiting = await push.until_waiting()
+        assert f"to read {ANSWERS_OF_WORKER_MAX} earlier answers" in waiting.reason
+    await push.finished()
+    assert push.values
+    assert shard.host.push_answers.count(key("a")) == 0
+
+
+async def _awaited(call: Any) -> object:  # noqa: ANN401, any call
+    return await call
+
+
+def push_of(name: str) -> PushId:
+    return PushId(key(name), 1)
