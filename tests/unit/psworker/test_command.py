@@ -19,12 +19,12 @@ from psworker.host_group.place import PROCESS_COUNT_MAX
         ),
         (
             ("--worker-id", "ü" * (NAME_BYTES_MAX // 2) + "x"),
-            "has 1025 bytes, of at most 1024: give a shorter one",
+            "has 1025 bytes in UTF-8, of at most 1024: give another one",
         ),
         (
             # The last of eleven is called ID-10.
             ("--worker-id", "x" * (NAME_BYTES_MAX - 2), "--nproc", "11"),
-            "has 1025 bytes, of at most 1024: give a shorter one",
+            "has 1025 bytes in UTF-8, of at most 1024: give another one",
         ),
     ],
 )

@@ -19,6 +19,8 @@ def interface(kind: type[Any]) -> dict[str, str]:
             continue
         if inspect.ismethod(member):
             continue  # Of the class: how psworker makes one.
+        if name == "leave_at_once":
+            continue  # What psworker calls when its process is told to end.
         if isinstance(member, property):
             shown[name] = "property"
         else:
