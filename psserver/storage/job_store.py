@@ -96,6 +96,8 @@ class JobStore:
             )
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
+        # One for all: a connection keeps a reference for each cursor that it has made.
+        self._writes = self._db.cursor()
         try:
             self._check_database(identity)
             self._prepare()
@@ -115,6 +117,7 @@ class JobStore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._writes.close()
         # All is in the database then: without its log it is whole.
         with suppress(sqlite3.Error):  # no room: the log stays, for the next start
             self._db.execute("PRAGMA journal_mode=DELETE")
@@ -211,7 +214,7 @@ class JobStore:
             for name, value in _facts_of(change).items():
                 self._put(name, value)
             for ledger in change.epochs:
-                self._db.execute(
+                self._writes.execute(
                     # In place: the order of the rows is that in which epochs were
                     # opened.
                     "INSERT INTO epochs VALUES (?, ?, ?) ON CONFLICT "
@@ -219,7 +222,7 @@ class JobStore:
                     (ledger.loader, ledger.epoch, dump_epoch(ledger)),
                 )
             if change.split is not None:
-                self._db.execute(
+                self._writes.execute(
                     "INSERT INTO splits VALUES (?, ?)",
                     (change.split.name, json.dumps(asdict(change.split))),
                 )
@@ -259,14 +262,14 @@ class JobStore:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All of what is written within, or nothing."""
-        self._db.execute("BEGIN")
+        self._writes.execute("BEGIN")
         try:
             yield
-            self._db.execute("COMMIT")
+            self._writes.execute("COMMIT")
         except BaseException:
             # Of some failures, as a full disk, SQLite has gone back already.
             if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+                self._writes.execute("ROLLBACK")
             raise
         if failpoints.armed:
             failpoints.hit("coordinator.write_durable")
@@ -278,7 +281,9 @@ class JobStore:
         return None if row is None else str(row[0])
 
     def _put(self, name: str, value: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        self._writes.execute(
+            "INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value)
+        )
 
     def _put_at_start(self, **facts: str) -> None:
         """Keeps facts of a start.

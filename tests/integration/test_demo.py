@@ -189,7 +189,7 @@ def test_a_folder_that_is_missing_is_told_before_anything_starts(
         text=True,
         timeout=55,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "there is no folder" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -251,7 +251,7 @@ def test_what_can_not_be_prepared_is_refused(ps: WorkerConnection) -> None:
     assert ps.generation == 0
 
 
-def test_a_refusal_shows_one_frame_of_psworker(ps: WorkerConnection) -> None:
+def test_a_refusal_shows_no_frame_of_psworker(ps: WorkerConnection) -> None:
     inside = Path(psworker.__file__).parent
     model = new_model()
     plain = new_optimizer(model)
@@ -264,9 +264,7 @@ def test_a_refusal_shows_one_frame_of_psworker(ps: WorkerConnection) -> None:
         psworker.data.split(10, by="luck")
     for caught in (wrong_kind, wrong_weight, wrong_parts):
         frames = [Path(str(entry.path)) for entry in caught.traceback]
-        assert [path.name for path in frames if inside in path.parents] == [
-            "refusals.py"
-        ], frames
+        assert not [path for path in frames if inside in path.parents], frames
 
 
 def test_after_its_end_nothing_is_done_any_more(ps: WorkerConnection) -> None:
