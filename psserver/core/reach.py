@@ -58,7 +58,10 @@ class Reach:
 
     def __init__(self, lease_ttl_ms: int) -> None:
         self._lease_ttl_ms = lease_ttl_ms
+        self._margin_ms = lease_ttl_ms // 4
         self._words: dict[tuple[WorkerKey, int], _Word] = {}
+        # Since when others are known to reach a shard that a worker can't reach.
+        self._reached_since_ms: dict[tuple[WorkerKey, int], int] = {}
 
     def note(
         self,
@@ -102,17 +105,22 @@ class Reach:
         Of a shard that is away from the coordinator, too, nothing follows for workers.
         """
         found: dict[WorkerKey, CutOff] = {}
+        before, self._reached_since_ms = self._reached_since_ms, {}
         for (worker, index), word in sorted(self._words.items()):
             is_silent = self._is_silent(word, now_ms) and shards[index].is_watching
-            if not is_silent or worker in found or worker not in members:
+            if not is_silent or worker not in members:
                 continue
             others = (
                 other
                 for other in sorted(members)
                 if other != worker and self._reaches(other, shards[index], word, now_ms)
             )
-            other = next(others, None)
-            if other is not None:
+            if (other := next(others, None)) is None:
+                continue
+            since_ms = before.get((worker, index), now_ms)
+            self._reached_since_ms[worker, index] = since_ms
+            # Where nobody was answered and all are again, some hear of it later.
+            if worker not in found and word.told_ms - since_ms >= self._margin_ms:
                 found[worker] = CutOff(index, other, now_ms - word.answered_ms)
         return found
 
@@ -131,6 +139,6 @@ class Reach:
             return False
         if own is not None:
             # Their connections need not have broken at the same moment.
-            return own.answered_ms - word.answered_ms >= self._lease_ttl_ms // 4
+            return own.answered_ms - word.answered_ms >= self._margin_ms
         done = slot.standing.done.get(other, 0) - word.done.get(other, 0)
         return done >= PUSHES_BETWEEN

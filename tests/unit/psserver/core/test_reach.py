@@ -8,7 +8,7 @@ import pytest
 from psserver.core.coordinator_effects import Abort, WorkerCutOff
 from psserver.core.job_settings import JobSettings
 from psserver.core.reach import CutOff, Reach
-from psserver.core.record import FenceKind, LossPolicy, StepAtomicity
+from psserver.core.record import FenceKind, LossPolicy, StepAtomicity, WorkerKey
 from psserver.core.roster import WorkerState
 from psserver.core.shard_map import ShardMap
 from psserver.core.shard_standing import ShardStanding
@@ -17,6 +17,7 @@ from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 LEASE_MS = 10_000
+MARGIN_MS = LEASE_MS // 4
 A, B, C = key("a"), key("b"), key("c")
 MEMBERS = (A, B, C)
 
@@ -35,8 +36,10 @@ class Job:
         self.shards = shard_map()
         self.reach = Reach(LEASE_MS)
         self.now_ms = 100_000
+        self.told: dict[tuple[str, int], int] = {}
 
     def tell(self, name: str, silent_ms: int, *, shard: int = 1) -> None:
+        self.told[name, shard] = silent_ms
         slots = self.shards.slots
         self.reach.note(key(name), {shard: silent_ms}, slots, self.now_ms)
 
@@ -44,23 +47,50 @@ class Job:
         done = {key(name): count for name, count in counts.items()}
         self.shards.slots[shard].standing = ShardStanding(done=done)
 
+    def found(self) -> dict[WorkerKey, CutOff]:
+        return self.reach.cut_off(MEMBERS, self.shards.slots, self.now_ms)
+
     def cut_off(self) -> dict[str, tuple[int, str]]:
-        found = self.reach.cut_off(MEMBERS, self.shards.slots, self.now_ms)
+        """Who is, when all tell the same again a little later."""
+        told = dict(self.told)
+        assert self.found() == {}
+        self.now_ms += MARGIN_MS
+        for (name, shard), silent_ms in told.items():
+            is_silent = silent_ms >= LEASE_MS
+            self.tell(name, silent_ms + MARGIN_MS * is_silent, shard=shard)
         return {
             worker.worker_id: (cut.shard_index, cut.other.worker_id)
-            for worker, cut in found.items()
+            for worker, cut in self.found().items()
         }
 
 
 def test_who_gets_no_answer_that_another_gets_is_cut_off() -> None:
     job = Job()
     job.tell("a", LEASE_MS)
-    assert job.cut_off() == {}
+    assert job.found() == {}
     job.tell("b", 100)
+    assert job.found() == {}
+    job.now_ms += MARGIN_MS
+    job.tell("a", LEASE_MS + MARGIN_MS)
 
-    assert job.reach.cut_off(MEMBERS, job.shards.slots, job.now_ms) == {
-        A: CutOff(1, B, LEASE_MS)
-    }
+    assert job.found() == {A: CutOff(1, B, LEASE_MS + MARGIN_MS)}
+
+
+def test_who_is_answered_a_little_later_than_others_is_not_cut_off() -> None:
+    """Nobody was, as of a shard that stood still, and then all are again."""
+    job = Job()
+    job.tell("a", LEASE_MS)
+    job.tell("b", LEASE_MS)
+    job.now_ms += MARGIN_MS
+    job.tell("b", 0)
+    assert job.found() == {}
+    job.now_ms += MARGIN_MS - 1
+    job.tell("a", LEASE_MS + 2 * MARGIN_MS - 1)
+    assert job.found() == {}
+    job.now_ms += MARGIN_MS
+    job.tell("a", 0)
+
+    assert job.found() == {}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +117,7 @@ def test_a_worker_that_pushes_on_and_asks_nothing_reaches_the_shard() -> None:
     job.done({"a": 4, "b": 7})
     job.tell("a", LEASE_MS)
     job.done({"a": 4, "b": 8})
-    assert job.cut_off() == {}  # that push may have been there before
+    assert job.found() == {}  # that push may have been there before
 
     job.done({"a": 4, "b": 9})
 
@@ -100,7 +130,7 @@ def test_pushes_count_from_when_the_silence_was_told_first() -> None:
     job.tell("a", 10)
     job.done({"b": 90})
     job.tell("a", LEASE_MS)
-    assert job.cut_off() == {}
+    assert job.found() == {}
 
     job.now_ms += LEASE_MS // 2
     job.done({"b": 92})
@@ -126,7 +156,7 @@ def test_what_is_not_told_again_is_forgotten() -> None:
     job.now_ms += 1
     job.tell("b", 0)
 
-    assert job.cut_off() == {}
+    assert job.found() == {}
     assert job.reach.unreached(A, job.now_ms) == []
 
 
@@ -153,7 +183,7 @@ def test_only_members_count() -> None:
     job = Job()
     job.tell("a", LEASE_MS)
     job.tell("other", 0)
-    assert job.cut_off() == {}
+    assert job.found() == {}
     job.tell("other", LEASE_MS)
     job.tell("b", 0)
 
@@ -176,13 +206,21 @@ def tell(job: DrivenCoordinator, name: str, silent_ms: int, shard: int = 1) -> N
     job.core.report_silence(entry, {shard: silent_ms}, job.now_ms)
 
 
+def cut_off_a(job: DrivenCoordinator) -> None:
+    """All but `a` reach shard 1, and a little later, too."""
+    for silent_ms in (LEASE_MS, LEASE_MS + MARGIN_MS):
+        tell(job, "b", 0)
+        tell(job, "a", silent_ms)
+        if silent_ms == LEASE_MS:
+            job.pass_time(MARGIN_MS)
+
+
 def test_who_is_cut_off_is_taken_out_with_the_reason_and_may_come_back() -> None:
     job = running("a", "b")
-    tell(job, "b", 20)
-    tell(job, "a", LEASE_MS)
+    cut_off_a(job)
 
     (cut,) = job.of(WorkerCutOff)
-    assert (cut.worker, cut.silent_ms) == (A, LEASE_MS)
+    assert (cut.worker, cut.silent_ms) == (A, LEASE_MS + MARGIN_MS)
     assert cut.reason == "can't reach shard 1 at host:1, which b reaches"
     assert job.core.fence is not None
     job.report_all(applied=3)
@@ -206,8 +244,7 @@ def test_the_reason_is_said_once() -> None:
 
 def test_below_the_floor_nobody_is_taken_out_and_the_job_says_why_it_waits() -> None:
     job = running("a", "b", workers_min=2)
-    tell(job, "b", 0)
-    tell(job, "a", LEASE_MS)
+    cut_off_a(job)
     job.pass_time(1_000)
 
     assert job.core.fence is None
@@ -228,8 +265,7 @@ def test_with_a_place_that_is_kept_the_job_waits_for_it() -> None:
         worker_loss_policy=LossPolicy.WAIT,
         step_atomicity=StepAtomicity.CLOCK,
     )
-    tell(job, "b", 0)
-    tell(job, "a", LEASE_MS)
+    cut_off_a(job)
     job.pass_time(1_000)
 
     assert job.core.fence is None
@@ -254,8 +290,7 @@ def test_a_shard_that_no_worker_reaches_is_what_the_job_waits_for(names: str) ->
 
 def test_a_shard_that_answers_while_the_fence_is_open_ends_it() -> None:
     job = running("a", "b")
-    tell(job, "b", 0)
-    tell(job, "a", LEASE_MS)
+    cut_off_a(job)
     assert job.core.fence is not None
     job.report(0, applied=3)
     tell(job, "a", 0)
@@ -288,8 +323,7 @@ def test_silence_of_a_shard_that_the_job_has_not_is_refused() -> None:
 
 def test_who_is_cut_off_gives_its_place_to_nobody_before_the_record() -> None:
     job = running("a", "b")
-    tell(job, "b", 0)
-    tell(job, "a", LEASE_MS)
+    cut_off_a(job)
 
     assert job.fence_kinds() == [FenceKind.MEMBERSHIP]
     with pytest.raises(Refusal) as caught:
