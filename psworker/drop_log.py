@@ -20,10 +20,11 @@ class DropLog:
         self._count += 1
         if self._count == 1:
             logger.warning(
-                "a gradient was thrown away, since clock %d was complete without it: "
-                "the job has backup workers and this one was not among the first; its "
-                "samples count as dropped",
+                "what this worker pushed was thrown away, since clock %d was complete "
+                "without it: it was not among the first of a job with backup workers, "
+                "or another worker has published values in that clock; its samples "
+                "count as dropped",
                 clock,
             )
         elif self._count % DROP_COUNT_PER_LINE == 0:
-            logger.warning("%d gradients were thrown away so far", self._count)
+            logger.warning("%d pushes were thrown away so far", self._count)

@@ -241,7 +241,7 @@ class Joining:
                     # would make any better.
                     raise error.to_ps_error() from None
                 if error.is_decided:
-                    logger.warning("could not write the first values: %s", error)
+                    logger.info("the first values are to be sent again: %s", error)
                     done = step  # that order is over; a new one will come
                     continue
                 # The order stands, so that `wait_start` returns it at once.

@@ -15,6 +15,7 @@ from psworker.errors import (
     SchemaMismatchError,
     SplitError,
     UnsupportedError,
+    WaitTimeoutError,
 )
 from psworker.tracebacks import end_in_script, shorten
 
@@ -33,9 +34,10 @@ REFUSALS: Final = (
     SchemaMismatchError,
     SplitError,
     UnsupportedError,
+    WaitTimeoutError,
 )
-"""Errors that speak of the script or its place, so that their line says all. Where
-psworker was when it saw that tells nothing more. Whatever else is raised may be a bug
+"""Errors that speak of the script, its place or its job, so that their line says all.
+Where psworker was when it saw that tells nothing more. Whatever else is raised may be a bug
 of ours, and keeps its traceback whole."""
 
 

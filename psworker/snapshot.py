@@ -100,7 +100,8 @@ class Snapshot:
             model = next(iter(self._states))
         if model is None or model not in self._states:
             names = ", ".join(map(repr, self._states)) or "none"
-            raise ConfigurationError(f"the job's models are {names}; name one of them")
+            has = "several models" if model is None else f"no model {model!r}"
+            raise ConfigurationError(f"the job has {has}: name one of {names}")
         return OrderedDict(self._states[model])
 
     @at_entrance

@@ -448,6 +448,7 @@ class CoordinatorCore:
             self._check_fits(model)
 
         def wait() -> None:
+            self.reach.admit(entry.worker)
             entry.loaders = loaders
             entry.brought = brought
             entry.state = WorkerState.JOINING

@@ -81,6 +81,12 @@ class Reach:
                 done=dict(done) if known is None or is_new else known.done,
             )
 
+    def admit(self, worker: WorkerKey) -> None:
+        """A worker asks to join, which it does when every shard answers it."""
+        self._words = {
+            place: word for place, word in self._words.items() if place[0] != worker
+        }
+
     def forget(self, now_ms: int) -> None:
         """Forgets what was not told again."""
         self._words = {

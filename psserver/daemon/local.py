@@ -34,14 +34,15 @@ async def run_local(
         ConfigurationError: A setting is wrong.
         JobFailedError: A daemon ended by itself.
     """
-    config.validate()
     if config.listen.address.is_unspecified:
         raise OptionError(
             f"--listen {config.listen.address} is every address of this machine, and "
             "workers are told one of each shard: say which one they shall use, as in "
-            f"--listen 192.168.0.7:{config.listen.address.port}; or start a "
-            "`psserver coordinator` and `psserver shard --advertise HOST:PORT`"
+            f"--listen 192.168.0.7:{config.listen.address.port} --insecure on a "
+            "network that you trust; or start a `psserver coordinator` and "
+            "`psserver shard --advertise HOST:PORT`"
         )
+    config.validate()
     if config.history and not is_for_many(config.history):
         raise OptionError(
             f"--history {config.history} is one file, and these are "

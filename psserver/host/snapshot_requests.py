@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from psserver.core.coordinator import CoordinatorCore
+from psserver.core.job_settings import JobPhase
 from psserver.core.snapshots import SnapshotEntry
 from psserver.host.changes import Changes
 from psserver.host.job_waits import JobWaits
@@ -101,10 +102,15 @@ class SnapshotRequests:
         held_by = snapshots.held_by(now_ms())
         newest = snapshots.newest
         if finished and not held_by and newest is not None and not snapshots.failure:
+            is_over = self._core.phase is JobPhase.FINISHED
             return Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"no version above {newer_than} within {timeout_s:.1f} s: the newest "
-                f"is {newest.version}; training stands still or has ended",
+                f"is {newest.version}, and "
+                + ("the job is finished" if is_over else "training stands still"),
+                cure="ask for that one"
+                if is_over
+                else "look with `psctl status` for whom the job waits",
             )
         failure = snapshots.failure or held_by
         if failure:

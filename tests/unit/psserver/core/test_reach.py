@@ -179,6 +179,20 @@ def test_several_are_cut_off_at_once_and_each_from_its_shard() -> None:
     assert job.cut_off() == {"a": (0, "c"), "b": (1, "c")}
 
 
+def test_who_asks_to_join_has_heard_of_every_shard() -> None:
+    job = Job()
+    job.tell("a", LEASE_MS)
+    job.tell("b", 0)
+    assert job.found() == {}
+    job.now_ms += MARGIN_MS
+    job.tell("a", LEASE_MS + MARGIN_MS)
+
+    job.reach.admit(A)
+
+    assert job.found() == {}
+    assert job.reach.unreached(A, job.now_ms) == []
+
+
 def test_only_members_count() -> None:
     job = Job()
     job.tell("a", LEASE_MS)
