@@ -37,8 +37,8 @@ REFUSALS: Final = (
     WaitTimeoutError,
 )
 """Errors that speak of the script, its place or its job, so that their line says all.
-Where psworker was when it saw that tells nothing more. Whatever else is raised may be a bug
-of ours, and keeps its traceback whole."""
+Where psworker was when it saw that tells nothing more. Whatever else is raised may be a
+bug of ours, and keeps its traceback whole."""
 
 
 shorten(*REFUSALS)
