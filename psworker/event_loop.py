@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import grpc.aio
@@ -76,6 +77,10 @@ class LoopFuture(Generic[T]):
         if self._is_over:
             end()
 
+    def forget(self, end: Callable[[], None]) -> None:
+        """What `tell` has taken is not called any more, if it was not yet."""
+        self._told.remove(end)
+
     def result(self, timeout_s: float | None = None) -> T:
         """What has come of it, waiting for that.
 
@@ -108,7 +113,7 @@ class LoopFuture(Generic[T]):
         self._value, self._error = value, error
         self._is_over = True
         self._ended.release()
-        for told in self._told:
+        for told in tuple(self._told):
             told()
 
 
@@ -117,10 +122,13 @@ def first_of(
 ) -> Sequence[LoopFuture[Any]]:
     """Those of some futures that are done, once one is or time is up."""
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+    end = partial(ended.put, None)
     for each in futures:
-        each.tell(lambda: ended.put(None))
+        each.tell(end)
     with suppress(queue.Empty):
         ended.get(timeout=timeout_s)
+    for each in futures:
+        each.forget(end)  # who waits long comes here often
     return [each for each in futures if each.done()]
 
 

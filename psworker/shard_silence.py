@@ -130,7 +130,7 @@ class ShardSilence:
         if not silent:
             return None
         waited_ms = round(1000 * (now() - self._began))
-        return Waiting(self._clock, waited_ms, " and ".join(silent), ())
+        return Waiting(self._clock, waited_ms, ", and ".join(silent), ())
 
     @property
     def is_told_by_shards(self) -> bool:

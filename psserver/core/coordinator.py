@@ -36,7 +36,7 @@ from psserver.core.roster import (
     WorkerState,
 )
 from psserver.core.shard_map import ShardSlot
-from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant, ModelMemory
+from psserver.core.shard_memory import NO_GRANT, MemoryGrant, ModelMemory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
@@ -59,6 +59,7 @@ class CoordinatorCore:
         shards: The shard map.
         ledger: Data of all epochs.
         snapshots: Cuts and their images.
+        writes: Whether the disk takes changes, and which one it is taking.
         reach: Which shards give which workers no answer.
     """
 
@@ -68,6 +69,7 @@ class CoordinatorCore:
         self.shards = self._progress.shards
         self.ledger = self._progress.ledger
         self.snapshots = self._progress.snapshots
+        self.writes = self._progress.writes
         self.reach = Reach(settings.lease_ttl_ms)
         self._patient_until_ms = 0
         self._now_ms = 0
@@ -86,21 +88,6 @@ class CoordinatorCore:
     def unwritten(self, reason: str) -> None:
         """The change of the last `Persist` is not on the disk: it is undone here."""
         self._progress.unwritten(reason)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a `Persist` has no answer yet."""
-        return self._progress.writes.is_open
-
-    @property
-    def write_failure(self) -> str:
-        """Why the disk takes no changes now, empty while it does."""
-        return self._progress.writes.failure
-
-    @property
-    def write_failed_ms(self) -> int:
-        """Since when the disk takes no changes."""
-        return self._progress.writes.failed_ms
 
     def keep(
         self,
@@ -240,7 +227,7 @@ class CoordinatorCore:
         process_id: str,
         address: str,
         now_ms: int,
-        memory: MemoryGrant = NOT_KNOWN,
+        memory: MemoryGrant = NO_GRANT,
     ) -> ShardSlot:
         """Gives a shard its place.
 
@@ -435,6 +422,7 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
+        self._note_finished()
         finished = self._finished_text()
         try:
             is_first = model.agree(schema, optimizers, clip_grad_norm, compression)
@@ -601,7 +589,7 @@ class CoordinatorCore:
         self._now_ms = now_ms
         self._progress.end_overdue(now_ms)
         self._look_for_cut_off(now_ms)
-        if self._progress.writes.is_probe_due(now_ms):
+        if self.writes.is_probe_due(now_ms):
             self.keep(Persist(), now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
@@ -643,6 +631,7 @@ class CoordinatorCore:
 
         It may train epochs that nobody has trained yet, so that it is not refused.
         """
+        self._note_finished()
         finished = self._finished_text()
         if not finished:
             return ""
@@ -692,24 +681,25 @@ class CoordinatorCore:
             for index, who in sorted(names.items())
         ]
 
+    def _note_finished(self) -> None:
+        """Notes after which clock all workers have left, before one joins anew."""
+        if self.record is not None and self.phase is JobPhase.FINISHED:
+            self._finished_clock = max(
+                (end.last_clock for end in self.record.departures), default=0
+            )
+
     def _finished_text(self) -> str:
         """That the job is finished, in words; empty while it is not.
 
         It is so when all of its workers have left and no epoch is trained in part; and
         it stays so for those who join it next, until a step of theirs.
         """
-        if self.record is None or not all(e.is_closed for e in self.ledger.epochs()):
+        if self.record is None or self._finished_clock < 0:
             return ""
-        if self.phase is JobPhase.FINISHED:
-            self._finished_clock = max(
-                (end.last_clock for end in self.record.departures), default=0
-            )
-        elif any(
-            self.shards.clock_of(member) > self._finished_clock
-            for member in self.record.members
-        ):
+        if not all(epoch.is_closed for epoch in self.ledger.epochs()):
             return ""
-        if self._finished_clock < 0:
+        clocks = (self.shards.clock_of(member) for member in self.record.members)
+        if any(clock > self._finished_clock for clock in clocks):
             return ""
         return (
             f"this job is finished: all of its workers have left, after clock "

@@ -76,17 +76,12 @@ class JobModel:
             )
         self._compare_optimizers([_in_order(each, order) for each in optimizers])
         if clip_grad_norm != self.clip_grad_norm:
-            raise Refusal(
-                ErrorReason.OPTIMIZER_MISMATCH,
-                f"the job has {_clip_text(self.clip_grad_norm)}, this worker has "
-                f"{_clip_text(clip_grad_norm)}: give all workers' prepare() the same",
+            raise _otherwise(
+                _clip_text(self.clip_grad_norm), _clip_text(clip_grad_norm)
             )
         if str(compression) != str(self.compression):
-            raise Refusal(
-                ErrorReason.OPTIMIZER_MISMATCH,
-                f"the job has {_compression_text(self.compression)}, this worker has "
-                f"{_compression_text(compression)}: give all workers' prepare() the "
-                "same",
+            raise _otherwise(
+                _compression_text(self.compression), _compression_text(compression)
             )
         return False
 
@@ -323,6 +318,15 @@ def _groups_of(spec: OptimizerSpec) -> list[list[int]]:
     return [sorted(group.entry_indexes) for group in spec.groups]
 
 
+def _otherwise(job: str, worker: str) -> Refusal:
+    """Of an option of `prepare` that a worker has and the job has otherwise."""
+    return Refusal(
+        ErrorReason.OPTIMIZER_MISMATCH,
+        f"the job has {job}, this worker has {worker}",
+        cure="give all workers' prepare() the same",
+    )
+
+
 def _check_loss(job: OptimizerSpec, worker: OptimizerSpec) -> None:
     """Refuses a worker whose loss is of another kind than the job's.
 
@@ -330,11 +334,7 @@ def _check_loss(job: OptimizerSpec, worker: OptimizerSpec) -> None:
         Refusal: `OPTIMIZER_MISMATCH`.
     """
     if job.loss_is_sum != worker.loss_is_sum:
-        raise Refusal(
-            ErrorReason.OPTIMIZER_MISMATCH,
-            f"the job has {_loss_text(job)}, this worker has {_loss_text(worker)}: "
-            "give all workers' prepare() the same",
-        )
+        raise _otherwise(_loss_text(job), _loss_text(worker))
 
 
 def _loss_text(spec: OptimizerSpec) -> str:

@@ -98,10 +98,9 @@ def waiting_text(
         if waits and name not in replaced:
             cure = f"it comes back, or a new worker joins with --worker-id {name}"
         elif not waits and lacking > 0:
-            who = "another worker joins" if lacking == 1 else f"{lacking} others join"
             cure = (
-                f"it comes back, or {who}: without it there would be "
-                f"{len(_left(roster))}, the job wants {floor_of(record, settings)}"
+                f"it comes back, or {_joining_text(lacking)}: without it there would "
+                f"be {len(_left(roster))}, the job wants {floor_of(record, settings)}"
             )
         else:
             cure = "the job goes on without it"
@@ -112,9 +111,13 @@ def waiting_text(
         if entry.cut_off:
             cure = "until it can"
             if not waits and lacking > 0:
-                cure += f", or {lacking} more workers join"
+                cure += f", or {_joining_text(lacking)}"
             found.append(f"{entry.worker.worker_id}, which {entry.cut_off}, {cure}")
     return found
+
+
+def _joining_text(count: int) -> str:
+    return "another worker joins" if count == 1 else f"{count} others join"
 
 
 def _evictions(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from psserver.core.record import Member
-from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant
+from psserver.core.shard_memory import NO_GRANT, MemoryGrant
 from psserver.core.shard_standing import NOT_TOLD, ShardStanding
 from pswire.awaited import lost_text
 from pswire.limits import WAITING_INTERVAL_MS
@@ -39,7 +39,7 @@ class ShardSlot:
     is_watching: bool = False
     broken_ms: int | None = None
     standing: ShardStanding = NOT_TOLD
-    memory: MemoryGrant = NOT_KNOWN
+    memory: MemoryGrant = NO_GRANT
 
     @property
     def is_ready(self) -> bool:
@@ -86,7 +86,7 @@ class ShardMap:
         address: str,
         can_replace: bool,
         now_ms: int,
-        memory: MemoryGrant = NOT_KNOWN,
+        memory: MemoryGrant = NO_GRANT,
     ) -> ShardSlot:
         """Gives a process its place; the same one when it asks again.
 

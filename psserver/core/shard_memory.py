@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pswire.byte_text import byte_text
 from pswire.optimizers import slot_count
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import NARROW_TYPES, ModelSchema, OptimizerSpec
@@ -34,7 +35,7 @@ class MemoryGrant(NamedTuple):
     scope: str = ""
 
 
-NOT_KNOWN: Final = MemoryGrant()
+NO_GRANT: Final = MemoryGrant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +123,15 @@ class ModelMemory:
     ) -> str:
         names = ", ".join(str(index) for index in indexes)
         who = (
-            f"shard {names} may use {_size(byte_count)}"
+            f"shard {names} may use {byte_text(byte_count)}"
             if len(indexes) == 1
-            else f"shards {names} share {_size(byte_count)}"
+            else f"shards {names} share {byte_text(byte_count)}"
         )
         return (
             f"the model does not fit: each of {shard_count} shards would take "
-            f"{_size(part)} (of all together: values {_size(self.values)}, optimizer "
-            f"state {_size(self.state)}, for members {_size(self.members)}), and {who}"
-            f"; {self._enough(byte_count)}"
+            f"{byte_text(part)} (of all together: values {byte_text(self.values)}, "
+            f"optimizer state {byte_text(self.state)}, for members "
+            f"{byte_text(self.members)}), and {who}; {self._enough(byte_count)}"
         )
 
     def _enough(self, byte_count: int) -> str:
@@ -139,7 +140,7 @@ class ModelMemory:
             return "no number of shards with so little memory would do"
         return (
             f"{-(-self.byte_count // room)} shards would do, each with "
-            f"{_size(byte_count)} of its own"
+            f"{byte_text(byte_count)} of its own"
         )
 
 
@@ -147,12 +148,3 @@ def _state_bytes(schema: ModelSchema, index: int) -> int:
     """Bytes of an element of an optimizer's state."""
     element_type = schema.entries[index].element_type
     return _MASTER_BYTES if element_type in NARROW_TYPES else element_type.byte_count
-
-
-def _size(byte_count: int) -> str:
-    size = float(byte_count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

@@ -22,7 +22,7 @@ from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode, Record, StepAtomicity, WorkerKey
 from psserver.core.roster import GONE, PRESENT, WorkerEntry
 from psserver.core.shard_map import ShardSlot
-from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant
+from psserver.core.shard_memory import NO_GRANT, MemoryGrant
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
 from psserver.host.data_leases import DataLeases, DataReport
@@ -194,7 +194,7 @@ class CoordinatorHost:
     # Shards
 
     def register_shard(
-        self, *, process_id: str, address: str, memory: MemoryGrant = NOT_KNOWN
+        self, *, process_id: str, address: str, memory: MemoryGrant = NO_GRANT
     ) -> ShardSlot:
         """Gives a shard its place and keeps it.
 
@@ -346,7 +346,7 @@ class CoordinatorHost:
         try:
             self._store.write(change)
         except NotWrittenError as error:
-            if not self.core.write_failure:
+            if not self.core.writes.failure:
                 log.error(
                     "the state can't be written: %s; what would change it is refused "
                     "until it can, and training goes on",
@@ -357,7 +357,7 @@ class CoordinatorHost:
                 ErrorReason.STATE_NOT_WRITTEN,
                 f"the coordinator can't write its state: {error}",
             )
-        if self.core.write_failure:
+        if self.core.writes.failure:
             log.info("the state can be written again")
         if change.record is not None:
             self.history.persisted(change.record)

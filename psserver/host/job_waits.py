@@ -146,10 +146,10 @@ class JobWaits:
     def _waits(self, now_ms: int) -> Iterator[_Wait]:
         if self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED):
             return  # what ended, or failed, waits for nobody
-        unwritten = self._core.write_failure
+        unwritten = self._core.writes.failure
         if unwritten:
             text = f"room on the coordinator's disk, or its repair ({unwritten})"
-            yield _Wait("disk", self._core.write_failed_ms, text)
+            yield _Wait("disk", self._core.writes.failed_ms, text)
         missing = self._core.waiting_for()
         if missing:
             since_ms = self._missing_since_ms
@@ -185,7 +185,7 @@ class JobWaits:
     def _mode_wait(self) -> Iterator[_Wait]:
         """A change of the mode that is still to come, and who is behind."""
         record = self._core.record
-        if self._wanted_mode is None or record is None or self._core.write_failure:
+        if self._wanted_mode is None or record is None or self._core.writes.failure:
             return
         if self._core.mode_is(*self._wanted_mode):
             self._wanted_mode = None

@@ -24,7 +24,7 @@ from psserver.core.record import (
     WorkerKey,
 )
 from psserver.core.shard_map import ShardSlot
-from psserver.core.shard_memory import NOT_KNOWN, MemoryGrant
+from psserver.core.shard_memory import NO_GRANT, MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.object_marks import ObjectMark
 from pswire.schema import (
@@ -45,7 +45,7 @@ class StoredShard:
     process_id: str
     address: str
     incarnation: int
-    memory: MemoryGrant = NOT_KNOWN
+    memory: MemoryGrant = NO_GRANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def dump_shards(slots: Iterable[ShardSlot]) -> str:
 def load_shards(text: str) -> tuple[StoredShard, ...]:
     """Reads the places of the shard map that processes have."""
     return tuple(
-        StoredShard(**{**shard, "memory": MemoryGrant(*shard.get("memory", NOT_KNOWN))})
+        StoredShard(**{**shard, "memory": MemoryGrant(*shard.get("memory", NO_GRANT))})
         for shard in json.loads(text)
     )
 

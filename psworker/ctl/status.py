@@ -9,8 +9,9 @@ from collections.abc import Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 from pswire.addresses import Address
+from pswire.byte_text import byte_text
 from pswire.reasons import Refusal
-from psworker.ctl.tables import byte_text, fitted, printable
+from psworker.ctl.tables import fitted, printable
 from psworker.epoch_report import EpochReport
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """LoopFuture to a lease request.
+    """Answer to a lease request.
 
     Attributes:
         ranges: Ranges that this worker holds, one a batch, in the order to use them.

@@ -33,7 +33,7 @@ class WritingCore(CoordinatorCore):
 
     def write_all(self) -> None:
         """Says that all that is to be kept is on the disk."""
-        while self.is_writing:
+        while self.writes.is_open:
             self.written()
 
 

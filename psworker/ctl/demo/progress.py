@@ -115,7 +115,7 @@ class Progress:
 
     def columns(self) -> list[tuple[str, str]]:
         """Names and values of what is shown while the demo runs."""
-        from psworker.ctl.tables import byte_text
+        from pswire.byte_text import byte_text
 
         accuracy = "-" if self.accuracy is None else f"{self.accuracy[0]:.3f}"
         return [

@@ -413,6 +413,7 @@ def test_who_waits_in_vain_is_told_so_and_may_wait_again() -> None:
             future.result(0.01)
         assert not future.done()
         assert event_loop.first_of((future,), 0.01) == []
+        assert not future._told  # a wait of days leaves nothing behind
         loop.notify(come)
         assert future.result(10) is True
         assert event_loop.first_of((future,), 0) == [future]

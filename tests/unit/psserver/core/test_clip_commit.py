@@ -212,9 +212,9 @@ def test_the_norm_is_one_for_the_whole_job() -> None:
             )
         assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
         assert caught.value.message == (
-            f"the job has clip_grad_norm=1.5, this worker has {told}: give all "
-            "workers' prepare() the same"
+            f"the job has clip_grad_norm=1.5, this worker has {told}"
         )
+        assert caught.value.cure == "give all workers' prepare() the same"
     assert other.state is WorkerState.REGISTERED
 
 

@@ -88,7 +88,7 @@ def test_a_long_difference_is_cut_short() -> None:
         ((sgd(groups=((0,), ())),), r"\[1\] parameters .* in the job, \[1, 0\] here"),
         (
             (replace(sgd(), loss_is_sum=True),),
-            'the job has loss="mean", this worker has loss="sum": give all',
+            'the job has loss="mean", this worker has loss="sum"$',
         ),
     ],
 )
@@ -99,6 +99,8 @@ def test_a_difference_of_optimizers_is_named(
     assert refusal.reason is ErrorReason.OPTIMIZER_MISMATCH
     with pytest.raises(Refusal, match=text):
         raise refusal
+    is_of_loss = any(each.loss_is_sum for each in theirs)
+    assert ("prepare() the same" in refusal.cure) is is_of_loss
 
 
 def two(name: str, index: int, rate: float = 0.1) -> OptimizerSpec:

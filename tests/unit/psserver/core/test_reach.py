@@ -263,8 +263,8 @@ def test_below_the_floor_nobody_is_taken_out_and_the_job_says_why_it_waits() -> 
 
     assert job.core.fence is None
     assert job.core.waiting_for() == (
-        "a, which can't reach shard 1 at host:1, which b reaches, until it can, or 1 "
-        "more workers join"
+        "a, which can't reach shard 1 at host:1, which b reaches, until it can, or "
+        "another worker joins"
     )
     job.add_worker("c")
     assert job.core.fence is not None

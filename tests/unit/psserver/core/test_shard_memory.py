@@ -110,7 +110,7 @@ def test_the_refusal_names_both_numbers_and_how_many_shards_would_do() -> None:
         need.check_fits(slots(*grants))
     assert caught.value.reason is ErrorReason.MEMORY_EXCEEDED
     assert "each of 2 shards would take 6.0 TiB" in caught.value.message
-    assert "shard 0 may use 64 GiB" in caught.value.message
+    assert "shard 0 may use 64.0 GiB" in caught.value.message
     wanted = -(-need.byte_count // (64 * GIB - PROCESS_BYTES))
     assert f"{wanted} shards would do" in caught.value.message
     need.check_fits(slots(*[MemoryGrant(64 * GIB, "")] * wanted))
@@ -119,7 +119,7 @@ def test_the_refusal_names_both_numbers_and_how_many_shards_would_do() -> None:
 def test_shards_of_one_machine_share_its_memory() -> None:
     need = ModelMemory(values=3 * GIB, state=0, members=0)
     need.check_fits(slots(MemoryGrant(2 * GIB, "a"), MemoryGrant(2 * GIB, "b")))
-    with pytest.raises(Refusal, match="shards 0, 1 share 2 GiB"):
+    with pytest.raises(Refusal, match=r"shards 0, 1 share 2\.0 GiB"):
         need.check_fits(slots(*[MemoryGrant(2 * GIB, "a")] * 2))
 
 
@@ -187,7 +187,7 @@ def test_a_model_that_no_shard_can_hold_reaches_none() -> None:
 
 def test_optimizer_state_counts_at_the_join_and_when_it_is_declared_later() -> None:
     tight = PROCESS_BYTES + (5 << 20)
-    with pytest.raises(Refusal, match="optimizer state 8 MiB"):
+    with pytest.raises(Refusal, match=r"optimizer state 8\.0 MiB"):
         join(job(tight), SMALL, optimizer("Adam", 0, lr=1.0, eps=1.0))
     driven = job(tight)
     half = 1 << 19
@@ -195,7 +195,7 @@ def test_optimizer_state_counts_at_the_join_and_when_it_is_declared_later() -> N
     join(driven, two, optimizer("Adam", 0, lr=1.0, eps=1.0))
     later = optimizer("Adam", 0, 1, lr=1.0, eps=1.0)
     (entry,) = driven.core.roster.in_state(WorkerState.JOINING)
-    with pytest.raises(Refusal, match="optimizer state 8 MiB"):
+    with pytest.raises(Refusal, match=r"optimizer state 8\.0 MiB"):
         driven.core.declare_optimizer(entry, later, 0)
     assert driven.core.model.declared == ()
 
@@ -203,7 +203,7 @@ def test_optimizer_state_counts_at_the_join_and_when_it_is_declared_later() -> N
 def test_gradients_of_several_members_count_in_bsp() -> None:
     tight = PROCESS_BYTES + (3 << 20)
     spec = optimizer("SGD", 0, lr=1.0)
-    with pytest.raises(Refusal, match="for members 8 MiB"):
+    with pytest.raises(Refusal, match=r"for members 8\.0 MiB"):
         join(job(tight, workers_min=2), SMALL, spec)
     join(job(tight, workers_min=2, mode=Mode.ASP), SMALL, spec)
 

@@ -133,7 +133,7 @@ class Job:
         assert stored.optimizers == core.model.all_optimizers
         assert self.store.load_epochs() == core.ledger.epochs()
         assert self.store.load_splits() == self.host.splits.all()
-        assert not core.is_writing
+        assert not core.writes.is_open
 
 
 @pytest.fixture

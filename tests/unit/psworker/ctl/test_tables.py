@@ -1,6 +1,4 @@
-import pytest
-
-from psworker.ctl.tables import aligned, byte_text
+from psworker.ctl.tables import aligned
 
 
 def test_numbers_stand_to_the_right_and_text_to_the_left() -> None:
@@ -15,17 +13,3 @@ def test_columns_may_be_named_to_stand_to_the_right() -> None:
 
 def test_an_empty_table_is_its_header() -> None:
     assert aligned(("NAME", "COUNT"), []) == "NAME  COUNT"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (64 << 20, "64.0 MiB"),
-        (3 << 40, "3.0 TiB"),
-    ],
-)
-def test_bytes_are_written_as_people_read_them(count: int, text: str) -> None:
-    assert byte_text(count) == text
