@@ -385,7 +385,7 @@ def test_the_clip_survives_a_restart_and_another_one_is_refused(
                 pytest.raises(
                     psworker.OptimizerMismatchError,
                     match=r"the job has clip_grad_norm=1\.5, this worker has no "
-                    "clip_grad_norm: give all workers",
+                    "clip_grad_norm; give all workers",
                 ),
             ):
                 ps.prepare(first.model, torch.optim.SGD(first.model.parameters(), 1.0))

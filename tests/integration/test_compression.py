@@ -88,7 +88,7 @@ def test_workers_that_differ_are_refused_with_both_values(tmp_path: Path) -> Non
         other = model_of(0)
         text = (
             r"the job has compression \(push=bf16 pull=bf16 ratio=0.01\), this worker "
-            r"has compression \(push=topk pull=raw ratio=0.02\): give all workers' "
+            r"has compression \(push=topk pull=raw ratio=0.02\); give all workers' "
             r"prepare\(\) the same"
         )
         with pytest.raises(psworker.OptimizerMismatchError, match=text):

@@ -168,7 +168,7 @@ def test_another_word_than_the_jobs_is_refused_also_by_one_that_began_anew(
             connect(job, "w1") as other,
             pytest.raises(
                 OptimizerMismatchError,
-                match='the job has loss="sum", this worker has loss="mean": give all',
+                match='the job has loss="sum", this worker has loss="mean"; give all',
             ),
         ):
             prepare(other)
