@@ -109,13 +109,12 @@ class UserCalls:
         """
         if os.getpid() != self._process_id:
             raise ClosedError(FORKED_TEXT)
-        if is_owned := self._lock._is_owned():
+        if self._lock._is_owned():
             self.refuse_within(name)
         elif self._name:
             self._wait(name)
         with self._lock:
-            # Not what a call has left whose end was interrupted.
-            outer, was_lent = (self._name, self._is_lent) if is_owned else ("", False)
+            outer, was_lent = self._name, self._is_lent
             self._name, self._is_lent = name, False
             try:
                 return call(*args, **kwargs)

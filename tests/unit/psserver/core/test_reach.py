@@ -246,6 +246,26 @@ def test_who_is_cut_off_is_taken_out_with_the_reason_and_may_come_back() -> None
     assert job.bases.keys() == {"b/1", "a/2"}
 
 
+def test_who_has_waited_for_a_shard_to_join_is_not_taken_out_as_it_does() -> None:
+    job = running("b")
+    entry = job.register("a")
+    job.watch(entry)
+    for silent_ms in (LEASE_MS, LEASE_MS + MARGIN_MS):
+        tell(job, "b", 0)
+        tell(job, "a", silent_ms)
+        job.pass_time(MARGIN_MS)
+    job.join(entry)
+    job.report_all(applied=1)
+    assert "a/1" in job.bases
+    assert job.core.waiting_for() == ""  # nor is a shard said to be silent for it
+
+    tell(job, "b", 0)
+    job.pass_time(MARGIN_MS)
+
+    assert not job.of(WorkerCutOff)
+    assert job.core.fence is None
+
+
 def test_the_reason_is_said_once() -> None:
     job = running("a", "b", workers_min=2)
     for _ in range(5):
