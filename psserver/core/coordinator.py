@@ -21,7 +21,7 @@ from psserver.core.job_model import JobModel
 from psserver.core.job_progress import JobProgress
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.ledger import Enrolments
-from psserver.core.loss import floor_of, waiting_text
+from psserver.core.loss import waiting_text
 from psserver.core.mode_change import mode_target, target_of
 from psserver.core.push import DataRange
 from psserver.core.reach import Reach
@@ -125,9 +125,7 @@ class CoordinatorCore:
     @property
     def workers_floor(self) -> int:
         """Members below which no lost one is taken out."""
-        if self.record is None:
-            return self.settings.workers_min
-        return floor_of(self.record, self.settings)
+        return self._progress.workers_floor
 
     @property
     def evicted_count(self) -> int:
@@ -619,7 +617,12 @@ class CoordinatorCore:
                 fails_s = self.settings.lease_ttl_ms // 2 / 1000
                 parts[-1] += f", without which the job fails after {fails_s:g} s"
             parts += waiting_text(
-                self.roster, self.record, self.settings, self.shards, self._now_ms
+                self.roster,
+                self.record,
+                self.settings,
+                self.shards,
+                self._now_ms,
+                is_resumed=self._progress.is_resumed,
             )
             parts += self._unreached_shards()
             if not self.record.members and self.phase is JobPhase.RUNNING:

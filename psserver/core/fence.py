@@ -128,16 +128,44 @@ def membership_record(
     staying = [m for m in previous.members if m.worker not in gone]
     bases = _joiners_bases(fence.change.joins, shared, departures, reports, settings)
     members = _with_joiners(staying, bases, departures)
-    return replace(
+    floor = _floor_after(
+        previous, departures, bases, settings, members=members, fence=fence
+    )
+    record = replace(
         shared,
         members=members,
         departures=(*shared.departures, *departures),
         departed_step_count=previous.departed_step_count
         + sum(end.last_sequence for end in departures),
-        workers_floor=_floor_after(
-            previous, departures, members, bases, settings, absent=fence.absent
-        ),
+        workers_floor=floor,
+        finished_step_count=-1,
     )
+    # With `WAIT` one that was lost before the last one left is to be replaced.
+    is_awaited = settings.worker_loss_policy is LossPolicy.WAIT and bool(staying)
+    if floor or (is_awaited and previous.finished_step_count < 0):
+        return record
+    return replace(record, finished_step_count=_step_count(record, reports))
+
+
+def has_resumed(record: Record, reports: Collection[FenceReport]) -> bool:
+    """Whether a worker has pushed since the job was finished."""
+    finished = record.finished_step_count
+    return finished >= 0 and _step_count(record, reports) > finished
+
+
+def floor_of(record: Record, settings: JobSettings, *, is_resumed: bool) -> int:
+    """Members below which no lost one is taken out.
+
+    A coordinator that is started again with a lower `workers_min` goes on below the
+    floor that was written.
+
+    Args:
+        record: The newest record.
+        settings: The job's settings.
+        is_resumed: Whether it is known that the record's job is at work again.
+    """
+    floor = len(record.members) if is_resumed else record.workers_floor
+    return min(floor, settings.workers_min)
 
 
 def following_record(fence: ActiveFence, previous: Record) -> Record:
@@ -255,7 +283,7 @@ def _begun_sequence(
     return found
 
 
-def _held_sequence(reports: tuple[FenceReport, ...], worker: WorkerKey) -> int:
+def _held_sequence(reports: Collection[FenceReport], worker: WorkerKey) -> int:
     """Highest push of a member that is complete on every shard."""
     return min(holding_of(report, worker).complete_sequence for report in reports)
 
@@ -314,25 +342,36 @@ def _with_joiners(
     return tuple(sorted(members, key=lambda member: member.rank))
 
 
+def _step_count(record: Record, reports: Collection[FenceReport]) -> int:
+    """Steps of all workers ever, as far as every shard has them whole."""
+    held = (_held_sequence(reports, member.worker) for member in record.members)
+    return record.departed_step_count + sum(held)
+
+
 def _floor_after(
     previous: Record,
     departures: tuple[Departure, ...],
-    members: tuple[Member, ...],
     bases: dict[WorkerKey, int],
     settings: JobSettings,
     *,
-    absent: Collection[WorkerKey],
+    members: tuple[Member, ...],
+    fence: ActiveFence,
 ) -> int:
     """The floor, lowered by those that leave and raised again by those that come.
 
     When the last one that is there leaves, whose work is done, nobody goes on: who has
-    died before keeps no place for the job to wait for.
+    died before keeps no place for the job to wait for. Nor does who joins then, before
+    it has pushed: a script that is refused ends, and the job is finished as before.
     """
     floor = previous.workers_floor
+    if previous.finished_step_count >= 0:
+        if not has_resumed(previous, fence.reports.values()):
+            return 0
+        floor = floor_of(previous, settings, is_resumed=True)
     leave_count = sum(not end.evicted for end in departures)
     if leave_count:
         floor = min(floor, len(previous.members) - leave_count)
-        if all(member.worker in absent for member in members):
+        if all(member.worker in fence.absent for member in members):
             floor = 0
     if bases:
         floor = max(floor, min(settings.workers_min, len(members)))

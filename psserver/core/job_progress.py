@@ -25,6 +25,8 @@ from psserver.core.fence import (
     MembershipChange,
     ModeTarget,
     first_record,
+    floor_of,
+    has_resumed,
     membership_record,
 )
 from psserver.core.fence_series import NUMBERS_PER_START, FenceSeries
@@ -63,6 +65,8 @@ class JobProgress:
         wanted_mode: Mode that somebody has asked for, None when it is there.
         evicted_count: Workers that were evicted since this process began.
         failure: Why the job can't go on, empty while it can.
+        is_resumed: Whether shards have told, since the newest record, that workers
+            that joined a finished job have pushed.
         first: Whose values the job has started with, if this process has seen that.
         effects: What the owner is to do, in order.
     """
@@ -87,10 +91,18 @@ class JobProgress:
         self.first: WorkerEntry | None = None
         self.effects: list[CoordinatorEffect] = []
         self._mode_due_ms: int | None = None
+        self.is_resumed = False
         self._orphan_clock = 0
         self._orphan_due_ms = 0
         self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
         self._is_cut_stuck = False
+
+    @property
+    def workers_floor(self) -> int:
+        """Members below which no lost one is taken out."""
+        if self.record is None:
+            return self.settings.workers_min
+        return floor_of(self.record, self.settings, is_resumed=self.is_resumed)
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -165,6 +177,8 @@ class JobProgress:
         """All shards have reported: ends the fence by a record or a cut."""
         fence = self.fences.open
         assert fence is not None
+        if self.record is not None:
+            self.is_resumed |= has_resumed(self.record, fence.reports.values())
         reason = self._undecidable(fence, now_ms)
         if reason:
             self.abort(reason, now_ms)
@@ -270,7 +284,11 @@ class JobProgress:
 
     def _wanted_change(self, record: Record) -> MembershipChange:
         return wanted_change(
-            self.roster, record, self.settings, is_cut_stuck=self._is_cut_stuck
+            self.roster,
+            record,
+            self.settings,
+            is_resumed=self.is_resumed,
+            is_cut_stuck=self._is_cut_stuck,
         )
 
     def _fail_stuck_cut(self, pushes: Iterable[WorkerSequence]) -> None:
@@ -337,7 +355,7 @@ class JobProgress:
             self.fences.end()
             self._follow(record, now_ms)
             self.record = record
-            self._is_cut_stuck = False
+            self._is_cut_stuck = self.is_resumed = False
             self._note_orphan(fence, record, now_ms)
             self.effects.append(Announce(record=record))
 

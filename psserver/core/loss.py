@@ -5,7 +5,7 @@ it out: with `CONTINUE` as soon as those left are at least the floor, with `WAIT
 together with a replacement under the same worker id.
 """
 
-from psserver.core.fence import MembershipChange
+from psserver.core.fence import MembershipChange, floor_of
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import Departure, LossPolicy, Record, WorkerKey
 from psserver.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
@@ -29,6 +29,7 @@ def wanted_change(
     record: Record,
     settings: JobSettings,
     *,
+    is_resumed: bool = False,
     is_cut_stuck: bool = False,
 ) -> MembershipChange:
     """What the next record is to change, as things stand.
@@ -43,7 +44,9 @@ def wanted_change(
         (entry.worker, entry.last_sequence)
         for entry in roster.in_state(WorkerState.LEAVING)
     )
-    evictions = _evictions(roster, record, settings, leave_count=len(leaves))
+    evictions = _evictions(
+        roster, record, settings, is_resumed=is_resumed, leave_count=len(leaves)
+    )
     is_given_up = is_cut_stuck and settings.worker_loss_policy is LossPolicy.CONTINUE
     if is_given_up and is_deserted(roster, record):
         evictions = tuple(sorted(member.worker for member in record.members))
@@ -58,15 +61,6 @@ def wanted_change(
         leaves=leaves,
         evictions=evictions,
     )
-
-
-def floor_of(record: Record, settings: JobSettings) -> int:
-    """Members below which no lost one is taken out.
-
-    A coordinator that is started again with a lower `workers_min` goes on below the
-    floor that was written.
-    """
-    return min(record.workers_floor, settings.workers_min)
 
 
 def heir_of(end: Departure, record: Record, settings: JobSettings) -> WorkerKey | None:
@@ -84,11 +78,14 @@ def waiting_text(
     settings: JobSettings,
     shards: ShardMap,
     now_ms: int,
+    *,
+    is_resumed: bool,
 ) -> list[str]:
     """Lost workers that the job waits for: since when, and what would end it."""
     replaced = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
-    waits = settings.worker_loss_policy is LossPolicy.WAIT
-    lacking = floor_of(record, settings) - len(_left(roster))
+    waits = _is_replaced(record, settings, is_resumed=is_resumed)
+    floor = floor_of(record, settings, is_resumed=is_resumed)
+    lacking = floor - len(_left(roster))
     found = []
     for entry in roster.in_state(WorkerState.LOST):
         member = record.member_of(entry.worker)
@@ -100,7 +97,7 @@ def waiting_text(
         elif not waits and lacking > 0:
             cure = (
                 f"it comes back, or {_joining_text(lacking)}: without it there would "
-                f"be {len(_left(roster))}, the job wants {floor_of(record, settings)}"
+                f"be {len(_left(roster))}, the job wants {floor}"
             )
         else:
             cure = "the job goes on without it"
@@ -116,12 +113,26 @@ def waiting_text(
     return found
 
 
+def _is_replaced(record: Record, settings: JobSettings, *, is_resumed: bool) -> bool:
+    """Whether a lost worker stays until a replacement comes, as `WAIT` has it.
+
+    Not one that joined a finished job, which has no open clock to be taken over.
+    """
+    is_finished = record.finished_step_count >= 0 and not is_resumed
+    return settings.worker_loss_policy is LossPolicy.WAIT and not is_finished
+
+
 def _joining_text(count: int) -> str:
     return "another worker joins" if count == 1 else f"{count} others join"
 
 
 def _evictions(
-    roster: Roster, record: Record, settings: JobSettings, *, leave_count: int
+    roster: Roster,
+    record: Record,
+    settings: JobSettings,
+    *,
+    is_resumed: bool,
+    leave_count: int,
 ) -> tuple[WorkerKey, ...]:
     """Who is taken out: of those that the floor holds, all or nobody.
 
@@ -130,17 +141,18 @@ def _evictions(
     """
     lost = roster.in_state(WorkerState.LOST)
     out = [entry for entry in roster.in_state(*PRESENT) if entry.is_condemned]
-    if settings.worker_loss_policy is LossPolicy.CONTINUE:
+    waits = _is_replaced(record, settings, is_resumed=is_resumed)
+    if not waits:
         out += lost
         out += [entry for entry in roster.in_state(*PRESENT) if entry.cut_off]
-    floor = floor_of(record, settings)
+    floor = floor_of(record, settings, is_resumed=is_resumed)
     if leave_count:
         floor = min(floor, len(record.members) - leave_count)
         if not _left(roster):
             floor = 0  # as `_floor_after` has it
     if len(_left(roster)) < floor:
         out = []
-    if settings.worker_loss_policy is LossPolicy.WAIT:
+    if waits:
         joining = {e.worker.worker_id for e in roster.in_state(WorkerState.JOINING)}
         out += [entry for entry in lost if entry.worker.worker_id in joining]
     workers = sorted({entry.worker for entry in out})

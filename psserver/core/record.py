@@ -156,6 +156,9 @@ class Record:
         mode_clock: Clock after which `mode` rules; up to it the mode before did.
         workers_floor: Members below which no lost one is taken out.
         commit: With two-phase steps, a clock that every shard commits.
+        finished_step_count: While the job is finished: steps of all workers ever,
+            as far as every shard has them whole. Workers that join then keep no place
+            before they push. Negative while the job is at work.
     """
 
     fence_number: int
@@ -170,6 +173,7 @@ class Record:
     mode_clock: int = 0
     workers_floor: int = 0
     commit: ClockChoice | None = None
+    finished_step_count: int = -1
 
     def member_of(self, worker: WorkerKey) -> Member | None:
         """The member that is this start of this worker, if there is one."""

@@ -59,6 +59,7 @@ class JobWaits:
     ) -> None:
         self._core = core
         self._data_waits = data_waits
+        self._phase: JobPhase | None = None
         self._missing_since_ms: int | None = None
         self._owing_since_ms: dict[int, int] = {}
         self._wanted_mode: tuple[Mode, int] | None = None
@@ -210,8 +211,12 @@ class JobWaits:
         self._generation = generation
 
     def _note_missing(self, now_ms: int) -> None:
+        phase, self._phase = self._phase, self._core.phase
         if not self._core.waiting_for():
             self._missing_since_ms = None
+        elif phase is not self._phase:
+            # Who waited for workers to begin waits for the first values from then on.
+            self._missing_since_ms = now_ms
         elif self._missing_since_ms is None:
             self._missing_since_ms = now_ms
 

@@ -56,7 +56,8 @@ class ProgressReport:
         """Whom the shard waits for, when nothing has come of it for a while."""
         host = self._host
         version, now = host.model.core.version, now_ms()
-        if version != self._version:
+        if version != self._version or not host.model.core.clocks.members:
+            # Where nobody trains, the wait begins as somebody joins.
             self._version, self._since_ms = version, now
         oldest_ms = host.sessions.oldest_ms
         since_ms = (

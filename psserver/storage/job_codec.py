@@ -115,6 +115,7 @@ def load_record(text: str) -> Record:
         mode_clock=data["mode_clock"],
         workers_floor=data["workers_floor"],
         commit=_choice(data["commit"]),
+        finished_step_count=data.get("finished_step_count", -1),
     )
 
 

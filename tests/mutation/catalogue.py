@@ -720,11 +720,38 @@ BUGS = (
         tests=("tests/unit/psserver/core/test_reach.py",),
     ),
     PlantedBug(
+        "a script that ends before its first step and holds a finished job",
+        (Edit(f"{CORE}/fence.py", "            return 0\n", "            pass\n"),),
+        tests=("tests/unit/psserver/core/test_finished_job.py",),
+    ),
+    PlantedBug(
+        "a job that is at work again and keeps no place for who is lost",
+        (
+            Edit(
+                f"{CORE}/job_progress.py",
+                "            self.is_resumed |= has_resumed(",
+                "            has_resumed(",
+            ),
+        ),
+        tests=("tests/unit/psserver/core/test_finished_job.py",),
+    ),
+    PlantedBug(
+        "a restart that forgets that nobody trains a finished job",
+        (
+            Edit(
+                "psserver/storage/job_codec.py",
+                'data.get("finished_step_count", -1)',
+                "-1",
+            ),
+        ),
+        tests=("tests/unit/psserver/storage/test_job_codec.py",),
+    ),
+    PlantedBug(
         "dead members that keep their places when the last living one leaves",
         (
             Edit(
                 f"{CORE}/fence.py",
-                "        if all(member.worker in absent for member in members):\n"
+                "        if all(member.worker in fence.absent for member in members):\n"
                 "            floor = 0\n",
                 "",
             ),

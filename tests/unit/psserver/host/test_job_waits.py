@@ -76,6 +76,16 @@ def test_a_start_names_who_is_missing_every_ten_seconds(
     assert len(caplog.messages) == 2
 
 
+def test_the_wait_for_first_values_begins_when_all_have_joined() -> None:
+    job = Watched(DrivenCoordinator(settings=settings()))
+    job.driven.add_shards()
+    job.pass_time(44_000)
+    assert job.text().endswith("for 44 s")
+    job.driven.add_worker("a")
+    job.pass_time(3_000)
+    assert job.text() == "the first values from a, for 3 s"
+
+
 def test_a_lost_worker_below_the_floor_is_named_with_its_clock(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

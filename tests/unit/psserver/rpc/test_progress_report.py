@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from psserver.core.record import Mode
+from psserver.core.record import Member, Mode
 from psserver.rpc import progress_report
 from psserver.rpc.progress_report import ProgressReport
 from psserver.rpc.record_codec import read_identity, read_sequences
@@ -104,3 +105,28 @@ async def test_whom_it_waits_for_is_told_with_both_measures(
     assert (awaited.name, awaited.clock) == ("b", 1)
     assert awaited.lost_ms >= 12_000
     assert awaited.step_ms >= 0
+
+
+async def test_a_finished_job_waits_only_since_somebody_has_joined(
+    shard: ServedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0]
+    monkeypatch.setattr(progress_report, "now_ms", lambda: clock[0])
+    first = shard.start("a")
+    report = ProgressReport(shard.host)
+    left = replace(first, fence_number=2, generation=2, members=())
+    shard.host.install_record(left)
+    clock[0] = 44_000
+    assert not report.message().HasField("waiting")
+    joined = (Member(worker=key("b"), rank=0, base_clock=0),)
+    shard.host.install_record(
+        replace(left, fence_number=3, generation=3, members=joined)
+    )
+
+    clock[0] = 48_000
+    assert not report.message().HasField("waiting")
+    clock[0] = 51_000
+    waiting = report.message().waiting
+
+    assert [each.name for each in waiting.awaited] == ["b"]
+    assert waiting.waited_ms == 7_000

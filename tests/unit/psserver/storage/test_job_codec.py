@@ -45,6 +45,7 @@ WHOLE_RECORD = Record(
     mode_clock=4,
     workers_floor=2,
     commit=ClockChoice(6, (key("a/3"), key("b")), 0.1 + 0.2, 1 / 3),
+    finished_step_count=77,
 )
 
 
