@@ -458,7 +458,7 @@ class Session:
                 if self._silent_since is None:
                     self._silent_since = now()
                     logger.warning(
-                        "lost the watch of the job, opening it again: %s", error
+                        "no connection to the coordinator, connecting again: %s", error
                     )
             if self._is_leaving or self.membership.failure is not None:
                 return

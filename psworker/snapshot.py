@@ -34,6 +34,7 @@ from psworker.snapshot_path import refusal_text
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.snapshot_client import SnapshotClient
+from psworker.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
     import torch
@@ -335,7 +336,7 @@ class SnapshotReader:
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
         control = self._coordinator()
-        deadline = now() + timeout_s
+        deadline, log = now() + timeout_s, WaitingLog()
         away_until: float | None = None
         while True:
             left_s = max(0.0, deadline - now())
@@ -354,6 +355,8 @@ class SnapshotReader:
                     raise WaitTimeoutError(
                         f"no snapshot within {timeout_s:g} s: {error.text}"
                     ) from None
+                else:
+                    log.remind(f"a snapshot: {error.text}")
                 await asyncio.sleep(min(_RETRY_INTERVAL_S, left_s))
             else:
                 self._has_answered = True

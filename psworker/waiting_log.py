@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.repeats import next_due
 from psworker.transport.values import Waiting
 
 T = TypeVar("T")
@@ -15,7 +16,7 @@ logger: Final = logging.getLogger("psworker")
 
 
 class WaitingLog:
-    """One line at most every five seconds, though every shard tells the same."""
+    """One line after 5, 10, 20, 40 s and so on, though every shard tells the same."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Begins a wait.
@@ -24,18 +25,17 @@ class WaitingLog:
             now: Seconds on a clock that never goes back.
         """
         self._now = now
-        self._said = now()
-        self._began = self._said
+        self._began = now()
+        self._said_after_s = 0.0
 
     def note(self, waiting: Waiting) -> None:
         """Takes what a server tells of its own accord, which is never early."""
-        if self._now() - self._said > WAITING_INTERVAL_MS / 1000 / 2 or (
-            self._said == self._began
-        ):
+        # It tells every five seconds by its own clock, not by this one.
+        if not self._said_after_s or self.quiet_s < WAITING_INTERVAL_MS / 1000 / 2:
             self._say(f"{waiting}")
 
     def remind(self, what: str, *, job_waited_s: float = 0) -> None:
-        """Says `what` if nothing was said for five seconds.
+        """Says `what` if it is time for another line.
 
         Args:
             what: Whom this worker waits for.
@@ -48,11 +48,11 @@ class WaitingLog:
     @property
     def quiet_s(self) -> float:
         """Seconds until `remind` has something to say."""
-        return max(0.0, self._said + WAITING_INTERVAL_MS / 1000 - self._now())
+        due_s = next_due(self._said_after_s, WAITING_INTERVAL_MS / 1000)
+        return max(0.0, self._began + due_s - self._now())
 
     def _say(self, what: str, job_waited_s: float = 0) -> None:
-        now = self._now()
-        waited_s = now - self._began
+        waited_s = self._now() - self._began
         is_job_longer = job_waited_s >= waited_s + WAITING_INTERVAL_MS / 1000
         logger.warning(
             "waiting for %s, %.0f s so far%s",
@@ -60,7 +60,7 @@ class WaitingLog:
             waited_s,
             f" (the job has waited for {job_waited_s:.0f} s)" if is_job_longer else "",
         )
-        self._said = now
+        self._said_after_s = waited_s
 
 
 async def saying_whom(

@@ -50,7 +50,7 @@ class ShardSlot:
         """Its name, whether it lives, and where it stands, for who waits for it."""
         clock = self.standing.applied_clock
         if self.heard_ms is None:
-            state = "not started yet"
+            state = "not connected yet"
         elif not self.is_watching:
             state = f"{lost_text(max(0, now_ms - self.heard_ms))} at clock {clock}"
         elif now_ms - self.heard_ms >= WAITING_INTERVAL_MS:

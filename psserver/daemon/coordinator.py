@@ -66,10 +66,12 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
         else ""
     )
     log.info(
-        "job %s: %d shards, at least %d workers, %s%s, lease %g s",
+        "job %s: %d shard%s, at least %d worker%s, %s%s, lease %g s",
         settings.job_id,
         settings.shard_count,
+        "s" if settings.shard_count > 1 else "",
         settings.workers_min,
+        "s" if settings.workers_min > 1 else "",
         settings.mode.name,
         bound,
         settings.lease_ttl_ms / 1000,

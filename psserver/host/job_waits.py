@@ -19,9 +19,7 @@ from psserver.core.roster import WorkerState
 from psserver.host.data_leases import DataWait
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
-
-REPEAT_MS = 10_000
-"""How often the log says it again."""
+from pswire.repeats import next_due
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -89,14 +87,16 @@ class JobWaits:
             if now_ms - wait.since_ms >= WAITING_INTERVAL_MS
         ]
         for wait in long:
-            said_ms = self._said_ms.get(wait.source)
-            if said_ms is None or now_ms - said_ms >= REPEAT_MS:
+            waited_ms = now_ms - wait.since_ms
+            said_ms = self._said_ms.get(wait.source, wait.since_ms)
+            said_after_ms = max(0, said_ms - wait.since_ms)
+            if waited_ms >= next_due(said_after_ms, WAITING_INTERVAL_MS):
                 self._said_ms[wait.source] = now_ms
-                waited_s = (now_ms - wait.since_ms) / 1000
-                log.warning("waiting for %s, for %.0f s", wait.text, waited_s)
+                log.warning("waiting for %s, for %.0f s", wait.text, waited_ms / 1000)
         if self._said_ms and not long:
             log.info("nobody is waited for any more")
-        self._said_ms = {w.source: self._said_ms[w.source] for w in long}
+        sources = {wait.source for wait in long}
+        self._said_ms = {k: v for k, v in self._said_ms.items() if k in sources}
 
     def text(self, now_ms: int, *, at_once: bool = False) -> str:
         """Whom the job waits for and for how long, in words; empty when for nobody.

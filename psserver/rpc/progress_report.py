@@ -8,6 +8,7 @@ from psserver.rpc.push_codec import waiting_message
 from psserver.rpc.record_codec import identity_message, sequence_messages
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.repeats import next_due
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
@@ -25,7 +26,7 @@ class ProgressReport:
         self._host = host
         self._version = -1
         self._since_ms = now_ms()
-        self._said_ms = 0
+        self._said_ms = (0, 0)
 
     def message(self) -> messages.ReportProgressRequest:
         """Where the shard stands now. The coordinator has told it its model."""
@@ -67,15 +68,18 @@ class ProgressReport:
             return None
         waiting = waiting_message(host, now - since_ms)
         if oldest_ms is not None and now - oldest_ms >= WAITING_INTERVAL_MS:
-            self._say(waiting, now - oldest_ms)
+            self._say(waiting, oldest_ms, now - oldest_ms)
         elif not waiting.awaited:
             return None  # nobody pushes, and nothing is due
         return waiting
 
-    def _say(self, waiting: push_pb2.Waiting, waited_ms: int) -> None:
-        if now_ms() - self._said_ms < WAITING_INTERVAL_MS:
+    def _say(self, waiting: push_pb2.Waiting, since_ms: int, waited_ms: int) -> None:
+        said_since_ms, said_after_ms = self._said_ms
+        if said_since_ms != since_ms:
+            said_after_ms = 0
+        if waited_ms < next_due(said_after_ms, WAITING_INTERVAL_MS):
             return
-        self._said_ms = now_ms()
+        self._said_ms = since_ms, waited_ms
         log.warning(
             "a push has waited %.0f s for %s%s",
             waited_ms / 1000,

@@ -5,6 +5,7 @@ import traceback
 from typing import Final
 
 from pswire.exit_codes import ExitCode
+from pswire.reasons import ErrorReason
 from psworker.errors import (
     ConfigurationError,
     ConnectError,
@@ -20,6 +21,14 @@ from psworker.errors import (
 
 _TEXT_LENGTH_MAX: Final = 2_000
 """About one screen. The whole text is there with --debug."""
+
+_MAY_PASS: Final = (
+    ErrorReason.NOT_STARTED,
+    ErrorReason.RECOVERING,
+    ErrorReason.DRAINING,
+)
+"""Reasons of a peer that answers and can't serve yet: commands that wait end by their
+time, others at once, with one exit code."""
 
 _EXIT_CODES: Final[tuple[tuple[type[PsError], ExitCode], ...]] = (
     # The first class that fits counts, so subclasses come first.
@@ -51,6 +60,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """The exit code that tells this failure."""
     if isinstance(error, CommandError):
         return error.exit_code
+    if isinstance(error, PsError) and error.reason in _MAY_PASS:
+        return ExitCode.TRY_AGAIN
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             return code

@@ -244,7 +244,7 @@ def _facts(status: JobStatus) -> list[str]:
         f"job         {printable(status.rules.job_id)}",
         f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
         f"phase       {status.phase}, generation {status.generation}",
-        f"losses      {_losses_text(status)}",
+        f"evictions   {_evictions_text(status)}",
         f"model       {_count_text(status.tensor_count, 'tensor')}, "
         f"{byte_text(status.parameter_bytes)}",
         f"snapshot    {_version_text(status.snapshot_version)}",
@@ -276,9 +276,9 @@ def _facts(status: JobStatus) -> list[str]:
     return facts
 
 
-def _losses_text(status: JobStatus) -> str:
-    """Who was lost and, while more can be, what becomes of the next one."""
-    text = f"{_count_text(status.evicted_count, 'worker')} taken out or replaced"
+def _evictions_text(status: JobStatus) -> str:
+    """Who was evicted and, while more can be, what becomes of the next one lost."""
+    text = f"{_count_text(status.evicted_count, 'worker')} evicted or replaced"
     if status.phase in ("finished", "failed"):
         return text
     return (
@@ -435,7 +435,9 @@ def _known(number: int) -> int | None:
 
 
 def _version_text(version: int) -> str:
-    return "none yet" if version < 0 else f"version {version}"
+    return (
+        "none (`psctl snapshot get` makes one)" if version < 0 else f"version {version}"
+    )
 
 
 def _silence_text(silent_ms: int) -> str:

@@ -30,10 +30,10 @@ def test_the_start_waits_for_all_shards_and_enough_workers() -> None:
     job.add_shards(but=1)
     job.add_worker("a")
     assert job.core.waiting_for() == (
-        "shard 1 (not started yet), 1 more worker to call prepare() (1 of 2 have)"
+        "shard 1 (not connected yet), 1 more worker to call prepare() (1 of 2 have)"
     )
     job.add_worker("b")
-    assert job.core.waiting_for() == "shard 1 (not started yet)"
+    assert job.core.waiting_for() == "shard 1 (not connected yet)"
     assert job.fence_kinds() == []
     assert job.phase() is JobPhase.WAITING
 

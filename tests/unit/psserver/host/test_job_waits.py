@@ -53,7 +53,7 @@ def log_of_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "psserver.coordinator")
 
 
-def test_a_start_names_who_is_missing_every_ten_seconds(
+def test_a_start_names_who_is_missing_at_a_falling_rate(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = Watched(DrivenCoordinator(settings=settings(workers_min=2)))
@@ -62,7 +62,7 @@ def test_a_start_names_who_is_missing_every_ten_seconds(
 
     job.pass_time(200)
     assert job.text() == (
-        "shard 1 (not started yet), 1 more worker to call prepare() (1 of 2 have), "
+        "shard 1 (not connected yet), 1 more worker to call prepare() (1 of 2 have), "
         "for 0 s"
     )
     assert caplog.messages == []
@@ -70,10 +70,14 @@ def test_a_start_names_who_is_missing_every_ten_seconds(
     job.pass_time(5_000)
     assert [m for m in caplog.messages if "prepare() (1 of 2 have)" in m]
     assert "for 5 s" in caplog.messages[0]
-    job.pass_time(9_000)
+    job.pass_time(4_000)
     assert len(caplog.messages) == 1
     job.pass_time(2_000)
     assert len(caplog.messages) == 2
+    job.pass_time(8_000)
+    assert len(caplog.messages) == 2
+    job.pass_time(2_000)
+    assert len(caplog.messages) == 3
 
 
 def test_the_wait_for_first_values_begins_when_all_have_joined() -> None:
@@ -202,7 +206,7 @@ def test_a_shard_that_waits_for_no_worker_is_named_itself() -> None:
     assert "shard 1 (clock 3), which waits for a fence to end" in job.text()
 
 
-def test_each_wait_has_its_own_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_wait_has_its_own_rate(caplog: pytest.LogCaptureFixture) -> None:
     two = DrivenCoordinator(settings=settings(workers_min=2))
     two.add_worker("a")
     two.add_worker("b")

@@ -1,5 +1,6 @@
 import pytest
 
+from pswire.reasons import ErrorReason
 from psworker.ctl.failures import CommandError, exit_code_of, report
 from psworker.errors import (
     ConfigurationError,
@@ -25,6 +26,7 @@ from psworker.errors import (
         (ConnectError("x"), 69),
         (UnavailableError("x"), 69),
         (ShardLostError("x"), 69),
+        (UnavailableError("x", reason=ErrorReason.NOT_STARTED), 75),
         (ServerError("x"), 70),
         (RuntimeError("x"), 70),
         (WaitTimeoutError("x"), 75),

@@ -170,7 +170,7 @@ def test_the_text_tells_whom_the_job_waits_for_and_who_lags() -> None:
     assert any(line.strip().startswith("1  missing") for line in lines)
     assert " never " in text
     assert " awaited " in laggard
-    assert "none yet" in text
+    assert "none (`psctl snapshot get` makes one)" in text
 
 
 def test_the_text_tells_how_far_the_newest_epoch_is() -> None:
@@ -202,14 +202,14 @@ def test_a_job_without_workers_and_a_failed_one_say_so() -> None:
 
 
 def test_of_a_job_that_is_over_nothing_is_said_of_further_losses() -> None:
-    def losses(phase: str, floor: int) -> str:
+    def evictions(phase: str, floor: int) -> str:
         text = status_text(replace(STATUS, phase=phase, workers_floor=floor))
-        return next(line for line in text.splitlines() if line.startswith("losses"))
+        return next(line for line in text.splitlines() if line.startswith("evictions"))
 
     rest = ", never below 2; on a loss: continue"
-    assert losses("running", 2) == "losses      1 worker taken out or replaced" + rest
-    assert losses("finished", 0) == "losses      1 worker taken out or replaced"
-    assert losses("failed", 2) == "losses      1 worker taken out or replaced"
+    assert evictions("running", 2) == "evictions   1 worker evicted or replaced" + rest
+    assert evictions("finished", 0) == "evictions   1 worker evicted or replaced"
+    assert evictions("failed", 2) == "evictions   1 worker evicted or replaced"
 
 
 def test_a_failed_job_shows_its_failure_and_no_wait() -> None:
@@ -240,7 +240,7 @@ def test_the_tables_fit_an_ordinary_terminal() -> None:
     text = status_text(replace(STATUS, shards=(long, *STATUS.shards)))
     assert max(map(len, text.splitlines())) <= 80
     assert "127.0.0.1:60000" in text
-    assert "1 worker taken out or replaced" in text
+    assert "1 worker evicted or replaced" in text
     assert "TORN" not in text
     assert "TORN" in status_text(STATUS)
 
