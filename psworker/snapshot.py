@@ -356,7 +356,7 @@ class SnapshotReader:
                         f"no snapshot within {timeout_s:g} s: {error.text}"
                     ) from None
                 else:
-                    log.remind(f"a snapshot: {error.text}")
+                    log.remind(f"a snapshot ({error.text})")
                 await asyncio.sleep(min(_RETRY_INTERVAL_S, left_s))
             else:
                 self._has_answered = True

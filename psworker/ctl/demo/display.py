@@ -41,22 +41,24 @@ def display_for_stderr(environment: Mapping[str, str] = os.environ) -> Display:
 
 
 class LineDisplay:
-    """A plain line every two seconds."""
+    """A plain line every two seconds, while there is something new."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
+        self._shown = ""
 
     def note(self, text: str) -> None:
         """Says what happens now."""
         print(text, file=sys.stderr, flush=True)
 
     def show(self, progress: Progress) -> None:
-        """Prints the figures, if it's time to."""
+        """Prints the figures, if it's time to and they have changed."""
         now_s = time.monotonic()
-        if now_s >= self._next_s:
+        text = "  ".join(f"{name} {value}" for name, value in progress.columns())
+        if now_s >= self._next_s and text != self._shown:
             self._next_s = now_s + LINE_INTERVAL_S
-            parts = [f"{name} {value}" for name, value in progress.columns()]
-            self.note("  ".join(parts))
+            self._shown = text
+            self.note(text)
 
     def __enter__(self) -> Self:
         return self

@@ -56,6 +56,20 @@ def test_lines_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
         assert figure in lines[0]
 
 
+def test_figures_that_stay_the_same_are_shown_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psworker.ctl.demo.display.LINE_INTERVAL_S", 0.0)
+    progress = Progress(epoch_count=3)
+    progress.take(_report("w0", 4, loss=0.5))
+    with LineDisplay() as display:
+        display.show(progress)
+        display.show(progress)
+        progress.accuracy = (0.75, 4)
+        display.show(progress)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
