@@ -115,6 +115,6 @@ def test_before_the_start_the_command_says_whom_the_job_waits_for(
 ) -> None:
     with Job(tmp_path, workers_min=2) as job:
         done = psctl(job, "mode", "asp")
-    assert done.returncode == 69
+    assert done.returncode == 75
     assert "2 more workers to call prepare() (0 of 2 have)" in done.stderr
     assert "Traceback" not in done.stderr

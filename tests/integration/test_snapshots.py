@@ -132,14 +132,18 @@ def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> Non
 
 
 def test_there_is_none_before_the_start_and_the_text_says_whom_it_waits_for(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("psworker.waiting_log.WAITING_INTERVAL_MS", 50)
     with (
         Job(tmp_path, workers_min=2) as job,
         psworker.SnapshotReader(job.address) as reader,
         pytest.raises(psworker.PsError, match="worker"),
     ):
         reader.latest(timeout=0.5)
+    said = [line for line in caplog.messages if line.startswith("waiting for a snap")]
+    assert said
+    assert "2 more workers to call prepare() (0 of 2 have)" in said[0]
 
 
 def test_waiting_for_a_version_that_never_comes_ends_in_time(tmp_path: Path) -> None:
