@@ -1,5 +1,6 @@
 """A loss that is a sum over its batch: of all workers' batches, as in one process."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,10 +93,43 @@ def test_two_workers_with_unequal_batches_are_one_process(
         assert deviation(ours, plain) <= DEVIATION_MAX
 
 
-def test_in_asp_each_push_is_an_update_by_its_own_sum(tmp_path: Path) -> None:
-    with Job(tmp_path, mode=Mode.ASP) as job, connect(job, "w0") as ps:
+@pytest.mark.parametrize("mode", [Mode.SSP, Mode.ASP], ids=["ssp", "asp"])
+def test_without_a_barrier_each_push_is_an_update_by_its_own_sum(
+    tmp_path: Path, mode: Mode
+) -> None:
+    with Job(tmp_path, mode=mode) as job, connect(job, "w0") as ps:
         ours = train(adam, ROWS["w1"], ps)
     assert deviation(ours, train(adam, ROWS["w1"])) <= DEVIATION_MAX
+
+
+@pytest.mark.parametrize("mode", [Mode.SSP, Mode.ASP], ids=["ssp", "asp"])
+def test_without_a_barrier_sums_of_all_workers_are_subtracted_whatever_their_weight(
+    tmp_path: Path, mode: Mode
+) -> None:
+    # The gradient does not depend on the values, so neither does the order count.
+    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
+    rows = {"w0": slice(0, 1), "w1": slice(1, 4)}
+
+    def work(worker_id: str) -> torch.Tensor:
+        with connect(job, worker_id) as ps:
+            model = nn.Linear(2, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5)
+            model, optimizer = ps.prepare(model, optimizer, loss="sum")
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(inputs[rows[worker_id]]).sum().backward()
+                optimizer.step(weight=float(len(inputs[rows[worker_id]])))
+            both_are_done.wait(timeout=30)
+            model(inputs).sum().backward()
+            optimizer.step(weight=0.0)
+            return model.weight.detach().clone()
+
+    both_are_done = threading.Barrier(2)
+    with Job(tmp_path, workers_min=2, mode=mode) as job:
+        results = run_workers({"w0": work, "w1": work})
+    for ours in results.values():
+        assert ours.tolist() == [[-24.0, -30.0]]
 
 
 def test_rows_of_a_sparse_embedding_are_added_up(tmp_path: Path) -> None:
