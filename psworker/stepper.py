@@ -115,6 +115,8 @@ class Stepper(OptimizerCalls):
         self._timeout_s = timeout_s
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
+        # Values that were loaded with optimizer state, until both count.
+        self._loaded: list[torch.Tensor | None] | None = None
         # Of an unfinished push that was settled between two steps.
         self._settled: PushResult | None = None
         self._spent = SpentGradients(len(store.tensors))
@@ -370,6 +372,8 @@ class Stepper(OptimizerCalls):
         was computed from the values that are there. Where no data was drawn since the
         last step none is begun: a GAN leaves some behind that it never steps with.
         """
+        if self._loaded is not None:
+            extras = self._without_state(extras)  # goes with its values, by a step
         if (result := self._open(spec, extras, takes_data=False)) is not None:
             return result
         nothing = ChunkSource([None] * len(self._store.tensors))
@@ -408,6 +412,13 @@ class Stepper(OptimizerCalls):
         if self._is_late:
             return self._keep_values("published")
         values = self._values_of(entry_indexes)
+        if self._loaded is not None:
+            # What an earlier call has left open is another push, and has its own state.
+            if self._unfinished is not None:
+                self._settle_unfinished(self._unfinished)
+            extras = self._without_state(extras)
+        if extras.loads is not None:
+            return self._publish_loaded(spec, groups, values, extras)
         return self._published(spec, groups, values, extras)
 
     def _with_loaded_values(
@@ -419,21 +430,30 @@ class Stepper(OptimizerCalls):
         the state goes with the values, before the step. Buffers that a forward pass
         has changed since are this worker's still, and go with the step as always.
 
+        What an error leaves open goes on with the next step, values and state.
+
         Returns:
             What is left to go with the step.
+
+        Raises:
+            OptimizerMismatchError: The worker whose values count has stepped instead.
         """
         self.refuse_closed()
+        was_begun = self._loaded is not None
         self._settle()
-        if not self._edited.has_writes:
+        if was_begun and self._loaded is None:
+            return self._without_state(extras)  # it has just counted
+        if not was_begun and not self._edited.has_writes:
             return extras
         if self._is_late:
             self._keep_values("loaded")
+            self._loaded = None
             if extras.on_loaded is not None:
                 extras.on_loaded()
-            return replace(extras, loads=None, on_loaded=None)
+            return self._without_state(extras)
         store = self._store
-        values = self._values_of(range(len(store.tensors)))
-        self._published(spec, groups, values, extras)
+        values = self._loaded or self._values_of(range(len(store.tensors)))
+        self._publish_loaded(spec, groups, values, extras)
         with torch.no_grad():
             for index in self._buffers.policies:
                 value = values[index]
@@ -441,6 +461,44 @@ class Stepper(OptimizerCalls):
                     value, store.tensors[index].detach()
                 ):
                     store.tensors[index].copy_(value)
+        return self._without_state(extras)
+
+    def _publish_loaded(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: list[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushResult:
+        """Publishes values with optimizer state; keeps them until both count.
+
+        Raises:
+            OptimizerMismatchError: The worker whose values count has stepped instead.
+        """
+        if self._loaded is None and self._unfinished is not None:
+            self._settle_unfinished(self._unfinished)  # a push without this state
+        self._loaded = values
+
+        tell_loaded = extras.on_loaded
+
+        def note_loaded() -> None:
+            self._loaded = None
+            if tell_loaded is not None:
+                tell_loaded()
+
+        carried = replace(extras, on_loaded=note_loaded)
+        result = self._published(spec, groups, values, carried)
+        if result.dropped:
+            raise OptimizerMismatchError(
+                "the values and optimizer state that this worker has loaded are not "
+                "used: in the same clock the worker that is longest in the job has "
+                "stepped, since the two are at different places of the script. Load "
+                "in all workers at the same place; the next step() sends both again"
+            )
+        return result
+
+    @staticmethod
+    def _without_state(extras: PushExtras) -> PushExtras:
         return replace(extras, loads=None, on_loaded=None)
 
     def _keep_values(self, verb: str) -> PushResult:

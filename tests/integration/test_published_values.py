@@ -259,6 +259,106 @@ def test_model_and_optimizer_that_are_loaded_after_prepare_count_together(
     assert not [each for each in caplog.records if "lost" in each.getMessage()]
 
 
+def load_other(model: nn.Module, optimizer: Any) -> None:  # noqa: ANN401
+    """Loads values of 0.5 and a momentum of 2 into a job that has neither."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    state = optimizer.state_dict()
+    count = len(state["param_groups"][0]["params"])
+    shapes = [each.shape for each in model.parameters()]
+    state["state"] = {
+        index: {"momentum_buffer": torch.full(shapes[index], 2.0)}
+        for index in range(count)
+    }
+    optimizer.load_state_dict(state)
+
+
+def check_loaded(model: nn.Module, values_before_step: float) -> None:
+    """One step by a gradient of 0, which leaves the momentum of 2 alone to count."""
+    expected = values_before_step - 0.1 * 0.5 * 2.0
+    for parameter in model.parameters():
+        assert parameter.detach().allclose(torch.full_like(parameter, expected))
+
+
+def step_by_zeros(model: nn.Module, optimizer: Any) -> None:  # noqa: ANN401
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(weight=1)
+
+
+@pytest.mark.parametrize("shard_count", [1, 2])
+@pytest.mark.parametrize("is_by_step", [True, False], ids=["step", "publish"])
+def test_loaded_values_that_a_shard_refuses_go_with_their_state_in_the_next_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shard_count: int,
+    *,
+    is_by_step: bool,
+) -> None:
+    add_push = ShardCore.add_push
+    refused: list[ShardCore] = []
+
+    def refuse_first(core: ShardCore, push: PushId, *given: Any) -> None:  # noqa: ANN401
+        trailer: Trailer = given[1]
+        if trailer.publishes and not refused:
+            refused.append(core)
+            raise Refusal(ErrorReason.OPTIMIZER_OUT_OF_PHASE, "another one steps")
+        add_push(core, push, *given)
+
+    with Job(tmp_path, shard_count=shard_count) as job, connect(job, "w0") as ps:
+        model = small_model()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        model, optimizer = ps.prepare(model, optimizer)
+        step_by_zeros(model, optimizer)
+        load_other(model, optimizer)
+        monkeypatch.setattr(ShardCore, "add_push", refuse_first)
+        with pytest.raises(OptimizerMismatchError, match="another one steps"):
+            step_by_zeros(model, optimizer) if is_by_step else ps.publish()
+        step_by_zeros(model, optimizer)
+        check_loaded(model, 0.5)
+        # Neither of them is sent again.
+        clock = ps.clock
+        step_by_zeros(model, optimizer)
+        assert ps.clock == clock + 1
+
+
+def test_loaded_values_that_are_dropped_keep_their_state_until_both_count(
+    tmp_path: Path,
+) -> None:
+    has_begun, has_joined = threading.Event(), threading.Event()
+    is_refused = threading.Event()
+
+    def work(worker_id: str) -> None:
+        assert worker_id == "w0" or has_begun.wait(20)
+        with connect(job, worker_id) as ps:
+            model = small_model()
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            model, optimizer = ps.prepare(model, optimizer)
+            if worker_id == "w0":
+                step_by_zeros(model, optimizer)
+                has_begun.set()
+                assert has_joined.wait(20)
+                step_by_zeros(model, optimizer)
+                step_by_zeros(model, optimizer)
+                assert is_refused.wait(20)
+                return
+            has_joined.set()
+            step_by_zeros(model, optimizer)
+            load_other(model, optimizer)
+            try:
+                with pytest.raises(OptimizerMismatchError, match="loaded are not used"):
+                    step_by_zeros(model, optimizer)
+            finally:
+                is_refused.set()
+            job.wait_record(lambda record: len(record.members) == 1)
+            step_by_zeros(model, optimizer)
+            check_loaded(model, 0.5)
+
+    with Job(tmp_path) as job:
+        run_workers({"w0": work, "w1": work})
+
+
 class Taught(nn.Module):
     """A student, and a teacher that follows it."""
 

@@ -388,6 +388,20 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "values whose publish was refused are forgotten, and their state goes alone",
+        (
+            Edit(
+                "psworker/stepper.py",
+                "        self._loaded = values\n",
+                "        self._loaded = None\n",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_published_values.py::"
+            "test_loaded_values_that_are_dropped_keep_their_state_until_both_count",
+        ),
+    ),
+    PlantedBug(
         "models matched by their place although they have names",
         (
             Edit(
