@@ -123,7 +123,8 @@ def test_without_a_barrier_sums_of_all_workers_are_subtracted_whatever_their_wei
             both_are_done.wait(timeout=30)
             model(inputs).sum().backward()
             optimizer.step(weight=0.0)
-            return model.weight.detach().clone()
+            weight: torch.Tensor = model.weight
+            return weight.detach().clone()
 
     both_are_done = threading.Barrier(2)
     with Job(tmp_path, workers_min=2, mode=mode) as job:
