@@ -10,6 +10,8 @@ from typing import Final
 
 import structlog
 
+from pswire.names import printable
+
 REFUSAL_LINES_MAX: Final = 5
 """Lines about refusals that one place writes in a period."""
 
@@ -82,7 +84,7 @@ def configure_logs(*, role: str, verbose: bool = False) -> None:
         foreign_pre_chain=[*shared, _add_role(role)],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *([] if is_terminal else [structlog.processors.format_exc_info]),
+            _escape_event if is_terminal else structlog.processors.format_exc_info,
             renderer,
         ],
     )
@@ -104,6 +106,14 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     kind = record.exc_info[0] if record.exc_info else None
     is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
     return not is_cancelled and "ExecuteBatchError" not in record.getMessage()
+
+
+def _escape_event(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Names in a line are data of whoever calls: on a terminal they begin no line."""
+    event["event"] = printable(str(event["event"]))
+    return event
 
 
 def _add_role(role: str) -> structlog.typing.Processor:

@@ -11,7 +11,7 @@ from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
-from pswire.names import name_problem
+from pswire.names import worker_id_problem
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.cores import core_share, sharing_text
@@ -81,13 +81,16 @@ def _checked_group(process_count: int) -> str:
 
 def _check_worker_ids(plan: LaunchPlan) -> None:
     """The coordinator would refuse them, but only after the wait for it."""
+    given = plan.worker_id
+    if given is None:
+        return
     longest = plan.worker_id_of(plan.process_count - 1) or ""
-    problem = name_problem(longest) if longest else ""
-    if problem:
-        raise typer.BadParameter(
-            f"the worker id {longest[:32]!r} {problem}: give another one",
-            param_hint="--worker-id",
-        )
+    for each in (given, longest):
+        if problem := worker_id_problem(each):
+            raise typer.BadParameter(
+                f"the worker id {each[:32]!r} {problem}: give another one",
+                param_hint="--worker-id",
+            )
 
 
 def _named_coordinator(coordinator: Address | None) -> Address:
@@ -229,7 +232,7 @@ def run(
         coordinator=str(coordinator),
         process_count=nproc,
         restart_limit=max_restarts,
-        worker_id=worker_id or (_lasting_id() if max_restarts else None),
+        worker_id=_lasting_id() if worker_id is None and max_restarts else worker_id,
         history=_checked_history(history, nproc),
         devices=_devices(gpus, nproc),
         host_group=_checked_group(nproc) if one_push_per_host else "",

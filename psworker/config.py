@@ -9,7 +9,7 @@ from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
-from psworker.errors import ConfigurationError, refuse_name
+from psworker.errors import ConfigurationError, refuse_worker_id
 from psworker.torchrun import find_torchrun
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
@@ -42,8 +42,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         if self.worker_id:
-            refuse_name(
-                "worker id",
+            refuse_worker_id(
                 self.worker_id,
                 f"give another one, by connect(worker_id=...) or {WORKER_ID_VARIABLE}",
             )
@@ -109,8 +108,20 @@ def find_worker_id(
 
     torchrun gives all processes of a group the same environment, and each its rank: the
     id is then `r3`, or `ID-r3`. Variables that another launcher has left do not count.
+
+    Raises:
+        ConfigurationError: The argument is no text, or an empty one.
     """
-    if worker_id:
+    if worker_id is not None:
+        if not isinstance(worker_id, str):
+            raise ConfigurationError(
+                f"connect(worker_id={worker_id!r}) is no text: give one, as in 'w0'"
+            )
+        if not worker_id:
+            raise ConfigurationError(
+                "connect(worker_id='') names no worker: leave it out, or give None, "
+                f"for {WORKER_ID_VARIABLE} or an id of the coordinator's choice"
+            )
         return worker_id
     named = (environ or os.environ).get(WORKER_ID_VARIABLE, "")
     group = find_torchrun(environ)

@@ -65,7 +65,7 @@ def connect(
         must call.
 
     Raises:
-        ConfigurationError: The address is none, or a time is not above 0.
+        ConfigurationError: The address, the id or a time is none.
         ConnectError: The coordinator was not reached; the text says why.
     """
     note_started()

@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pswire.names import name_problem
+from pswire.names import name_problem, worker_id_problem
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -193,14 +193,30 @@ def refuse_name(what: str, name: str, cure: str) -> None:
     """Checks a name that is to be sent.
 
     Args:
-        what: What it names, such as `worker id`.
+        what: What it names, such as `name of a split`.
         name: The name.
         cure: What to do where it is none.
 
     Raises:
         ConfigurationError: It names nothing in a job.
     """
-    problem = name_problem(name)
+    _refuse(what, name, name_problem(name), cure)
+
+
+def refuse_worker_id(worker_id: str, cure: str) -> None:
+    """Checks the wanted id of a worker.
+
+    Args:
+        worker_id: The id.
+        cure: What to do where it is none.
+
+    Raises:
+        ConfigurationError: No worker may have it.
+    """
+    _refuse("worker id", worker_id, worker_id_problem(worker_id), cure)
+
+
+def _refuse(what: str, name: str, problem: str, cure: str) -> None:
     if problem:
         raise ConfigurationError(f"the {what} {name[:64]!r} {problem}; {cure}")
 

@@ -51,17 +51,22 @@ def parse_address(text: str) -> Address:
     Raises:
         ValueError: It is neither; the text says what is wrong with it.
     """
+    shown = repr(text[:80])
+    odd = [each for each in text if each.isspace() or not each.isprintable()]
+    if odd:
+        raise ValueError(f"{shown} is no address: {odd[0]!a} can't be in one")
     if "://" in text:
         raise ValueError(
-            f"{text!r} is no address: leave out {text.partition('://')[0]}://"
+            f"{shown} is no address: leave out {text.partition('://')[0]}://"
         )
     host, colon, port = text.rpartition(":")
     if not colon or not host:
-        raise ValueError(f"{text!r} is no address: expected HOST:PORT")
+        raise ValueError(f"{shown} is no address: expected HOST:PORT")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"{text!r} is no address: write IPv6 as [HOST]:PORT")
-    if not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
-        raise ValueError(f"{text!r} is no address: the port is 0 to {PORT_MAX}")
+        raise ValueError(f"{shown} is no address: write IPv6 as [HOST]:PORT")
+    # A port of more digits is looked at no further: Python refuses thousands of them.
+    if not port.isdigit() or len(port.lstrip("0")) > 5 or int(port[-5:]) > PORT_MAX:
+        raise ValueError(f"{shown} is no address: the port is 0 to {PORT_MAX}")
     return Address(host, int(port))

@@ -2,11 +2,19 @@
 
 Names are data: any text of at most `NAME_BYTES_MAX` bytes in UTF-8. Python's texts may
 also have lone surrogates, as it makes of bytes of the environment that are no UTF-8;
-those can't be sent at all.
+those can't be sent at all. The id of a worker is more than data: logs, tables and the
+names of files have it as it is. It has no characters that steer whoever reads those.
 """
+
+import unicodedata
+from typing import Final
 
 from pswire.limits import NAME_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
+
+_STEERING: Final = frozenset({"Cc", "Cf", "Zl", "Zp"})
+"""Unicode's categories of control characters, of invisible ones that change how others
+are shown, and of the ends of lines and paragraphs."""
 
 
 def name_problem(name: str) -> str:
@@ -25,6 +33,27 @@ def name_problem(name: str) -> str:
     return ""
 
 
+def worker_id_problem(worker_id: str) -> str:
+    """Why a text is no worker's id, in words; empty where it may be one."""
+    problem = name_problem(worker_id)
+    if problem or worker_id.isprintable():
+        return problem
+    for position, character in enumerate(worker_id, 1):
+        if unicodedata.category(character) in _STEERING:
+            return (
+                f"contains the control character {character!a} as character "
+                f"{position}, which would garble logs and tables"
+            )
+    return ""
+
+
+def printable(text: str) -> str:
+    """A text with whatever could steer a terminal, or end its line, escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def check_name(what: str, name: str) -> None:
     """Checks a name that a client sends.
 
@@ -35,7 +64,22 @@ def check_name(what: str, name: str) -> None:
     Raises:
         Refusal: `MALFORMED_MESSAGE`, or `LIMIT_EXCEEDED` where it is too long.
     """
-    problem = name_problem(name)
+    _refuse(what, name, name_problem(name))
+
+
+def check_worker_id(worker_id: str) -> None:
+    """Checks the id that a client wants for its worker.
+
+    Args:
+        worker_id: The id.
+
+    Raises:
+        Refusal: As `check_name`.
+    """
+    _refuse("worker", worker_id, worker_id_problem(worker_id))
+
+
+def _refuse(what: str, name: str, problem: str) -> None:
     if problem:
         is_long = problem.startswith("has ")
         raise Refusal(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from psserver.core.record import WorkerKey
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
-from pswire.names import check_name
+from pswire.names import check_worker_id
 from pswire.reasons import ErrorReason, Refusal
 
 ENDED_KEPT_LEASES = 12
@@ -165,7 +165,7 @@ class Roster:
             if entry.process_id == process_id and self._is_open(entry):
                 return entry
         if worker_id:
-            check_name("worker", worker_id)
+            check_worker_id(worker_id)
         chosen = worker_id or self._free_id()
         holder = self.present(chosen)
         if holder is not None and holder.state is not WorkerState.LOST:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Final
 
 from pswire.exit_codes import ExitCode
+from pswire.names import printable
 from psworker.ctl.failures import CommandError
 from psworker.ctl.history.findings import PROMISES, Findings
 from psworker.ctl.history.job_check import Job, check_job
 from psworker.ctl.history.lines import files_of, read_starts
-from psworker.ctl.tables import aligned, count_text, printable
+from psworker.ctl.tables import aligned, count_text
 
 SCHEMA_VERSION: Final = 1
 """Of the JSON. `docs/history.md` describes it."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pswire.names import printable
 from psworker.ctl.options import CoordinatorOption, JsonOption, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")
@@ -51,7 +52,8 @@ def snapshot_get(
         print_json(saved)
     else:
         typer.echo(
-            f"version {saved['version']} (clock {saved['clock']}) is in {saved['path']}"
+            f"version {saved['version']} (clock {saved['clock']}) is in "
+            f"{printable(saved['path'])}"
         )
 
 

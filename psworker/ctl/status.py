@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
+from pswire.names import printable
 from pswire.reasons import Refusal
-from psworker.ctl.tables import fitted, printable
+from psworker.ctl.tables import fitted
 from psworker.epoch_report import EpochReport
 from psworker.errors import error_of_refusal
 from psworker.reachability import problem_behind_call, unreachable, wait_reachable

@@ -3,13 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from pswire.names import printable
+
 WIDTH_MAX: Final = 80
 """Columns of the narrowest usual terminal."""
-
-
-def printable(text: str) -> str:
-    """Names are data: whatever could steer a terminal is shown escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def count_text(count: int, one: str, many: str = "") -> str:

@@ -1,10 +1,17 @@
 """Lines that others can cause at will are few."""
 
+import io
 import logging
+import sys
 
 import pytest
 
-from psserver.logs import REFUSAL_LINES_MAX, REFUSAL_PERIOD_S, RefusalLog
+from psserver.logs import (
+    REFUSAL_LINES_MAX,
+    REFUSAL_PERIOD_S,
+    RefusalLog,
+    configure_logs,
+)
 
 LOG = logging.getLogger("psserver.test")
 
@@ -55,3 +62,28 @@ def test_an_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
+
+
+class Terminal(io.StringIO):
+    """Takes what is written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_name_begins_no_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(sys, "stderr", said := stream())
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setenv("NO_COLOR", "1")
+    configure_logs(role="shard")
+
+    logging.getLogger("psserver.test").info("worker %s", "a\nb\x1b[31m\u2028c")
+
+    assert said.getvalue().count("\n") == 1
+    assert "worker a" in said.getvalue()
+    assert said.getvalue()[:-1].isprintable()

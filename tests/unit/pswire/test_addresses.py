@@ -30,6 +30,24 @@ def test_what_is_no_address_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(refused.value)
 
 
+@pytest.mark.parametrize("character", ["\n", "\0", " ", "\x1b", "\udcff", "\u2028"])
+@pytest.mark.parametrize("text", ["ho{}st:1", "host:1{}", "{}host:1"])
+def test_an_address_has_no_characters_that_no_host_has(
+    text: str, character: str
+) -> None:
+    with pytest.raises(ValueError, match="is no address: ") as refused:
+        parse_address(text.format(character))
+    assert str(refused.value).isprintable()
+    assert f"{character!a} can't be in one" in str(refused.value)
+
+
+@pytest.mark.parametrize("digits", [6, 5_000])
+def test_a_port_of_any_length_is_told_what_ports_are(digits: int) -> None:
+    with pytest.raises(ValueError, match="the port is 0 to 65535") as refused:
+        parse_address("h:" + "9" * digits)
+    assert len(str(refused.value)) < 200
+
+
 def test_an_address_is_no_url() -> None:
     with pytest.raises(ValueError, match="is no address: leave out http://"):
         parse_address("http://127.0.0.1:7070")

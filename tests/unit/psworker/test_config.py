@@ -21,6 +21,16 @@ def test_the_argument_goes_before_the_environment() -> None:
     assert find_worker_id(None, environ) == "w2"
 
 
+def test_an_id_that_is_given_names_a_worker() -> None:
+    environ = {"PS_WORKER_ID": ""}
+    assert find_worker_id(None, environ) == "", "as if it were not set"
+
+    with pytest.raises(ConfigurationError, match="names no worker: leave it out"):
+        find_worker_id("", {"PS_WORKER_ID": "w2"})
+    with pytest.raises(ConfigurationError, match=r"worker_id=7\) is no text"):
+        find_worker_id(7, environ)  # type: ignore[arg-type]
+
+
 def test_without_any_address_the_error_says_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match="PS_COORDINATOR=HOST:PORT"):
         find_coordinator(None, {"PATH": ""})

@@ -58,6 +58,16 @@ def test_a_name_that_cannot_be_sent_is_refused_with_what_to_do(
     assert cure in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\0b", "a\x1b[31mb"])
+def test_an_id_that_would_garble_logs_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        named_worker(name)
+    assert "contains the control character" in str(caught.value)
+    assert "PS_WORKER_ID" in str(caught.value)
+    assert str(caught.value).isprintable()
+    named_tensor(name)  # a name is data
+
+
 @pytest.mark.parametrize("name", ["a\ud800b", "n" * 1025])
 def test_the_keys_of_a_dict_are_looked_at_too(name: str) -> None:
     with pytest.raises(ConfigurationError):

@@ -61,6 +61,14 @@ def test_names_have_limits(name: str, process_id: str, reason: ErrorReason) -> N
     assert roster.incarnations == {}
 
 
+def test_an_id_that_would_garble_logs_is_given_to_nobody() -> None:
+    roster = Roster()
+    with pytest.raises(Refusal, match="contains the control character") as caught:
+        register(roster, "a\nb", "p")
+    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+    assert roster.incarnations == {}
+
+
 def test_unknown_and_closed_identities_are_told_apart() -> None:
     roster = Roster({"a": 2})
     for worker, reason in (
