@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from psserver.config import ListenConfig, ShardConfig
+from psserver.config import THREAD_COUNT, ListenConfig, ShardConfig
 from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
+from pswire.options import number_option
 from pswire.versions import version_text
 
 app = typer.Typer(
@@ -127,9 +128,12 @@ def shard(
             help="Where workers reach this shard, if not where it listens.",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads that apply updates.")] = min(
-        4, os.cpu_count() or 1
-    ),
+    threads: Annotated[
+        int,
+        number_option(
+            allowed=THREAD_COUNT, metavar="N", help="Threads that apply updates."
+        ),
+    ] = min(4, os.cpu_count() or 1),
     insecure: Insecure = False,
     history: History = "",
     verbose: Verbose = False,

@@ -1,6 +1,5 @@
 """Settings of the daemons, built once from the command line."""
 
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,41 @@ from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
+    NUMBER_MAX,
     SHARD_COUNT_MAX,
     STALENESS_BOUND_DEFAULT,
     STALENESS_BOUND_MAX,
     WORKER_COUNT_MAX,
 )
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
+from pswire.number_range import NumberRange
 
-LEASE_TTL_MS_MIN = 1_000
-"""A ping, its time-out and the grace for reconnecting take 600 ms of it together.
-Below that a busy machine's hiccup looks like a death."""
-
-LEASE_TTL_MS_MAX = 24 * 3600 * 1000
-"""A process that nobody misses for a day is none that others wait for."""
+LEASE_TTL_S = NumberRange(
+    1.0,
+    24 * 3600.0,
+    unit="seconds",
+    why="in less than a second a ping, its time-out and the time to reconnect (600 ms) "
+    "leave no room for a busy machine, and a process that nobody misses for a day is "
+    "none that others wait for; 1 finds a lost process soonest, 10 forgives more",
+)
+SHARD_COUNT = NumberRange(1, SHARD_COUNT_MAX)
+WORKERS_MIN = NumberRange(1, WORKER_COUNT_MAX)
+BACKUP_WORKER_COUNT = NumberRange(0, WORKER_COUNT_MAX)
+STALENESS_BOUND = NumberRange(
+    0, STALENESS_BOUND_MAX, why="with --mode asp there is no bound at all"
+)
+DELAY_COMPENSATION = NumberRange(
+    0.0, 1e6, why="give a strength such as 0.04; 0 is none"
+)
+CHUNK_KIB = NumberRange(
+    CHUNK_BYTES_ASKED_MIN >> 10,
+    CHUNK_BYTES_MAX >> 10,
+    why="smaller chunks cost more than their bytes, and larger ones leave too few that "
+    "are sent, updated and answered at the same time; leave it out for the size that "
+    "suits the model",
+)
+JOB_SEED = NumberRange(0, NUMBER_MAX, why="0 leaves the order to the workers")
+THREAD_COUNT = NumberRange(1, 1024)
 
 
 class ConfigurationError(ValueError):
@@ -110,22 +131,12 @@ class CoordinatorConfig:
             OptionError: The first one that is wrong.
         """
         self.listen.validate()
-        if not 1 <= self.shard_count <= SHARD_COUNT_MAX:
-            raise OptionError(
-                f"--shards {self.shard_count} is not in 1 to {SHARD_COUNT_MAX}"
-            )
-        if not 1 <= self.workers_min <= WORKER_COUNT_MAX:
-            raise OptionError(
-                f"--min-workers {self.workers_min} is not in 1 to {WORKER_COUNT_MAX}"
-            )
-        if not LEASE_TTL_MS_MIN <= self.lease_ttl_ms <= LEASE_TTL_MS_MAX:
-            raise OptionError(
-                f"--lease-ttl {self.lease_ttl_ms / 1000:g} is not in 1 to "
-                f"{LEASE_TTL_MS_MAX // 1000} s: in less than a second a ping, its "
-                "time-out and the time to reconnect leave no room for a busy machine; "
-                "1 finds a lost process soonest, 10 forgives more"
-            )
-        self._validate_chunks()
+        _check("--shards", SHARD_COUNT, self.shard_count)
+        _check("--min-workers", WORKERS_MIN, self.workers_min)
+        _check("--lease-ttl", LEASE_TTL_S, self.lease_ttl_ms / 1000)
+        _check("--seed", JOB_SEED, self.job_seed)
+        if self.chunk_kib is not None:
+            _check("--chunk-kib", CHUNK_KIB, self.chunk_kib)
         self._validate_staleness()
         self._validate_two_phases()
 
@@ -202,16 +213,6 @@ class CoordinatorConfig:
             found.append(f"--delay-compensation {self.delay_compensation:g}")
         return tuple(found)
 
-    def _validate_chunks(self) -> None:
-        least, most = CHUNK_BYTES_ASKED_MIN >> 10, CHUNK_BYTES_MAX >> 10
-        if self.chunk_kib is not None and not least <= self.chunk_kib <= most:
-            raise OptionError(
-                f"--chunk-kib {self.chunk_kib} is not in {least} to {most}: smaller "
-                "chunks cost more than their bytes, and larger ones leave too few that "
-                "are sent, updated and answered at the same time; leave it out for the "
-                "size that suits the model"
-            )
-
     def _validate_staleness(self) -> None:
         bound = self.staleness_bound
         if bound is not None and self.mode is not Mode.SSP:
@@ -220,24 +221,13 @@ class CoordinatorConfig:
                 f"{self.mode.name.lower()}: only ssp bounds how far workers are apart; "
                 "leave it out, or say --mode ssp"
             )
-        if bound is not None and not 0 <= bound <= STALENESS_BOUND_MAX:
-            raise OptionError(
-                f"--staleness {bound} is not in 0 to {STALENESS_BOUND_MAX}; with "
-                "--mode asp there is no bound at all"
-            )
-        strength = self.delay_compensation
-        if not (math.isfinite(strength) and strength >= 0):
-            raise OptionError(
-                f"--delay-compensation {strength:g} is no strength: give a number of "
-                "at least 0, such as 0.04; 0 is none"
-            )
+        if bound is not None:
+            _check("--staleness", STALENESS_BOUND, bound)
+        _check("--delay-compensation", DELAY_COMPENSATION, self.delay_compensation)
 
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count
-        if not 0 <= count <= WORKER_COUNT_MAX:
-            raise OptionError(
-                f"--backup-workers {count} is not in 0 to {WORKER_COUNT_MAX}"
-            )
+        _check("--backup-workers", BACKUP_WORKER_COUNT, count)
         if count and self.mode is not Mode.BSP:
             raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
@@ -251,6 +241,12 @@ class CoordinatorConfig:
                 "is applied of a clock that is open can't be taken back; leave out one "
                 "of them, or say --step-atomicity clock"
             )
+
+
+def _check(option: str, allowed: NumberRange, value: float) -> None:
+    problem = allowed.problem(value)
+    if problem:
+        raise OptionError(f"{option} {problem}")
 
 
 def usable_thread_count() -> int:
@@ -295,8 +291,7 @@ class ShardConfig:
                 f"--listen {self.listen.address} is every address of this machine: "
                 "say with --advertise HOST:PORT which one workers shall use"
             )
-        if self.thread_count < 1:
-            raise OptionError(f"--threads {self.thread_count} is below 1")
+        _check("--threads", THREAD_COUNT, self.thread_count)
 
     @property
     def unreachable_text(self) -> str:

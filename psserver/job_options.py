@@ -6,7 +6,6 @@ Declared once, as the fields of a dataclass: a command takes them as one argumen
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
@@ -15,7 +14,18 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from psserver.config import CoordinatorConfig, ListenConfig
+from psserver.config import (
+    BACKUP_WORKER_COUNT,
+    CHUNK_KIB,
+    DELAY_COMPENSATION,
+    JOB_SEED,
+    LEASE_TTL_S,
+    SHARD_COUNT,
+    STALENESS_BOUND,
+    WORKERS_MIN,
+    CoordinatorConfig,
+    ListenConfig,
+)
 from psserver.core.record import LossPolicy, Mode, StepAtomicity
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
@@ -23,6 +33,7 @@ from pswire.limits import (
     STALENESS_BOUND_DEFAULT,
     VALUES_PART_BYTES,
 )
+from pswire.options import choice_option, number_option
 
 
 class ModeName(StrEnum):
@@ -51,17 +62,22 @@ class AtomicityName(StrEnum):
 class JobOptions:
     """Options of a job as they were given; `CoordinatorConfig` says what they mean."""
 
-    shards: Annotated[int, typer.Option(help="Shards of the job.")]
+    shards: Annotated[
+        int,
+        number_option(allowed=SHARD_COUNT, metavar="N", help="Shards of the job."),
+    ]
     mode: Annotated[
         ModeName,
-        typer.Option(
+        choice_option(
+            ModeName,
             help="How workers keep together: in lockstep, a bounded number of clocks "
-            "apart, or freely. `psctl mode` changes it while the job runs."
+            "apart, or freely. `psctl mode` changes it while the job runs.",
         ),
     ] = ModeName.BSP
     staleness: Annotated[
         int | None,
-        typer.Option(
+        number_option(
+            allowed=STALENESS_BOUND,
             metavar="S",
             help="With ssp, clocks that a worker may be ahead of the slowest one; "
             f"{STALENESS_BOUND_DEFAULT} by default.",
@@ -70,7 +86,8 @@ class JobOptions:
     ] = None
     min_workers: Annotated[
         int,
-        typer.Option(
+        number_option(
+            allowed=WORKERS_MIN,
             metavar="N",
             help="Workers to wait for before the first clock, and below which no lost "
             "one is given up.",
@@ -78,14 +95,16 @@ class JobOptions:
     ] = 1
     on_worker_loss: Annotated[
         LossPolicyName,
-        typer.Option(
+        choice_option(
+            LossPolicyName,
             help="Without a lost worker: go on with those left, or wait for another "
-            "process under its worker id, which takes over the clock that was open."
+            "process under its worker id, which takes over the clock that was open.",
         ),
     ] = LossPolicyName.CONTINUE
     step_atomicity: Annotated[
         AtomicityName | None,
-        typer.Option(
+        choice_option(
+            AtomicityName,
             help="Apply each chunk of a step once its contributions are there, or "
             "nothing before every shard has the whole clock, which takes a second "
             "round trip; `chunk` by default.",
@@ -94,7 +113,8 @@ class JobOptions:
     ] = None
     backup_workers: Annotated[
         int,
-        typer.Option(
+        number_option(
+            allowed=BACKUP_WORKER_COUNT,
             metavar="B",
             help="With bsp, workers that a clock need not wait for; the pushes of the "
             "slowest ones are dropped.",
@@ -110,7 +130,8 @@ class JobOptions:
     ] = False
     delay_compensation: Annotated[
         float,
-        typer.Option(
+        number_option(
+            allowed=DELAY_COMPENSATION,
             metavar="LAMBDA",
             help="With ssp and asp, correct a stale gradient by this strength for what "
             "has changed since its values (DC-ASGD); takes a copy of the parameters "
@@ -119,7 +140,8 @@ class JobOptions:
     ] = 0.0
     chunk_kib: Annotated[
         int | None,
-        typer.Option(
+        number_option(
+            allowed=CHUNK_KIB,
             metavar="KIB",
             help="Size of the chunks of the model, that are sent, updated and answered "
             f"one by one: {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}, in "
@@ -130,24 +152,23 @@ class JobOptions:
     ] = None
     lease_ttl: Annotated[
         float,
-        typer.Option(
+        number_option(
+            allowed=LEASE_TTL_S,
             metavar="SECONDS",
             help="Seconds within which a lost process is noticed, at least 1.",
         ),
     ] = 10.0
     seed: Annotated[
         int,
-        typer.Option(
-            help="Seed of the data order; 0 leaves it to the workers' own samplers."
+        number_option(
+            allowed=JOB_SEED,
+            metavar="SEED",
+            help="Seed of the data order; 0 leaves it to the workers' own samplers.",
         ),
     ] = 0
 
     def config(self, listen: ListenConfig, state_dir: Path) -> CoordinatorConfig:
         """The coordinator's settings; not validated yet."""
-        if not math.isfinite(self.lease_ttl):
-            raise typer.BadParameter(
-                f"{self.lease_ttl} is no number of seconds", param_hint="--lease-ttl"
-            )
         atomicity = self.step_atomicity
         return CoordinatorConfig(
             listen=listen,

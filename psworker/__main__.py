@@ -3,7 +3,7 @@
 import os
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,7 +11,10 @@ from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
+from pswire.limits import WAIT_S_MAX
 from pswire.names import worker_id_problem
+from pswire.number_range import NumberRange
+from pswire.options import number_option
 from pswire.versions import version_text
 from psworker.coordinator_port import wait_for_coordinator_port
 from psworker.cores import core_share, sharing_text
@@ -23,6 +26,10 @@ from psworker.launcher import Launcher
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+
+_PROCESS_COUNT: Final = NumberRange(1, 1024, why="one machine has no cores for more")
+_RESTART_LIMIT: Final = NumberRange(0, 1_000_000)
+_CONNECT_TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds")
 
 
 def _log(text: str) -> None:
@@ -161,12 +168,18 @@ def run(
         ),
     ] = None,
     nproc: Annotated[
-        int, typer.Option(min=1, help="Processes to start on this machine.")
+        int,
+        number_option(
+            allowed=_PROCESS_COUNT,
+            metavar="N",
+            help="Processes to start on this machine.",
+        ),
     ] = 1,
     max_restarts: Annotated[
         int,
-        typer.Option(
-            min=0,
+        number_option(
+            allowed=_RESTART_LIMIT,
+            metavar="N",
             help="How often each process that failed starts again: after 1 s, then "
             "after twice as long each time, at most 30 s.",
         ),
@@ -211,8 +224,10 @@ def run(
     ] = "",
     connect_timeout: Annotated[
         float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="How long to wait for the coordinator."
+        number_option(
+            allowed=_CONNECT_TIMEOUT_S,
+            metavar="SECONDS",
+            help="How long to wait for the coordinator.",
         ),
     ] = 300.0,
 ) -> None:

@@ -8,12 +8,16 @@ from typing import Final
 from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
+from pswire.limits import WAIT_S_MAX
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
+from pswire.number_range import NumberRange
 from psworker.errors import ConfigurationError, refuse_worker_id
 from psworker.torchrun import find_torchrun
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
+
+TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds", is_above=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +61,12 @@ def check_timeouts(**seconds_by_name: float) -> None:
     """Checks the limits of time that a user has given.
 
     Raises:
-        ConfigurationError: One is not above 0.
+        ConfigurationError: One is no such time.
     """
     for name, seconds in seconds_by_name.items():
-        if not seconds > 0:
-            raise ConfigurationError(f"{name} must be above 0")
+        problem = TIMEOUT_S.problem(seconds)
+        if problem:
+            raise ConfigurationError(f"connect({name}=...): {problem}")
 
 
 def find_coordinator(
@@ -92,12 +97,13 @@ def named_coordinator(
     text = address or (environ or os.environ).get(COORDINATOR_VARIABLE, "")
     if not text:
         return None
+    place = "" if address else f"{COORDINATOR_VARIABLE}: "
     try:
         found = parse_address(text)
     except ValueError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(f"{place}{error}") from None
     if found.port == 0:
-        raise ConfigurationError(f"{text!r} names no port that can be called")
+        raise ConfigurationError(f"{place}{text!r} names no port that can be called")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pswire.reasons import ErrorReason, Refusal
 from psworker import event_loop
-from psworker.config import find_coordinator
+from psworker.config import TIMEOUT_S, find_coordinator
 from psworker.errors import (
     ClosedError,
     ConfigurationError,
@@ -301,8 +301,8 @@ class SnapshotReader:
         return self._ask(lambda: self._pull_newest(newer_than, timeout_s), timeout_s)
 
     def _ask(self, work: "Callable[[], Coroutine[Any, Any, T]]", timeout_s: float) -> T:
-        if not timeout_s > 0:
-            raise ConfigurationError(f"timeout must be above 0 s, not {timeout_s}")
+        if problem := TIMEOUT_S.problem(timeout_s):
+            raise ConfigurationError(f"timeout: {problem}")
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the snapshot reader is closed")

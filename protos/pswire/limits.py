@@ -100,3 +100,10 @@ STALENESS_BOUND_MAX: Final = 1_000_000
 
 WAITING_INTERVAL_MS: Final = 5_000
 """A call that waits longer than this hears whom it waits for, and again each time."""
+
+WAIT_S_MAX: Final = 31_536_000.0
+"""Longest time-out that a setting may name, a year. Those of the system's calls end at
+some hundred years, and at infinity none of them begins."""
+
+NUMBER_MAX: Final = (1 << 63) - 1
+"""Largest whole number of a message or a file."""

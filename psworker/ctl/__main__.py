@@ -42,7 +42,7 @@ def psctl(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", envvar=_DEBUG_VARIABLE, help="Show tracebacks of errors."
+            "--debug", help=f"Show tracebacks of errors, as {_DEBUG_VARIABLE}=1 does."
         ),
     ] = False,
     version: Annotated[
@@ -103,7 +103,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        debug = bool(os.environ.get(_DEBUG_VARIABLE))
+        debug = os.environ.get(_DEBUG_VARIABLE, "0") not in ("", "0")
         sys.exit(report(error, debug=debug))
 
 

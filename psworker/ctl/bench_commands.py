@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from pswire.exit_codes import ExitCode
+from pswire.number_range import NumberRange
+from pswire.options import number_option
 from psworker.cores import usable_core_count
 from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, say
 
@@ -28,20 +30,39 @@ def bench_all_command(
         ),
     ] = None,
     repetitions: Annotated[
-        int, typer.Option(min=2, help="Measured repetitions of each contender.")
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000),
+            help="Measured repetitions of each contender.",
+        ),
     ] = 15,
     mib: Annotated[
-        int, typer.Option(min=1, max=1024, help="Size of the big parameter, in MiB.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1024), help="Size of the big parameter, in MiB."
+        ),
     ] = 64,
     parameters: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Parameters of the model, about."),
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            metavar="N",
+            help="Parameters of the model, about.",
+        ),
     ] = 25_000_000,
     batch: Annotated[
-        int, typer.Option(min=1, help="Samples of a worker's training step.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Samples of a worker's training step.",
+        ),
     ] = 256,
     calls: Annotated[
-        int, typer.Option(min=1, help="Small steps and empty calls of a repetition.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Small steps and empty calls of a repetition.",
+        ),
     ] = 50,
     out: Annotated[
         Path,
@@ -106,10 +127,16 @@ def bench_list_command(*, as_json: JsonOption = False) -> None:
 def bench_step_command(
     *,
     mib: Annotated[
-        int, typer.Option(min=1, max=1024, help="Size of the parameter, in MiB.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1024), help="Size of the parameter, in MiB."
+        ),
     ] = 64,
     repetitions: Annotated[
-        int, typer.Option(min=2, help="Measured steps of each side.")
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000), help="Measured steps of each side."
+        ),
     ] = 15,
     as_json: JsonOption = False,
 ) -> None:
@@ -131,32 +158,54 @@ def bench_step_command(
 def bench_overlap_command(
     *,
     parameters: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Parameters, about.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            metavar="N",
+            help="Parameters, about.",
+        ),
     ] = 25_000_000,
     batch: Annotated[
-        int, typer.Option(min=1, help="Samples of a worker's step.")
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000), help="Samples of a worker's step."
+        ),
     ] = 256,
-    workers: Annotated[int, typer.Option(min=1, max=2, help="Workers.")] = 1,
-    shards: Annotated[int, typer.Option(min=1, max=16, help="Shards.")] = 2,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 2), help="Workers.")
+    ] = 1,
+    shards: Annotated[
+        int, number_option(allowed=NumberRange(1, 16), help="Shards.")
+    ] = 2,
     turns: Annotated[
-        int, typer.Option(min=2, help="Measured turns of each contender.")
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000), help="Measured turns of each contender."
+        ),
     ] = 9,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn.")] = 4,
+    steps: Annotated[
+        int, number_option(allowed=NumberRange(1, 1_000_000), help="Steps of a turn.")
+    ] = 4,
     bandwidth: Annotated[
         float,
-        typer.Option(
-            min=0,
+        number_option(
+            allowed=NumberRange(0.0, 1e6),
             metavar="MBIT",
             help="Puts a link of this speed, in Mbit/s, before the shards; 0 for none.",
         ),
     ] = 0,
     latency: Annotated[
-        float, typer.Option(min=0, metavar="MS", help="Of that link, one way.")
+        float,
+        number_option(
+            allowed=NumberRange(0.0, 60_000.0),
+            metavar="MS",
+            help="Of that link, one way.",
+        ),
     ] = 0,
     threads: Annotated[
         int | None,
-        typer.Option(
-            min=1,
+        number_option(
+            allowed=NumberRange(1, 1024),
             help="Of torch in each worker; by default all cores but one, which is left "
             "to those who send.",
             show_default=False,

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.number_range import NumberRange
+from pswire.options import chosen, number_option
 from psworker.ctl.options import CoordinatorOption, JsonOption, print_json, say
 
 
@@ -15,15 +17,6 @@ class ModeName(StrEnum):
     BSP = "bsp"
     SSP = "ssp"
     ASP = "asp"
-
-
-def _mode_name(text: str) -> ModeName:
-    try:
-        return ModeName(text.lower())
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not one of {', '.join(ModeName)}"
-        ) from None
 
 
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
@@ -44,7 +37,7 @@ def mode(
     name: Annotated[
         ModeName,
         typer.Argument(
-            parser=_mode_name,
+            parser=lambda text: chosen(ModeName, text),
             metavar="bsp|ssp|asp",
             help="In lockstep, a bounded number of clocks apart, or freely.",
             show_default=False,
@@ -54,7 +47,8 @@ def mode(
     coordinator: CoordinatorOption,
     staleness: Annotated[
         int | None,
-        typer.Option(
+        number_option(
+            allowed=NumberRange(0, STALENESS_BOUND_MAX),
             metavar="S",
             help="With ssp, clocks that a worker may be ahead of the slowest one; "
             f"{STALENESS_BOUND_DEFAULT} by default.",
@@ -62,7 +56,12 @@ def mode(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Longest wait.")
+        float,
+        number_option(
+            allowed=NumberRange(0.1, 3600.0, unit="seconds"),
+            metavar="SECONDS",
+            help="Longest wait.",
+        ),
     ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:

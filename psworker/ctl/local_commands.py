@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.number_range import NumberRange
+from pswire.options import choice_option, number_option
 from psworker.ctl.job_commands import ModeName
 from psworker.ctl.options import JsonOption, interruptible, parsed, print_json, say
 
@@ -21,26 +23,33 @@ class DemoData(StrEnum):
 def demo(
     *,
     data: Annotated[
-        DemoData, typer.Option(help="What to train on: both are real data.")
+        DemoData, choice_option(DemoData, help="What to train on: both are real data.")
     ] = DemoData.DIGITS,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 3,
-    shards: Annotated[int, typer.Option(min=1, max=64, help="Shards.")] = 2,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
+    ] = 3,
+    shards: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Shards.")
+    ] = 2,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Epochs; by default about ten seconds of them."),
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Epochs; by default about ten seconds of them.",
+        ),
     ] = None,
     mode: Annotated[
         ModeName,
-        typer.Option(
-            metavar="bsp|ssp|asp",
+        choice_option(
+            ModeName,
             help="How workers keep together: in lockstep, a bounded number of clocks "
             "apart, or freely.",
         ),
     ] = ModeName.BSP,
     staleness: Annotated[
         int | None,
-        typer.Option(
-            min=0,
+        number_option(
+            allowed=NumberRange(0, STALENESS_BOUND_MAX),
             metavar="S",
             help="With ssp, clocks that a worker may be ahead of the slowest one; "
             f"{STALENESS_BOUND_DEFAULT} by default.",
@@ -107,10 +116,15 @@ def demo(
 
 def compare(
     *,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers.")] = 4,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
+    ] = 4,
     samples: Annotated[
         int,
-        typer.Option(min=1, help="Samples in updates, the same for each mode."),
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            help="Samples in updates, the same for each mode.",
+        ),
     ] = 25_600,
     modes: Annotated[
         str,
@@ -122,8 +136,8 @@ def compare(
     ] = "hiccups,straggler",
     base_ms: Annotated[
         float | None,
-        typer.Option(
-            min=1,
+        number_option(
+            allowed=NumberRange(1.0, 3_600_000.0),
             metavar="MS",
             help="How long an undisturbed step takes; by default 100, or more where "
             "that is not long against the step's own work.",
@@ -132,12 +146,23 @@ def compare(
     ] = None,
     target: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Accuracy whose time is told."),
+        number_option(
+            allowed=NumberRange(0.0, 1.0), help="Accuracy whose time is told."
+        ),
     ] = 0.9,
-    seed: Annotated[int, typer.Option(help="Seed of data and delays.")] = 1,
+    seed: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(0, NUMBER_MAX), help="Seed of data and delays."
+        ),
+    ] = 1,
     snapshot_interval: Annotated[
         float,
-        typer.Option(min=0.05, metavar="SECONDS", help="Between points of the curve."),
+        number_option(
+            allowed=NumberRange(0.05, 3_600.0, unit="seconds"),
+            metavar="SECONDS",
+            help="Between points of the curve.",
+        ),
     ] = 1.0,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for CSV files and picture.")

@@ -4,7 +4,7 @@ from typing import Final, TypedDict
 
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
-from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.limits import STALENESS_BOUND_DEFAULT
 from psworker.ctl.failures import CommandError
 from psworker.ctl.status import ask, mode_text, read_status
 from psworker.transport.status_client import change_mode
@@ -101,11 +101,4 @@ def _bound(mode: Mode, staleness: int | None) -> int:
                 ExitCode.USAGE,
             )
         return 0
-    bound = STALENESS_BOUND_DEFAULT if staleness is None else staleness
-    if not 0 <= bound <= STALENESS_BOUND_MAX:
-        raise CommandError(
-            f"--staleness {bound} is not in 0 to {STALENESS_BOUND_MAX}; asp has no "
-            "bound at all",
-            ExitCode.USAGE,
-        )
-    return bound
+    return STALENESS_BOUND_DEFAULT if staleness is None else staleness

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from pswire.limits import NUMBER_MAX, WAIT_S_MAX
 from pswire.names import printable
+from pswire.number_range import NumberRange
+from pswire.options import number_option
 from psworker.ctl.options import CoordinatorOption, JsonOption, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")
@@ -26,14 +29,23 @@ def snapshot_get(
     ],
     newer_than: Annotated[
         int | None,
-        typer.Option(min=0, metavar="VERSION", help="Wait for a version above this."),
+        number_option(
+            allowed=NumberRange(0, NUMBER_MAX),
+            metavar="VERSION",
+            help="Wait for a version above this.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the job has several."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Longest wait.")
+        float,
+        number_option(
+            allowed=NumberRange(0.1, WAIT_S_MAX, unit="seconds"),
+            metavar="SECONDS",
+            help="Longest wait.",
+        ),
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> None:

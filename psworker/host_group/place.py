@@ -49,7 +49,7 @@ def find_host_place(environ: Mapping[str, str] | None = None) -> HostPlace | Non
     if not group:
         return None
     numbers = [variables.get(name, "") for name in (INDEX_VARIABLE, COUNT_VARIABLE)]
-    if not all(number.isdecimal() for number in numbers):
+    if not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise ConfigurationError(
             f"{GROUP_VARIABLE}={group} needs {INDEX_VARIABLE}, the number of this "
             f"process from 0, and {COUNT_VARIABLE}, how many there are: set both, or "

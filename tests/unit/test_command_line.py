@@ -4,8 +4,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -121,3 +122,51 @@ def test_a_wrong_option_ends_every_command_with_the_same_code(
         else ended.exit_code
     )
     assert code == ExitCode.USAGE, (ended.output, error)
+
+
+def number_options(app: typer.Typer) -> Iterator[tuple[list[str], str]]:
+    """Names of a command and one of its options that take a number, of all commands."""
+    for each in app.registered_commands:
+        assert each.callback is not None
+        name = each.name or each.callback.__name__
+        for argument, hint in get_type_hints(each.callback).items():
+            if {int, float} & {hint, *get_args(hint)}:
+                yield [name], f"--{argument.replace('_', '-')}"
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        for names, option in number_options(group.typer_instance):
+            yield [str(group.name), *names], option
+
+
+command_of = cache(typer.main.get_command)
+
+NUMBER_OPTIONS = [
+    (app, names, option)
+    for app in (psserver_app, psworker_app, psctl_app)
+    for names, option in number_options(app)
+]
+
+
+def test_all_commands_with_numbers_were_found() -> None:
+    assert len(NUMBER_OPTIONS) >= 40
+    found = {(*names, option) for _, names, option in NUMBER_OPTIONS}
+    assert ("run", "--nproc") in found
+    assert ("coordinator", "--lease-ttl") in found
+    assert ("bench", "all", "--mib") in found
+
+
+@pytest.mark.parametrize(("app", "names", "option"), NUMBER_OPTIONS)
+def test_a_number_that_is_none_is_refused_in_one_form(
+    app: typer.Typer, names: list[str], option: str
+) -> None:
+    for text in ("abc", "", "-1", "nan", "inf", "9" * 30):
+        with pytest.raises(typer.BadParameter) as caught:
+            command_of(app).main([*names, f"{option}={text}"], standalone_mode=False)
+
+        shown = repr(text) if text in ("abc", "") else text
+        said = f"Invalid value for '{option}': {shown} is not a (whole )?number"
+        assert caught.value.exit_code == ExitCode.USAGE
+        assert re.match(
+            rf"{said}( of \w+)? from [\d.e-]+ to [\d.e+-]+",
+            caught.value.format_message(),
+        )

@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 
 from pswire.addresses import Address
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
+    check_timeouts,
     find_coordinator,
     find_history,
     find_worker_id,
@@ -48,10 +51,34 @@ def test_port_0_can_not_be_called() -> None:
         find_coordinator("localhost:0")
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_a_timeout_is_above_0(seconds: float) -> None:
-    with pytest.raises(ConfigurationError, match="step_timeout_s must be above 0"):
-        WorkerConfig(coordinator=Address("a", 1), step_timeout_s=seconds)
+@pytest.mark.parametrize(
+    "seconds", [0, -1.0, float("nan"), float("inf"), 1e30, "abc", "", None, True]
+)
+@pytest.mark.parametrize(
+    "name", ["connect_timeout_s", "step_timeout_s", "start_timeout_s"]
+)
+def test_a_timeout_is_above_0_and_of_a_length_that_can_be_waited(
+    name: str,
+    seconds: Any,  # noqa: ANN401, what a user may give
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        WorkerConfig(coordinator=Address("a", 1), **{name: seconds})
+    assert str(caught.value) == (
+        f"connect({name}=...): {seconds!r} is not a number of seconds above 0, at most "
+        "31536000"
+    )
+
+
+@pytest.mark.parametrize("seconds", [1, 0.001, 31_536_000])
+def test_any_other_time_is_taken(seconds: float) -> None:
+    check_timeouts(step_timeout_s=seconds)
+
+
+def test_what_is_wrong_in_the_environment_says_where_it_is() -> None:
+    with pytest.raises(ConfigurationError, match="PS_COORDINATOR: 'nowhere' is no"):
+        named_coordinator(None, {"PS_COORDINATOR": "nowhere"})
+    with pytest.raises(ConfigurationError, match="PS_COORDINATOR: 'a:0' names no port"):
+        named_coordinator(None, {"PS_COORDINATOR": "a:0"})
 
 
 def test_a_history_is_wanted_by_the_environment() -> None:

@@ -55,7 +55,6 @@ def test_each_command_has_help(command: str) -> None:
     [
         (["bsp", "--staleness", "3"], "has no meaning in bsp"),
         (["asp", "--staleness", "0"], "only ssp bounds"),
-        (["ssp", "--staleness", "-1"], "is not in 0 to"),
     ],
 )
 def test_a_bound_that_does_not_go_with_the_mode_is_wrong_use(

@@ -1,0 +1,71 @@
+"""Options of commands whose values are refused in words of ours, not of a parser."""
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import typer
+
+from pswire.number_range import NumberRange
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def number_option(
+    *names: str,
+    allowed: NumberRange,
+    metavar: str = "N",
+    help: str,
+    **others: Any,  # noqa: ANN401, as typer takes them
+) -> Any:  # noqa: ANN401, as typer returns it
+    """An option that takes a number.
+
+    Args:
+        names: As it is given, where that does not follow from the argument's name.
+        allowed: Its numbers.
+        metavar: What stands for the number in the help.
+        help: Its help.
+        others: More for `typer.Option`.
+    """
+
+    def parse(given: str | float) -> float:
+        try:
+            return allowed.parsed(str(given))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return typer.Option(*names, parser=parse, metavar=metavar, help=help, **others)
+
+
+def choice_option(
+    choices: type[StrEnum],
+    *,
+    help: str,
+    **others: Any,  # noqa: ANN401, as typer takes them
+) -> Any:  # noqa: ANN401, as typer returns it
+    """An option that takes one of some words.
+
+    Args:
+        choices: The words.
+        help: Its help.
+        others: More for `typer.Option`.
+    """
+    return typer.Option(
+        parser=lambda text: chosen(choices, text),
+        metavar="|".join(choices),
+        help=help,
+        **others,
+    )
+
+
+def chosen(choices: type[Choice], text: str) -> Choice:
+    """The choice that a word stands for, in capitals or not.
+
+    Raises:
+        typer.BadParameter: It stands for none.
+    """
+    try:
+        return choices(text.lower())
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not one of {', '.join(choices)}"
+        ) from None
