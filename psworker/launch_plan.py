@@ -1,6 +1,7 @@
 """What `psworker run` starts: how often, with which environment, on which devices."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,9 @@ GROUP_VARIABLE: Final = "PS_HOST_GROUP"
 RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
 """These are read by `psworker.host_group.place`."""
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+_UNCOUNTED_DEVICES: Final = ("dxg", "kfd", "nvhost-ctrl-gpu", "nvgpu")
+"""Beside these (WSL, ROCm, Jetson) GPUs have no file of their own."""
 
 RESTART_DELAY_S: Final = 1.0
 RESTART_DELAY_MAX_S: Final = 30.0
@@ -127,7 +131,8 @@ def devices_of_choice(
         device_folder: Where the machine's devices are.
 
     Raises:
-        DeviceError: It is none of these, or names what the environment forbids.
+        DeviceError: It is none of these, or names what the environment forbids or
+            what the machine does not have.
     """
     if choice == "none":
         return ()
@@ -141,13 +146,41 @@ def devices_of_choice(
             "in 0,1"
         )
     allowed = environment.get(_DEVICES_VARIABLE)
-    hidden = [name for name in named if name not in visible]
-    if allowed is not None and hidden:
+    missing = [name for name in named if name not in visible]
+    if allowed is not None and missing:
         raise DeviceError(
-            f"{_DEVICES_VARIABLE}={allowed} hides GPU {', '.join(hidden)}: name those "
+            f"{_DEVICES_VARIABLE}={allowed} hides GPU {', '.join(missing)}: name those "
             "that it has, or unset it"
         )
+    if allowed is None and _lists_all(device_folder):
+        _refuse_missing([name for name in missing if not _is_lasting(name)], visible)
     return named
+
+
+def _is_lasting(name: str) -> bool:
+    """Whether it is that of one device for ever, which only the driver can look up."""
+    return name.startswith(("GPU-", "MIG-"))
+
+
+def _lists_all(device_folder: Path) -> bool:
+    """Whether a GPU of this machine has a file there, by which it can be counted."""
+    return sys.platform == "linux" and not any(
+        (device_folder / name).exists() for name in _UNCOUNTED_DEVICES
+    )
+
+
+def _refuse_missing(missing: Sequence[str], visible: Sequence[str]) -> None:
+    if not missing:
+        return
+    names = ", ".join(map(repr, missing))
+    if not visible:
+        raise DeviceError(
+            f"this machine has no GPU, so none is named {names}: leave --gpus out, or "
+            "say --gpus none"
+        )
+    raise DeviceError(
+        f"no GPU of this machine is named {names}: it has {', '.join(visible)}"
+    )
 
 
 def visible_cuda_devices(

@@ -8,12 +8,12 @@ Source: https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synch
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_ledger import EpochLedger
@@ -36,7 +36,10 @@ from psserver.storage.job_codec import (
 from psserver.storage.state_folder import StateFolderError
 from pswire import failpoints
 from pswire.compression import NO_COMPRESSION
+from pswire.names import printable
 from pswire.reasons import Refusal
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 2
 """Format of the file; another one is refused by name."""
@@ -129,36 +132,25 @@ class JobStore:
         Raises:
             StateFolderError: What it left can't be read.
         """
-        with self._reading():
-            return self._load()
-
-    def _load(self) -> StoredJob | None:
-        job = self._get("job")
+        job = self._read("job", json.loads)
         if job is None:
             return None
-        model = self._get("model")
-        schema, optimizers, clip, compression = (
-            load_model(model) if model else (None, (), 0.0, NO_COMPRESSION)
-        )
-        record = self._get("record")
-        return StoredJob(
-            **json.loads(job),
-            schema=schema,
-            optimizers=optimizers,
-            clip_grad_norm=clip,
-            compression=compression,
-            record=load_record(record) if record else None,
-            shards=load_shards(self._get("shards") or "[]"),
-            incarnations={
-                worker_id: int(count)
-                for worker_id, count in json.loads(
-                    self._get("incarnations") or "{}"
-                ).items()
-            },
-            worker_processes=load_processes(self._get("worker_processes") or "[]"),
-            enrolments=load_enrolments(self._get("enrolments") or "[]"),
-            step_rules=json.loads(self._get("step_rules") or "{}"),
-        )
+        model = self._read("model", load_model)
+        schema, optimizers, clip, compression = model or (None, (), 0.0, NO_COMPRESSION)
+        with self._reading("the entry 'job'"):
+            return StoredJob(
+                **job,
+                schema=schema,
+                optimizers=optimizers,
+                clip_grad_norm=clip,
+                compression=compression,
+                record=self._read("record", load_record),
+                shards=self._read("shards", load_shards) or (),
+                incarnations=self._read("incarnations", _load_counts) or {},
+                worker_processes=self._read("worker_processes", load_processes) or {},
+                enrolments=self._read("enrolments", load_enrolments) or (),
+                step_rules=self._read("step_rules", json.loads) or {},
+            )
 
     def load_epochs(self) -> tuple[EpochLedger, ...]:
         """The data ledger that an earlier process left, in the order of opening.
@@ -166,7 +158,7 @@ class JobStore:
         Raises:
             StateFolderError: It can't be read.
         """
-        with self._reading():
+        with self._reading("the table 'epochs'"):
             rows = self._db.execute(
                 "SELECT loader, epoch, value FROM epochs ORDER BY rowid"
             ).fetchall()
@@ -184,8 +176,7 @@ class JobStore:
 
     def count_start(self) -> int:
         """Counts a start of the coordinator after the first; returns their number."""
-        with self._reading():
-            count = int(self._get("later_starts") or "0") + 1
+        count = (self._read("later_starts", int) or 0) + 1
         self._put_at_start(later_starts=str(count))
         return count
 
@@ -233,7 +224,7 @@ class JobStore:
         Raises:
             StateFolderError: They can't be read.
         """
-        with self._reading():
+        with self._reading("the table 'splits'"):
             rows = self._db.execute(
                 "SELECT value FROM splits ORDER BY rowid"
             ).fetchall()
@@ -307,6 +298,8 @@ class JobStore:
             return str(json.loads(text)["job_id"])
         except FileNotFoundError:
             return None
+        except IsADirectoryError as error:
+            raise self._damaged(IDENTITY, "it is a folder") from error
         except OSError as error:
             raise self._unusable(error) from error
         except _UNREADABLE as error:
@@ -338,6 +331,8 @@ class JobStore:
         try:
             with (self._folder / DATABASE).open("rb") as file:
                 header = file.read(_JOURNAL_VERSION.stop)
+        except PermissionError as error:
+            raise self._unusable(error) from error
         except OSError as error:
             raise self._damaged(DATABASE, error.strerror or str(error)) from error
         if header[_JOURNAL_VERSION] == _IN_WAL_MODE:
@@ -358,21 +353,19 @@ class JobStore:
         """
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise self._damaged(DATABASE, str(found))
+            raise self._damaged(DATABASE, f"SQLite finds {printable(str(found))}")
         has_facts = self._db.execute(
             "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'"
         ).fetchone()[0]
-        with self._reading():
-            job = self._get("job") if has_facts else None
-            job_id = str(json.loads(job)["job_id"]) if job is not None else None
+        job_id = self._read("job", _job_id_of) if has_facts else None
         if identity is not None and job_id != identity:
             raise self._damaged(
                 DATABASE,
-                f"{IDENTITY} says that the folder is of job {identity}, the database "
-                f"has {job_id or 'no job'}",
+                f"{IDENTITY} says that the folder is of job {printable(identity)}, the "
+                f"database has {printable(job_id) if job_id else 'no job'}",
             )
-        version = self._get("format") if has_facts else str(FORMAT_VERSION)
-        if version != str(FORMAT_VERSION):
+        version = self._read("format", int) if has_facts else FORMAT_VERSION
+        if version != FORMAT_VERSION:
             raise StateFolderError(
                 f"state folder {self._folder} has format {version}, this release "
                 f"writes {FORMAT_VERSION}; use another folder or the release that "
@@ -381,12 +374,21 @@ class JobStore:
         if job_id is not None and identity is None:  # of a release before
             self._write_identity(job_id)
 
+    def _read(self, name: str, load: Callable[[str], T]) -> T | None:
+        """A fact, decoded; None where there is none."""
+        with self._reading(f"the entry {name!r}"):
+            value = self._get(name)
+            return None if value is None else load(value)
+
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, what: str) -> Iterator[None]:
+        """What decoding raises shows what is there, which may be any bytes."""
         try:
             yield
         except _UNREADABLE as error:
-            text = f"{type(error).__name__} {error}".strip()
+            text = f"{what} in it can't be read"
+            if _is_of_file(error):
+                text = str(error)
             raise self._damaged(DATABASE, text) from error
 
     def _damaged(self, file: str, text: str) -> StateFolderError:
@@ -397,14 +399,32 @@ class JobStore:
         )
 
     def _unusable(self, error: Exception) -> StateFolderError:
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
-            error, sqlite3.OperationalError
-        ):
+        if _is_of_file(error):
             return self._damaged(DATABASE, str(error))
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
+            if error.filename:
+                text += f" ({printable(Path(error.filename).name)})"
         return StateFolderError(
-            f"state folder {self._folder} can't be used: {error}; is another "
+            f"state folder {self._folder} can't be used: {text}; is another "
             "coordinator using it, is the disk full, or is it not writable?"
         )
+
+
+def _is_of_file(error: Exception) -> bool:
+    """Whether SQLite says of the file that it is none of its own, or damaged."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(
+        error, sqlite3.OperationalError
+    )
+
+
+def _job_id_of(job: str) -> str:
+    return str(json.loads(job)["job_id"])
+
+
+def _load_counts(text: str) -> dict[str, int]:
+    return {name: int(count) for name, count in json.loads(text).items()}
 
 
 def _facts_of(change: Persist) -> dict[str, str]:

@@ -139,6 +139,45 @@ def test_gpus_that_can_not_be_had_are_refused(
         )
 
 
+@pytest.mark.parametrize(
+    ("choice", "count", "says"),
+    [
+        ("7", 0, "this machine has no GPU, so none is named '7': leave --gpus out"),
+        ("nan", 0, "so none is named 'nan'"),
+        ("0,7", 2, "no GPU of this machine is named '7': it has 0, 1$"),
+        ("-1", 2, "no GPU of this machine is named '-1'"),
+        ("a,\n", 2, r"no list of GPUs"),
+        ("\x1b[31m", 2, r"is named '\\x1b\[31m'"),
+    ],
+)
+def test_a_gpu_that_there_is_not_is_refused_with_those_that_there_are(
+    choice: str, count: int, says: str, tmp_path: Path
+) -> None:
+    for number in range(count):
+        (tmp_path / f"nvidia{number}").touch()
+    with pytest.raises(DeviceError, match=says) as caught:
+        devices_of_choice(
+            choice, process_count=1, environment={}, device_folder=tmp_path
+        )
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("other", ["dxg", "kfd", "nvhost-ctrl-gpu", "nvgpu"])
+def test_where_gpus_have_no_files_any_may_be_named(other: str, tmp_path: Path) -> None:
+    (tmp_path / other).touch()
+    found = devices_of_choice(
+        "7", process_count=1, environment={}, device_folder=tmp_path
+    )
+    assert found == ("7",)
+
+
+def test_a_name_that_only_the_driver_knows_is_handed_on(two_gpus: Path) -> None:
+    found = devices_of_choice(
+        "GPU-8a0c,1", process_count=2, environment={}, device_folder=two_gpus
+    )
+    assert found == ("GPU-8a0c", "1")
+
+
 def test_processes_of_a_host_group_have_one_worker_id_and_a_name() -> None:
     plan = LaunchPlan(
         command=("t.py",),

@@ -369,6 +369,9 @@ def test_a_damaged_database_is_refused(
         ("incarnations", '{"w0": "x"}'),
         ("enrolments", '{"loader": 1}'),
         ("worker_processes", "[[1]]"),
+        ("incarnations", '{"w0": "\x1b[31m\\n"}'),
+        ("step_rules", "\x1b]0;title\x07"),
+        ("format", "\x1b\n9"),
     ],
 )
 def test_a_value_that_can_not_be_read_is_refused(
@@ -382,10 +385,78 @@ def test_a_value_that_can_not_be_read_is_refused(
     database.close()
 
     with (
-        pytest.raises(StateFolderError, match=r"is damaged: .* Nothing was"),
+        pytest.raises(StateFolderError, match=r"Nothing was") as caught,
         JobStore(tmp_path) as store,
     ):
         store.load()
+    assert f"is damaged: the entry {name!r} in it can't be read. " in str(caught.value)
+    assert str(caught.value).isprintable(), "nothing of the bytes that are there"
+
+
+def load_all(folder: Path) -> None:
+    with JobStore(folder) as store:
+        store.load_splits()
+        store.load_epochs()
+
+
+def execute(statement: str) -> Callable[[Path], None]:
+    """Damage that SQLite itself has no eye for."""
+
+    def damage(folder: Path) -> None:
+        database = sqlite3.connect(folder / "job.sqlite")
+        database.execute(statement)
+        database.commit()
+        database.close()
+
+    return damage
+
+
+def identity_of(text: bytes) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / "job.json").write_bytes(text)
+
+    return damage
+
+
+def make_identity_a_folder(folder: Path) -> None:
+    (folder / "job.json").unlink()
+    (folder / "job.json").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            execute("UPDATE facts SET value = CAST(X'fffe' AS TEXT)"),
+            "job.sqlite .* is damaged: the entry 'job' in it can't be read",
+        ),
+        (
+            execute("INSERT INTO splits VALUES ('s', CAST(X'1bff' AS TEXT))"),
+            "the table 'splits' in it can't be read",
+        ),
+        (
+            execute("INSERT INTO epochs VALUES ('l', 0, X'1bff')"),
+            "the table 'epochs' in it can't be read",
+        ),
+        (execute("ALTER TABLE epochs RENAME COLUMN loader TO x"), "the table 'epochs'"),
+        (identity_of(b"\xff\x00"), "job.json .* is damaged: it names no job"),
+        (
+            identity_of(b'{"job_id": "\\u001b[31m"}'),
+            r"folder is of job \\x1b\[31m, the database has job-1",
+        ),
+        (make_identity_a_folder, "job.json .* is damaged: it is a folder"),
+    ],
+)
+def test_a_refusal_quotes_nothing_of_what_is_there(
+    tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    with new_job(tmp_path):
+        pass
+    damage(tmp_path)
+    with pytest.raises(StateFolderError, match=says) as caught:
+        load_all(tmp_path)
+    assert "Put the files of the folder back from a copy" in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_what_is_kept_is_for_its_owner_alone(tmp_path: Path) -> None:
