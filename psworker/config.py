@@ -1,5 +1,6 @@
 """Where the coordinator is and how long to wait: arguments, then environment."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
 
 TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds", is_above=True)
+"""Those of the system's calls end at some hundred years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,14 @@ class WorkerConfig:
 def check_timeouts(**seconds_by_name: float) -> None:
     """Checks the limits of time that a user has given.
 
+    Infinity is one: it stands for the longest.
+
     Raises:
         ConfigurationError: One is no such time.
     """
     for name, seconds in seconds_by_name.items():
         problem = TIMEOUT_S.problem(seconds)
-        if problem:
+        if problem and seconds != math.inf:
             raise ConfigurationError(f"connect({name}=...): {problem}")
 
 

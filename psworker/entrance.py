@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from typing import Final
 
+from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook, own_places
 from psworker.config import (
     WorkerConfig,
@@ -70,12 +71,12 @@ def connect(
     """
     note_started()
     coordinator = named_coordinator(address)
+    check_timeouts(
+        connect_timeout_s=connect_timeout_s,
+        step_timeout_s=step_timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
     if coordinator is None:
-        check_timeouts(
-            connect_timeout_s=connect_timeout_s,
-            step_timeout_s=step_timeout_s,
-            start_timeout_s=start_timeout_s,
-        )
         arm_failpoints()
         group = find_torchrun()
         if group is None or group.rank == 0:
@@ -84,9 +85,9 @@ def connect(
     config = WorkerConfig(
         coordinator=coordinator,
         worker_id=find_worker_id(worker_id),
-        connect_timeout_s=connect_timeout_s,
-        step_timeout_s=step_timeout_s,
-        start_timeout_s=start_timeout_s,
+        connect_timeout_s=min(connect_timeout_s, WAIT_S_MAX),
+        step_timeout_s=min(step_timeout_s, WAIT_S_MAX),
+        start_timeout_s=min(start_timeout_s, WAIT_S_MAX),
         history=find_history(),
         shares_memory=shares_memory(),
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from pswire.end_signals import EndWish, Heard
 from pswire.exit_codes import ExitCode, exit_code_of_return_code
 from psworker.launch_plan import (
     RESTARTS_VARIABLE,
@@ -39,8 +40,15 @@ PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Launcher:
     """Runs a plan, once."""
 
-    def __init__(self, plan: LaunchPlan, *, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        log: Callable[[str], None],
+        wish: EndWish | None = None,
+    ) -> None:
         self._plan = plan
+        self._wish = wish or EndWish()
         self._log = log
         # A single process may read the terminal (a debugger, say), so it stays in
         # the terminal's process group, and Ctrl-C reaches it without our help.
@@ -85,10 +93,16 @@ class Launcher:
         return self._first_failure
 
     def stop(self, number: signal.Signals) -> None:
-        """Passes a first signal on to every process; a second one kills them."""
+        """Passes a first signal on to every process; a second one kills them.
+
+        One that comes in the same moment as the first is the same.
+        """
         with self._lock:
-            first = self.stopped_by is None
-            if self.stopped_by is None:
+            heard = self._wish.hear()
+            if heard is Heard.SAME:
+                return
+            first = heard is Heard.FIRST
+            if first:
                 self.stopped_by = number
                 self.stopped.set()
             for process in self._running.values():

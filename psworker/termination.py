@@ -2,7 +2,8 @@
 
 A scheduler that wants the machine back sends SIGTERM, a terminal that is closed SIGHUP.
 By default the process is gone at once: the others wait for a lease, and the job calls
-it lost. With a connection it leaves, and is then ended by the same signal as before. A
+it lost. With a connection it leaves, and is then ended by the same signal as before; a
+second signal, unless it comes in the same moment, ends it while it still leaves. A
 handler of the script's own is left alone, and so is SIGQUIT, which is for who wants to
 see the process as it stands.
 
@@ -18,6 +19,7 @@ import threading
 from types import FrameType
 from typing import Final, Protocol
 
+from pswire.end_signals import EndWish, Heard
 from psworker.errors import PsError
 
 logger: Final = logging.getLogger("psworker")
@@ -33,6 +35,7 @@ class Worker(Protocol):
 
 _workers: Final[list[Worker]] = []
 _handled: Final[list[signal.Signals]] = []
+_wish = EndWish()
 
 
 def watch(worker: Worker) -> None:
@@ -56,14 +59,20 @@ def unwatch(worker: Worker) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    _give_back()  # so that a second signal ends the process at once
-    for worker in tuple(_workers):
-        try:
-            worker.leave_at_once(signal.Signals(number).name)
-        except (PsError, TimeoutError) as error:
-            logger.warning(
-                "could not leave the job, which counts this as lost: %s", error
-            )
+    global _wish
+    heard = _wish.hear()
+    if heard is Heard.SAME:
+        return  # that of a launcher, say, and that to its whole group
+    if heard is Heard.FIRST:
+        for worker in tuple(_workers):
+            try:
+                worker.leave_at_once(signal.Signals(number).name)
+            except (PsError, TimeoutError) as error:
+                logger.warning(
+                    "could not leave the job, which counts this as lost: %s", error
+                )
+    _wish = EndWish()
+    _give_back()
     os.kill(os.getpid(), number)
 
 
@@ -76,7 +85,9 @@ def _give_back() -> None:
 
 def _after_fork() -> None:
     """A child has no place in a job, and is ended as any process."""
+    global _wish
     _workers.clear()
+    _wish = EndWish()
     _give_back()
 
 

@@ -12,6 +12,7 @@ import grpc.aio
 
 from psserver.config import ConfigurationError, ListenConfig
 from pswire.addresses import Address
+from pswire.end_signals import EndWish, Heard
 
 DRAIN_TIMEOUT_S = 2.0
 """Time for calls to end after SIGTERM; a second signal ends it at once."""
@@ -93,8 +94,9 @@ async def stay(*duties: Coroutine[None, None, None]) -> None:
     """
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
+    wish = EndWish()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _hear, told, number)
+        loop.add_signal_handler(number, _hear, wish, told, number)
     tasks = [asyncio.create_task(duty) for duty in duties]
     waiter = asyncio.create_task(told.wait())
     try:
@@ -123,8 +125,10 @@ async def stop(server: grpc.aio.Server) -> None:
         await asyncio.wait(handlers, timeout=HANDLER_TIMEOUT_S)
 
 
-def _hear(told: asyncio.Event, number: signal.Signals) -> None:
-    if told.is_set():
+def _hear(wish: EndWish, told: asyncio.Event, number: signal.Signals) -> None:
+    heard = wish.hear()
+    if heard is Heard.AGAIN:
         os._exit(128 + number)
-    log.info("%s: draining; a second one stops at once", number.name)
-    told.set()
+    if heard is Heard.FIRST:
+        log.info("%s: draining; a second one stops at once", number.name)
+        told.set()

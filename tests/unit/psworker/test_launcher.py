@@ -6,12 +6,15 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from pswire.end_signals import SAME_WISH_S, EndWish
 from psworker import launcher
 from psworker.launch_plan import LaunchPlan
 from psworker.launcher import Launcher
@@ -59,6 +62,13 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     with start(*arguments, **environment) as process:
         output, errors = process.communicate(timeout=30)
         return process.returncode, output, errors
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
 
 
 def test_script_gets_its_arguments_and_the_coordinator(
@@ -210,8 +220,73 @@ def test_a_second_signal_kills_what_the_first_did_not_end(
         process.send_signal(signal.SIGINT)
         heard = [process.stdout.readline() for _ in range(2)]
         assert sorted(heard) == ["[p0] heard\n", "[p1] heard\n"]
+        time.sleep(SAME_WISH_S)  # one that comes sooner is the first
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 137
+
+
+def test_a_signal_that_comes_twice_at_once_kills_nobody(
+    tmp_path: Path, coordinator: str
+) -> None:
+    """As `timeout` sends it: to the launcher, and to the group that it is in."""
+    path = script(
+        tmp_path,
+        """
+        import signal, sys
+        def end(*_):
+            print("ends", flush=True)
+            sys.exit(5)
+        signal.signal(signal.SIGTERM, end)
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+        """,
+    )
+    with start("--coordinator", coordinator, "--nproc", "2", path) as process:
+        assert process.stdout is not None
+        heard = [process.stdout.readline() for _ in range(2)]
+        assert sorted(heard) == ["[p0] ready\n", "[p1] ready\n"]
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=10)
+    assert sorted(output.splitlines()) == ["[p0] ends", "[p1] ends"]
+    assert process.returncode == 5
+    assert errors.count("SIGTERM: stopping") == 1
+    assert "killed" not in errors
+
+
+@pytest.mark.parametrize(("later_s", "is_killed"), [(0.1, False), (1.0, True)])
+def test_what_a_second_signal_is_follows_from_when_it_comes(
+    tmp_path: Path, later_s: float, is_killed: bool
+) -> None:
+    clock = [100.0]
+    said: list[str] = []
+    path = script(
+        tmp_path,
+        """
+        import pathlib, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: folder.joinpath("heard").touch())
+        folder = pathlib.Path(__file__).parent
+        folder.joinpath("ready").touch()
+        while not folder.joinpath("end").exists():
+            signal.sigtimedwait([], 0.01)
+        """,
+    )
+    plan = LaunchPlan(command=(path,), coordinator="127.0.0.1:1")
+    launched = Launcher(plan, log=said.append, wish=EndWish(lambda: clock[0]))
+    codes: list[int] = []
+    running = Thread(target=lambda: codes.append(launched.run()))
+    running.start()
+    wait_until(tmp_path.joinpath("ready").exists)
+    launched.stop(signal.SIGTERM)
+    wait_until(tmp_path.joinpath("heard").exists)
+    clock[0] += later_s
+    launched.stop(signal.SIGTERM)
+    if not is_killed:
+        tmp_path.joinpath("end").touch()
+    running.join(20)
+    assert codes == [137 if is_killed else 0]
+    assert ("killed" in said) == is_killed
 
 
 def test_it_waits_for_a_coordinator_that_is_late(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pswire.end_signals import EndWish
 from psworker import termination
 from psworker.errors import UnavailableError
 
@@ -59,6 +60,36 @@ def test_every_worker_leaves_and_the_process_ends_by_the_same_signal(
         termination.unwatch(worker)
 
 
+class InterruptedWorker(Worker):
+    """Is told to end again while it leaves."""
+
+    def __init__(self, clock: list[float], later_s: float) -> None:
+        super().__init__()
+        self.clock, self.later_s = clock, later_s
+        self.has_left = False
+
+    def leave_at_once(self, signal_name: str) -> None:
+        super().leave_at_once(signal_name)
+        self.clock[0] += self.later_s
+        signal.raise_signal(signal.SIGTERM)
+        self.has_left = True
+
+
+@pytest.mark.parametrize(("later_s", "ends"), [(0.0, 1), (0.4, 1), (0.5, 2), (9.0, 2)])
+def test_a_second_signal_ends_who_leaves_unless_it_is_the_first_again(
+    ended: list[int], monkeypatch: pytest.MonkeyPatch, later_s: float, ends: int
+) -> None:
+    clock = [100.0]
+    wish = EndWish(lambda: clock[0])
+    monkeypatch.setattr(termination, "_wish", wish)
+    worker = InterruptedWorker(clock, later_s)
+    termination.watch(worker)
+    signal.raise_signal(signal.SIGTERM)
+    assert worker.left == ["SIGTERM"], "left once"
+    assert ended == [signal.SIGTERM] * ends, "a real one ends with the first of them"
+    termination.unwatch(worker)
+
+
 def test_a_handler_of_the_script_is_left_alone(ended: list[int]) -> None:
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
@@ -96,15 +127,17 @@ def test_without_a_worker_signals_do_what_they_did(ended: list[int]) -> None:
 
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, time
+from pswire.end_signals import SAME_WISH_S
 from psworker import termination
 
 class Worker:
     def leave_at_once(self, name):
         print("leaves", flush=True)
-        if "again" in sys.argv:
+        if "once" not in sys.argv:
+            time.sleep(SAME_WISH_S if "later" in sys.argv else 0)
             os.kill(os.getpid(), signal.SIGTERM)
-            print("still here", flush=True)
+            print("has left", flush=True)
 
 termination.watch(Worker())
 child = os.fork()
@@ -118,10 +151,12 @@ print("still here", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["once", "again"])
-def test_a_second_signal_and_one_to_a_child_end_at_once(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"), [("once", ""), ("twice", "has left\n"), ("later", "")]
+)
+def test_a_second_signal_and_one_to_a_child_end_at_once(how: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=False
     )
-    assert done.stdout == f"{-signal.SIGTERM}\nleaves\n", done.stderr
+    assert done.stdout == f"{-signal.SIGTERM}\nleaves\n{said}", done.stderr
     assert done.returncode == -signal.SIGTERM
