@@ -7,6 +7,7 @@ forks before it connects is not affected.
 
 import asyncio
 import gc
+import inspect
 import os
 import queue
 import sys
@@ -152,8 +153,17 @@ class _Running(LoopFuture[T]):
     def cancel(self) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
 
+    def close(self) -> None:
+        """Ends what the loop has not been given."""
+        _close(self._work)
+
     def _cancel(self) -> None:
-        assert self._task is not None, "it began before"
+        if self._task is None:  # whoever started it was interrupted
+            _close(self._work)
+            self.set_exception(CancelledError())
+            return
+        if inspect.getcoroutinestate(self._work) == inspect.CORO_CREATED:
+            _close_held(self._work)
         self._task.cancel()
 
     def _ends(self, task: "asyncio.Task[T]") -> None:
@@ -163,6 +173,20 @@ class _Running(LoopFuture[T]):
             self.set_exception(error)
         else:
             self.set_result(task.result())
+
+
+def _close(work: Coroutine[Any, Any, Any]) -> None:
+    """Ends a coroutine that has not begun, of which Python would warn otherwise."""
+    _close_held(work)
+    work.close()
+
+
+def _close_held(work: Coroutine[Any, Any, Any]) -> None:
+    """Ends the coroutines that one which has not begun was to await."""
+    if inspect.iscoroutine(work):
+        for held in inspect.getcoroutinelocals(work).values():
+            if inspect.iscoroutine(held):
+                _close(held)
 
 
 class EventLoop:
@@ -205,13 +229,19 @@ class EventLoop:
             ClosedError: This is a forked child, which has no such thread, or the thread
                 has ended.
         """
-        running = _Running(self._loop, work)
-        if on_end is not None:
-            running.tell(on_end)
-        with self._lock:
-            self._refuse(work)
-            self._loop.call_soon_threadsafe(running.begin)
-        return running
+        running: _Running[T] | None = None
+        try:
+            running = _Running(self._loop, work)
+            if on_end is not None:
+                running.tell(on_end)
+            self._begin(running)
+            return running
+        except BaseException:  # by a signal handler, say, anywhere in here
+            if running is None:
+                _close(work)
+            elif not running.done():
+                running.cancel()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs a coroutine and waits for its result.
@@ -224,12 +254,16 @@ class EventLoop:
             CancelledError: That of `concurrent.futures`: the thread ended first.
         """
         assert threading.current_thread() is not self._thread, "would wait for itself"
-        future = self.submit(work)
+        running: _Running[T] | None = None
         try:
-            return future.result(timeout_s)
+            running = _Running(self._loop, work)
+            self._begin(running)
+            return running.result(timeout_s)
         except BaseException:
-            if not future.done():
-                future.cancel()
+            if running is None:
+                _close(work)
+            elif not running.done():
+                running.cancel()
             raise
 
     def post(self, work: Callable[[], None]) -> None:
@@ -261,14 +295,20 @@ class EventLoop:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    def _refuse(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _begin(self, running: _Running[Any]) -> None:
         try:
-            if os.getpid() != self._process_id:
-                raise ClosedError(FORKED_TEXT)
-            self._refuse_when_over()
-        except ClosedError:
-            work.close()
+            with self._lock:
+                self._refuse_in_child()
+                self._refuse_when_over()
+                self._loop.call_soon_threadsafe(running.begin)
+        except ClosedError as error:
+            running.close()
+            running.set_exception(error)
             raise
+
+    def _refuse_in_child(self) -> None:
+        if os.getpid() != self._process_id:
+            raise ClosedError(FORKED_TEXT)
 
     def _refuse_when_over(self) -> None:
         if self._is_over:

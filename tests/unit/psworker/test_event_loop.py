@@ -1,11 +1,14 @@
 import asyncio
 import gc
+import linecache
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -402,6 +405,66 @@ def test_a_handler_may_wait_at_any_line_of_a_wait() -> None:
         event_loop.release()
     names = {Path(file).name for file, _ in interrupted}
     assert "event_loop.py" in names
+
+
+class Alarm(Exception):
+    """What a handler raises."""
+
+
+def has_taken_over(frame: FrameType) -> bool:
+    """Whether a call to the loop is beyond its first lines, and the work is its own."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return frame.f_code.co_name not in ("run", "submit") or (
+        "running" in frame.f_locals and line != "try:"
+    )
+
+
+def test_a_handler_may_raise_at_any_line_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python warns of a coroutine that nobody awaits, and of those that it holds."""
+    loop = event_loop.acquire()
+    interrupted: set[tuple[str, int]] = set()
+    warned: list[str] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda raised: warned.append(str(raised.exc_value))
+    )
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401, as sys wants it
+        line = frame.f_code.co_name, frame.f_lineno
+        is_ours = frame.f_code.co_filename == event_loop.__file__
+        if event == "line" and is_ours and line not in interrupted:
+            interrupted.add(line)
+            if has_taken_over(frame):
+                sys.settrace(None)
+                raise Alarm
+        return trace
+
+    async def held() -> int:
+        return 1
+
+    async def later(work: Coroutine[Any, Any, int]) -> int:
+        await asyncio.sleep(0)
+        return await work
+
+    calls: list[Callable[[], int]] = [
+        lambda: loop.run(later(held()), 10),
+        lambda: loop.submit(later(held()), lambda: None).result(10),
+    ]
+    try:
+        for call in calls * 60:
+            sys.settrace(trace)
+            with suppress(Alarm):
+                call()
+            sys.settrace(None)
+            loop.run(asyncio.sleep(0), 10)
+            gc.collect()
+    finally:
+        sys.settrace(None)
+        event_loop.release()
+    names = {name for name, _ in interrupted}
+    assert names >= {"run", "submit", "__init__", "_begin", "result"}
+    assert warned == []
 
 
 def test_who_waits_in_vain_is_told_so_and_may_wait_again() -> None:
