@@ -52,7 +52,7 @@ def test_an_only_worker_cant_be_killed() -> None:
         (["--kill", "worker-9@40"], "worker-2"),
         (["--kill", "everything"], "coordinator@40"),
         (["--staleness", "3"], "only --mode ssp has a bound"),
-        (["--mode", "gossip"], "'bsp', 'ssp', 'asp'"),
+        (["--mode", "gossip"], "not one of bsp, ssp, asp"),
     ],
 )
 def test_the_command_line_refuses_them_as_usage(
