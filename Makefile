@@ -4,6 +4,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
+# Tests start hundreds of processes: each would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first Python that is new enough. Override with `make PYTHON=...`.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do \
@@ -29,6 +31,10 @@ NUMBERS := tests/unit/psserver/tensors tests/unit/pswire/test_clipping.py \
 	late_schedules.py lost_connections.py master_values.py optimizer_scripts.py \
 	optimizer_state.py parity.py process_groups.py schedulers.py sizes.py \
 	sparse_embeddings.py sparse_scripts.py worker_basics.py worker_connection.py)
+# Two processes of pytest, each of which takes one file after the other in the order of
+# tests/conftest.py, for tests wait half of the time. `ARGS='-n 0'` has all in one process.
+# One that ends in the middle of a test ends the run.
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker tests examples
 
@@ -42,7 +48,7 @@ demo: .venv/installed ## set up and run the main job on real data
 
 .PHONY: test
 test: check .conformance-data/fetched ## set up and run the checks and the tests
-	$(BIN)/pytest --durations=15 $(ARGS)
+	$(BIN)/pytest $(BESIDE) --durations=15 $(ARGS)
 
 .PHONY: check
 check: lint types imports protos ## style, types, import rules, protos and their stubs

@@ -3,9 +3,14 @@
 import gc
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+
+from tests.conformance.report import Row, table
+from tests.fault.tally import Tally
 
 # Before anything imports torch, and for every process that a test starts: the threads
 # of torch's own spin while they wait for each other, and on two cores a training step
@@ -17,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+LONGEST_FIRST: Final = ("conformance", "fault", "integration", "property", "unit")
+"""Folders in the order in which several processes take files from them: with the many
+short ones last, the processes end at the same time."""
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +44,13 @@ def pytest_runtest_logfinish() -> None:
         gc.collect()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what this machine can't run, and says why."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Skips what this machine can't run, and says why; puts long files first."""
+    if hasattr(config, "workerinput"):  # one of several processes of pytest-xdist
+        items.sort(key=_turn)  # in each folder the order stays: it was drawn
     if any(item.get_closest_marker("gpu") for item in items):
         reason = _why_no_gpu()
         if reason:
@@ -48,13 +62,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Says how to get the order and the random numbers of a failed run again."""
+    """Prints the tables, and how to get the order of a failed run again."""
+    tally = Tally.of_all(_told(terminalreporter, "faults"))
+    if tally is not None:
+        terminalreporter.section("faults")
+        terminalreporter.write_line(tally.text())
+    rows = [Row(**values) for values in _told(terminalreporter, "conformance")]
+    if rows:
+        terminalreporter.section("conformance")
+        for line in table(rows):
+            terminalreporter.write_line(line)
     seed = config.getoption("randomly_seed", default=None)
     failed = terminalreporter.stats.get("failed") or terminalreporter.stats.get("error")
     if failed and seed is not None:
         terminalreporter.write_line(
             f"the same order again: pytest --randomly-seed={seed}"
         )
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else 0
+
+
+def _told(
+    terminalreporter: pytest.TerminalReporter, name: str
+) -> Iterator[dict[str, Any]]:
+    """What tests have recorded under a name, in whichever process each of them ran."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":  # the last: it has all
+                yield from (
+                    value for key, value in report.user_properties if key == name
+                )
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

@@ -3,6 +3,8 @@
 import math
 import os
 import re
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +52,10 @@ def test_the_page_tells_of_every_script_and_what_it_is_allowed(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("script", CATALOGUE, ids=named)
 def test_losses_are_those_of_one_process(
-    script: Script, nursery: Nursery, tmp_path: Path, rows: list[Row]
+    script: Script,
+    nursery: Nursery,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     if script.data is not None and not script.data.exists():
         pytest.skip(f"no {script.data.name}: `make conformance` fetches it")
@@ -77,15 +82,17 @@ def test_losses_are_those_of_one_process(
         reordered = difference(alone, turned)
 
     row = Row(
-        script,
+        script.name,
+        script.title,
         changed_line_count(script.plain.read_text(), script.distributed.read_text()),
         len(alone),
         difference(alone, together),
         reordered,
+        script.allowed,
     )
-    rows.append(row)
+    record_property("conformance", asdict(row))
     assert without_coordinator == alone, "the script alone has other losses"
     assert overlapped == workers, "overlap=True leads to other losses"
     assert len(alone) >= STEP_COUNT_MIN
     assert len([count for count in chunk_counts if count]) == script.shard_count
-    assert row.difference <= script.allowed
+    assert row.difference <= row.allowed

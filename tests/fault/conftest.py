@@ -1,4 +1,4 @@
-"""What the fault tests share: one nursery, one tally, and jobs."""
+"""What the fault tests share: one nursery, and jobs, whose faults are counted."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,8 +10,6 @@ import pytest
 from tests.fault.children import Nursery
 from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.tally import Tally
-
-TALLY: Final = Tally()
 
 SEED: Final = int(os.environ.get("FAULT_SEED", "20261128"))
 """Of where connections are cut. What processes do beside is not repeatable."""
@@ -26,16 +24,18 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def make_job(nursery: Nursery, tmp_path: Path) -> MakeJob:
+def tally(record_property: Callable[[str, object], None]) -> Iterator[Tally]:
+    """What the test's jobs count; `tests/conftest.py` prints the sum of all tests."""
+    made = Tally(SEED, LEASE_S)
+    yield made
+    record_property("faults", made.as_values())
+
+
+@pytest.fixture
+def make_job(nursery: Nursery, tmp_path: Path, tally: Tally) -> MakeJob:
     """Makes the job of a test; entering it starts it, leaving it checks it."""
 
     def make(*options: str, **settings: Any) -> FaultJob:  # noqa: ANN401
-        return FaultJob(nursery, tmp_path / "job", TALLY, options=options, **settings)
+        return FaultJob(nursery, tmp_path / "job", tally, options=options, **settings)
 
     return make
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if TALLY.job_count:
-        terminalreporter.section("faults")
-        terminalreporter.write_line(f"seed {SEED}\n\n{TALLY.text(LEASE_S)}")

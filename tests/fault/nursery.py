@@ -32,7 +32,7 @@ IMPORTED: Final = (
     "psserver.daemon.coordinator",
     "psserver.daemon.ending",
     "psserver.daemon.shard",
-    "psworker",
+    "psworker.entrance",
     "tests.fault.training",
     "uvloop",
 )
