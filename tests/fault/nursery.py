@@ -23,6 +23,8 @@ import sys
 import time
 from typing import Any, Final
 
+import typer
+
 from psserver.tensors.supported_optimizers import load_optimizers
 
 PR_SET_PDEATHSIG: Final = 1
@@ -48,6 +50,8 @@ def load() -> None:
     for name in (*IMPORTED, *sys.argv[1:]):
         importlib.import_module(name)
     load_optimizers()
+    # Imports a good deal, which a command line leaves until it is read.
+    typer.main.get_command(sys.modules["psserver.__main__"].app)
 
 
 def child(order: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -36,7 +36,7 @@ def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_a_workload_of_several_processes_is_measured_into_files(tmp_path: Path) 
         env={**os.environ, "TMPDIR": str(scratch)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)

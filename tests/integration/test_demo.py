@@ -51,7 +51,7 @@ def test_the_demo_trains_the_same_as_one_process(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     figures = dict(
@@ -187,7 +187,7 @@ def test_a_folder_that_is_missing_is_told_before_anything_starts(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert done.returncode == 2
     assert "there is no folder" in done.stderr

@@ -27,6 +27,7 @@ from pswire.v1 import (
 from psworker.transport.shard_segments import ShardSegments
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
+from tests.fault.children import wait_until
 from tests.integration.job import Job, connect, key, run_workers
 from tests.integration.ones_worker import Worker, run_all
 from tests.integration.processes import Processes
@@ -433,6 +434,11 @@ with psworker.connect(step_timeout_s=30, start_timeout_s=40) as ps:
 """
 
 
+def wait_gone(names: set[str]) -> None:
+    """Returns once none is left: those of other tests go, as their loaders end."""
+    wait_until(lambda: not names & set(os.listdir("/dev/shm")), f"the end of {names}")
+
+
 @pytest.mark.timeout(240)
 def test_nothing_is_left_of_processes_that_are_killed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -460,8 +466,8 @@ def test_nothing_is_left_of_processes_that_are_killed(tmp_path: Path) -> None:
         clock = int(processes.line("w0").split()[1])
         while int(processes.line("w0").split()[1]) < clock + 20:
             pass  # goes on without
-        assert set(os.listdir("/dev/shm")) == before
+        wait_gone(set(os.listdir("/dev/shm")) - before)
         processes.send("shard", signal.SIGKILL)
         processes.code("shard")
-        assert set(os.listdir("/dev/shm")) == before
+        wait_gone(set(os.listdir("/dev/shm")) - before)
         assert not re.search(r"SIGBUS|Bus error|Segmentation", processes.logs())
