@@ -86,7 +86,12 @@ _GENERATOR = take_origin(WeightedRandomSampler([1.0], 1))
         b"g" + zlib.compress(b"\0" * 10_000_000),
         _GENERATOR[:-9],
     ],
-    ids=lambda origin: f"{origin[:6]!r}-{len(origin)}",
+    # The generator's state is another one in each process.
+    ids=[
+        *("seed of nothing", "seed too short", "seed too long"),
+        *("state of nothing", "not compressed", "zeros", "a byte less", "a byte more"),
+        *("ones", "too many", "cut off"),
+    ],
 )
 def test_bytes_that_are_no_generator_are_refused(origin: bytes) -> None:
     with pytest.raises(OriginInvalidError, match="Run the same one on all workers"):
