@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SYSTEMD = CHECKOUT / "deploy" / "systemd"
 COORDINATOR = Unit.read(SYSTEMD / "psserver-coordinator.service")
 SHARD = Unit.read(SYSTEMD / "psserver-shard@.service")
-READY_TIMEOUT_S = 50.0
+READY_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 20.0
 
 

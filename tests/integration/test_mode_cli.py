@@ -25,7 +25,7 @@ def psctl(job: Job, *arguments: str) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, "PS_COORDINATOR": job.address},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
     )
 
 

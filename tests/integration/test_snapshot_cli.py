@@ -30,7 +30,7 @@ class Running:
             env={**os.environ, "PS_COORDINATOR": coordinator or self.address},
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=110,
         )
 
 

@@ -104,7 +104,7 @@ def script(address: str, body: str) -> list[str]:
 
 def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        script(job.address, body), capture_output=True, text=True, timeout=50
+        script(job.address, body), capture_output=True, text=True, timeout=110
     )
 
 
