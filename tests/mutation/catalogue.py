@@ -3,6 +3,7 @@
 from tests.mutation.planted_bug import Edit, PlantedBug
 
 CORE = "psserver/core"
+CORE_TESTS = "tests/unit/psserver/core"
 WORKER = "psworker"
 WORKER_TESTS = "tests/unit/psworker"
 RPC_TESTS = "tests/unit/psserver/rpc"
@@ -18,6 +19,9 @@ BUGS = (
                 "        window.entries[sequence] = PushEntry()\n"
                 "        return window.entries[sequence]\n\n    def has_chunk",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_core_dedupe.py::test_other_bytes_are_refused_after_the_push_is_done_too",
         ),
     ),
     PlantedBug(
@@ -40,6 +44,9 @@ BUGS = (
                 "        known.remaining.add(chunk_index)\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_push_progress.py::test_an_interrupted_push_goes_on_with_the_chunks_that_lack",
+        ),
     ),
     PlantedBug(
         "acknowledge before apply",
@@ -56,6 +63,9 @@ BUGS = (
                 "            self._open[push].remaining.discard(chunk_index)\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_cut_by_sequence.py::test_what_is_beyond_the_cut_is_staged_until_it_is_copied",
+        ),
     ),
     PlantedBug(
         "a count of messages instead of contributors",
@@ -67,6 +77,9 @@ BUGS = (
                 "        if len(trailers) < len(self._clocks.members):\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_shard_core.py::test_contributors_are_those_of_the_record_however_many_pushed",
+        ),
     ),
     PlantedBug(
         "no refusal of an old incarnation",
@@ -76,6 +89,9 @@ BUGS = (
                 "        if sequence <= departure.last_sequence:\n",
                 "        if sequence:\n",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_shard_core.py::test_a_worker_that_ended_may_ask_for_its_last_answer_only",
         ),
     ),
     PlantedBug(
@@ -87,6 +103,9 @@ BUGS = (
                 "self._clocks.frontier >= clock - bound - 1\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_backup_workers.py::test_a_jump_to_a_clock_that_is_open_here_pulls_when_it_is_closed",
+        ),
     ),
     PlantedBug(
         "the order of ids ignored",
@@ -96,6 +115,9 @@ BUGS = (
                 "known = tuple(sorted(found, key=lambda member: member.worker))",
                 "known = tuple(found)",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_clock_table.py::test_contributors_come_in_the_order_of_worker_ids",
         ),
     ),
     PlantedBug(
@@ -125,6 +147,9 @@ BUGS = (
                 "        ).items():",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
+        ),
     ),
     PlantedBug(
         "a joiner with base clock 0",
@@ -134,6 +159,9 @@ BUGS = (
                 "Member(worker=worker, rank=rank, base_clock=base_clock)",
                 "Member(worker=worker, rank=rank, base_clock=0)",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_clip_commit.py::test_another_record_commits_a_clock_that_nobody_is_left_of",
         ),
     ),
     PlantedBug(
@@ -148,6 +176,9 @@ BUGS = (
                 "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_core_dedupe.py::test_a_done_push_is_kept_until_it_is_acknowledged",
+        ),
     ),
     PlantedBug(
         "a cut from stale clocks",
@@ -157,6 +188,9 @@ BUGS = (
                 "        *(report.touched_clock_max for report in reports),\n",
                 "        min(report.applied_clock for report in reports),\n",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_core_losses.py::test_with_nobody_alive_what_the_shards_have_is_a_cut[1]",
         ),
     ),
     PlantedBug(
@@ -168,6 +202,9 @@ BUGS = (
                 "            pass\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_core_data.py::test_of_an_evicted_worker_the_shards_know_what_was_used[1]",
+        ),
     ),
     PlantedBug(
         "a clipped clock that each shard commits by itself",
@@ -178,6 +215,9 @@ BUGS = (
                 "if contributors and not members:",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_clipped_clocks.py::test_a_clock_that_nobody_is_left_of_waits_for_a_record",
+        ),
     ),
     PlantedBug(
         "clipped by the norm of those who do not contribute any more",
@@ -187,6 +227,9 @@ BUGS = (
                 "known[:2] == choice[:2] else None",
                 "known[0] == choice[0] else None",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
         ),
     ),
     PlantedBug(
@@ -201,6 +244,9 @@ BUGS = (
                 "trailer.is_of_longest or is_first):\n",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_push_departures.py::test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended",
+        ),
     ),
     PlantedBug(
         "declarations of optimizers that a restart forgets",
@@ -210,6 +256,9 @@ BUGS = (
                 "        self.declared = optimizers[len(first) :]\n",
                 "",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_job_model.py::test_a_declaration_is_kept_once_and_the_first_word_still_agrees",
         ),
     ),
     PlantedBug(
@@ -288,6 +337,9 @@ BUGS = (
                 "clocks = [self.clock_of(member) for member in self.members]",
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_clock_table.py::test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come",
+        ),
     ),
     PlantedBug(
         "BSP that begins beside pushes of the mode before",
@@ -297,6 +349,9 @@ BUGS = (
                 "self._is_draining = True",
                 "self._is_draining = record.mode_clock > self.applied_clock",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_mode_changes.py::test_bsp_waits_for_pushes_of_a_mode_that_began_after_the_same_clock",
         ),
     ),
     PlantedBug(
@@ -320,6 +375,9 @@ BUGS = (
                 "psserver/core/release.py", "    if len(kinds) < 2:\n", "    if True:\n"
             ),
         ),
+        tests=(
+            f"{CORE_TESTS}/test_shard_core.py::test_what_a_late_worker_does_elsewhere_in_its_script_is_dropped[True]",
+        ),
     ),
     PlantedBug(
         "published values of every worker counted without clocks",
@@ -329,6 +387,9 @@ BUGS = (
                 "counted = {} if is_left_out else {push.worker: entry}",
                 "counted = {push.worker: entry}",
             ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_shard_core.py::test_in_asp_only_the_longest_member_publishes[False]",
         ),
     ),
     PlantedBug(
