@@ -37,6 +37,7 @@ from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as messages
 from tests.doubles.byte_calls import CallContext, called
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
+from tests.doubles.garbled_messages import CHANGE_KINDS, Change, mutated
 from tests.doubles.served_shard import ServedShard
 
 TIMEOUT_S = 0.1
@@ -48,33 +49,15 @@ checked = settings(derandomize=True, deadline=None, max_examples=250)
 
 WORKER = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
 Requests = list[bytes]
-Change = tuple[str, int, int, bytes]
 Service = tuple[Any, Callable[[str, Requests], CallContext]]
 
 
 @st.composite
 def edits(draw: st.DrawFn) -> list[Change]:
     """Changes to a message, of which places are shares of its length in 1/256."""
-    kinds = st.sampled_from(["cut", "overwrite", "insert", "delete", "repeat"])
+    kinds = st.sampled_from(CHANGE_KINDS)
     change = st.tuples(kinds, st.integers(0, 256), st.integers(0, 5), st.binary())
     return draw(st.lists(change, max_size=4))
-
-
-def mutated(message: bytes, changes: list[Change]) -> bytes:
-    data = bytearray(message)
-    for kind, share, count, noise in changes:
-        place = len(data) * share // 256
-        if kind == "cut":
-            del data[place:]
-        elif kind == "overwrite":
-            data[place : place + len(noise)] = noise[: len(data) - place]
-        elif kind == "insert":
-            data[place:place] = noise
-        elif kind == "delete":
-            del data[place : place + count]
-        else:
-            data += bytes(data[place:]) * count
-    return bytes(data)
 
 
 def of(kind: type[Message], **fields: Any) -> bytes:  # noqa: ANN401, of a message
