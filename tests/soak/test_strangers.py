@@ -20,7 +20,7 @@ from tests.soak.test_memory_slopes import Samples, job
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEED: Final = int(os.environ.get("STRANGER_SEED", "20261129"))
-STRANGER_S: Final = float(os.environ.get("STRANGER_S", "300"))
+STRANGER_S: Final = float(os.environ.get("STRANGER_S", "240"))
 ALONE_S: Final = 20.0
 PAUSE_MS: Final = 5
 
