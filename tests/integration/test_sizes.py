@@ -338,7 +338,7 @@ NAMES: Final = (
 def test_any_name_that_torch_accepts(tmp_path: Path) -> None:
     tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(NAMES)}
     with Job(tmp_path, shard_count=2) as job:
-        model = train(job, "w0/\n<i>", Parameters(**tensors), 2)
+        model = train(job, "w0/ <i>", Parameters(**tensors), 2)
         snapshot = latest(job)
     assert list(snapshot.state_dict()) == list(tensors)
     snapshot.save(tmp_path / "model.safetensors")
