@@ -8,7 +8,11 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import CoordinatorConfig
 from psserver.core.record import Mode
-from psserver.daemon.descriptors import watch_descriptors
+from psserver.daemon.descriptors import (
+    connection_count_max,
+    descriptors,
+    watch_descriptors,
+)
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.coordinator_host import CoordinatorHost
@@ -40,6 +44,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             ServerKind.COORDINATOR,
             [coordinator_handler(host)],
             coordinator_keepalive(config.lease_ttl_ms),
+            connection_count_max(descriptors()[1]),
         )
         health = grpc_health.v1.health.aio.HealthServicer()
         add_HealthServicer_to_server(health, server)

@@ -1,7 +1,7 @@
-"""Says when a daemon runs out of file descriptors, since nobody else can.
+"""A daemon's file descriptors: how many connections may take, and word when they go.
 
-Who connects then is not refused: the connection waits in the kernel's queue, and both
-sides look as if the other one was slow.
+Without any left, who connects is not refused: the connection waits in the kernel's
+queue, and both sides look as if the other one was slow. So connections get a part only.
 """
 
 import asyncio
@@ -11,10 +11,15 @@ import os
 import sys
 from typing import Final
 
+from psserver.rpc.server import CONNECTION_COUNT_MAX
+
 LOOK_INTERVAL_S: Final = 2.0
 REPEAT_S: Final = 60.0
-FREE_MIN: Final = 8
-"""With fewer than so many, or a twentieth of the limit, it is said beforehand."""
+KEPT_COUNT: Final = 64
+"""Least number that connections leave to files, shared memory and the daemon itself."""
+
+CONNECTION_COUNT_MIN: Final = 8
+"""Connections of a daemon whose limit leaves it no such number."""
 
 _FOLDER: Final = "/dev/fd"
 
@@ -79,6 +84,16 @@ def descriptors() -> tuple[int, int]:
         return limit, limit
 
 
+def connection_count_max(limit: int) -> int:
+    """How many of so many descriptors connections may take.
+
+    Three quarters, so that a stranger who opens all it can leaves the daemon able to
+    write its state and to share memory with its workers.
+    """
+    most = min(CONNECTION_COUNT_MAX, limit * 3 // 4, limit - KEPT_COUNT)
+    return max(CONNECTION_COUNT_MIN, most)
+
+
 def _can_look() -> bool:
     return sys.platform != "win32" and os.path.isdir(_FOLDER)
 
@@ -86,17 +101,19 @@ def _can_look() -> bool:
 def _level(count: int, limit: int) -> int:
     if count >= limit - 1:
         return logging.ERROR
-    if limit - count <= max(FREE_MIN, limit // 20):
+    if count >= connection_count_max(limit):
         return logging.WARNING
     return logging.NOTSET
 
 
 def _text(count: int, limit: int, level: int) -> str:
+    most = connection_count_max(limit)
     what = (
         "out of file descriptors: no worker, shard or psctl can connect before some "
         "connections end"
         if level == logging.ERROR
-        else "nearly out of file descriptors, and without any nobody can connect"
+        else f"running out of file descriptors: at most {most} connections are taken, and "
+        "who connects beyond them is turned away"
     )
     return (
         f"{what}: {count} of {limit} are in use; stop what holds connections without "

@@ -11,7 +11,11 @@ import torch
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from psserver.config import ShardConfig
-from psserver.daemon.descriptors import watch_descriptors
+from psserver.daemon.descriptors import (
+    connection_count_max,
+    descriptors,
+    watch_descriptors,
+)
 from psserver.daemon.job_failed import JobFailedError
 from psserver.daemon.lifecycle import announce, bind, stay, stop
 from psserver.host.history import ShardHistory
@@ -51,7 +55,11 @@ async def run_shard(config: ShardConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     late = LateHandler()
-    server = make_server(ServerKind.SHARD, [late])
+    server = make_server(
+        ServerKind.SHARD,
+        [late],
+        connection_count_max=connection_count_max(descriptors()[1]),
+    )
     health = grpc_health.v1.health.aio.HealthServicer()
     add_HealthServicer_to_server(health, server)
     with held_folder(config.state_dir):

@@ -24,6 +24,15 @@ HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """Time for a client to speak HTTP/2. gRPC's default of 120 s lets idle sockets pile
 up."""
 
+CONNECTION_COUNT_MAX: Final = 16_384
+"""Connections at a time, where descriptors allow as many. A worker has one to each
+process, and without a limit one stranger takes every descriptor there is."""
+
+IDLE_TIMEOUT_MS: Final = 30_000
+"""Time for which a connection may be open without a call, before it is closed. gRPC's
+default is for ever. Workers and shards keep a call open to the coordinator; a channel
+that comes back to a closed connection opens a new one for its next call."""
+
 METADATA_BYTES_MAX: Final = 8_192
 """gRPC's own soft limit on the headers of a call, said here so that it is tested."""
 
@@ -43,13 +52,16 @@ _KEEPALIVES: Final[dict[ServerKind, Keepalive]] = {
 
 
 def server_options(
-    kind: ServerKind, keepalive: Keepalive | None = None
+    kind: ServerKind,
+    keepalive: Keepalive | None = None,
+    connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> list[tuple[str, str | int]]:
     """All settings of a server of this kind.
 
     Args:
         kind: Whose server it is.
         keepalive: How it pings, if not as its kind does.
+        connection_count_max: Connections that it takes at a time.
     """
     return [
         *keepalive_options(keepalive or _KEEPALIVES[kind]),
@@ -62,6 +74,9 @@ def server_options(
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", STREAM_COUNT_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        # One beyond is closed at once, and its client tries again after a while.
+        ("grpc.max_allowed_incoming_connections", connection_count_max),
+        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         # Gradients are noise to a compressor, and a compressed bomb is a risk. Bit 0
         # of the set is "identity".
@@ -74,6 +89,7 @@ def make_server(
     kind: ServerKind,
     handlers: list[grpc.GenericRpcHandler],
     keepalive: Keepalive | None = None,
+    connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> grpc.aio.Server:
     """Makes a server for the running event loop; it is not bound yet.
 
@@ -81,7 +97,9 @@ def make_server(
         kind: Whose server it is.
         handlers: Its services.
         keepalive: How it pings, if not as its kind does.
+        connection_count_max: Connections that it takes at a time.
     """
-    server = grpc.aio.server(options=server_options(kind, keepalive))
+    options = server_options(kind, keepalive, connection_count_max)
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers(tuple(handlers))
     return server

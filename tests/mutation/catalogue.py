@@ -1217,4 +1217,43 @@ BUGS = (
         ),
         tests=("tests/unit/pswire/test_history.py",),
     ),
+    PlantedBug(
+        "connections take every descriptor",
+        (
+            Edit(
+                "psserver/daemon/descriptors.py",
+                "min(CONNECTION_COUNT_MAX, limit * 3 // 4, limit - KEPT_COUNT)",
+                "min(CONNECTION_COUNT_MAX, limit)",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/daemon/test_descriptors.py::test_connections_get_a_part_of_the_descriptors",
+        ),
+    ),
+    PlantedBug(
+        "any number of connections",
+        (
+            Edit(
+                "psserver/rpc/server.py",
+                '("grpc.max_allowed_incoming_connections", connection_count_max)',
+                '("grpc.max_allowed_incoming_connections", CONNECTION_COUNT_MAX)',
+            ),
+        ),
+        tests=(
+            f"{RPC_TESTS}/test_server_options.py::test_connections_beyond_the_limit_end_and_those_before_go_on",
+        ),
+    ),
+    PlantedBug(
+        "a connection without a call stays for ever",
+        (
+            Edit(
+                "psserver/rpc/server.py",
+                '        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),\n',
+                "",
+            ),
+        ),
+        tests=(
+            f"{RPC_TESTS}/test_server_options.py::test_a_connection_without_a_call_ends_and_its_client_comes_back",
+        ),
+    ),
 )

@@ -9,23 +9,26 @@ import sys
 import pytest
 
 from psserver.daemon.descriptors import (
-    FREE_MIN,
+    CONNECTION_COUNT_MIN,
+    KEPT_COUNT,
     REPEAT_S,
     DescriptorLog,
+    connection_count_max,
     descriptors,
 )
+from psserver.rpc.server import CONNECTION_COUNT_MAX
 
 
 @pytest.mark.parametrize(
     ("count", "limit", "level"),
     [
         (100, 1024, None),
-        (1024 - 52, 1024, None),
-        (1024 - 51, 1024, logging.WARNING),
+        (767, 1024, None),
+        (768, 1024, logging.WARNING),
         (1023, 1024, logging.ERROR),
         (1024, 1024, logging.ERROR),
-        (30, 40, None),
-        (40 - FREE_MIN, 40, logging.WARNING),
+        (7, 40, None),
+        (8, 40, logging.WARNING),
         (10_000, sys.maxsize, None),
     ],
 )
@@ -47,16 +50,32 @@ def test_it_is_said_again_when_it_is_worse_when_it_lasts_and_when_it_is_over() -
         found = said.line(count, 100, now)
         return found and found[0]
 
-    assert level(50, 0.0) is None
+    assert level(30, 0.0) is None
     assert level(95, 2.0) == logging.WARNING
     assert level(95, 4.0) is None
     assert level(99, 6.0) == logging.ERROR
     assert level(95, 8.0) is None
     assert level(100, 10.0) is None
     assert level(100, 6.0 + REPEAT_S) == logging.ERROR
-    assert level(50, 80.0) == logging.INFO
-    assert level(50, 82.0) is None
+    assert level(30, 80.0) == logging.INFO
+    assert level(30, 82.0) is None
     assert level(99, 84.0) == logging.ERROR
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        (30, CONNECTION_COUNT_MIN),
+        (KEPT_COUNT, CONNECTION_COUNT_MIN),
+        (KEPT_COUNT + 20, 20),
+        (256, 192),
+        (1024, 768),
+        (20_000, 15_000),
+        (sys.maxsize, CONNECTION_COUNT_MAX),
+    ],
+)
+def test_connections_get_a_part_of_the_descriptors(limit: int, most: int) -> None:
+    assert connection_count_max(limit) == most
 
 
 def test_descriptors_are_counted() -> None:

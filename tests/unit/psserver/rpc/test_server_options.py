@@ -2,16 +2,24 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from psserver.rpc import server as server_module
 from psserver.rpc.guard import Context, as_refusal, streaming, unary
-from psserver.rpc.server import ServerKind, make_server, server_options
+from psserver.rpc.server import (
+    CONNECTION_COUNT_MAX,
+    HANDSHAKE_TIMEOUT_MS,
+    ServerKind,
+    make_server,
+    server_options,
+)
 from pswire.channels import ChannelKind, aio_channel, channel_options
 from pswire.error_details import refusal_from_rpc_error
 from pswire.keepalive import (
@@ -24,6 +32,9 @@ from pswire.reasons import ErrorReason, Refusal
 
 UNARY = "/test.Probe/Unary"
 STREAM = "/test.Probe/Stream"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS_TAKEN = bytes((0, 0, 0, 4, 1, 0, 0, 0, 0))
 SECRET = "token=0123abcd in " + "/" + "home/user/key"
 
 every_kind = pytest.mark.parametrize("kind", ServerKind)
@@ -46,13 +57,16 @@ async def serving(
     stream_handler: StreamHandler = echo_stream,
     *,
     kind: ServerKind = ServerKind.SHARD,
+    connection_count_max: int = CONNECTION_COUNT_MAX,
 ) -> AsyncIterator[str]:
     methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary(handler)),
         "Stream": grpc.unary_stream_rpc_method_handler(streaming(stream_handler)),
     }
     server = make_server(
-        kind, [grpc.method_handlers_generic_handler("test.Probe", methods)]
+        kind,
+        [grpc.method_handlers_generic_handler("test.Probe", methods)],
+        connection_count_max=connection_count_max,
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -90,6 +104,8 @@ async def call_stream(address: str) -> list[bytes]:
         ("grpc.max_send_message_length", 8 << 20, "fails here rather than there"),
         ("grpc.max_concurrent_streams", 64, "one client can't open any number"),
         ("grpc.server_handshake_timeout_ms", 10_000, "idle sockets do not pile up"),
+        ("grpc.max_allowed_incoming_connections", 16_384, "some descriptors are left"),
+        ("grpc.max_connection_idle_ms", 30_000, "who does nothing gives its place up"),
         ("grpc.max_metadata_size", 8_192, "bounded memory"),
         ("grpc.default_compression_algorithm", 0, "gradients do not compress"),
         ("grpc.compression_enabled_algorithms_bitset", 1, "no compressed bombs"),
@@ -148,7 +164,7 @@ def test_a_short_lease_makes_the_coordinator_ping_faster(
 def test_no_setting_is_untested_or_given_twice(kind: ServerKind) -> None:
     names = [name for name, _ in server_options(kind)]
 
-    assert len(names) == len(set(names)) == 15
+    assert len(names) == len(set(names)) == 17
 
 
 @every_kind
@@ -173,6 +189,70 @@ async def test_a_second_server_on_one_port_is_refused() -> None:
         with pytest.raises(RuntimeError, match=r"[Ff]ailed to bind"):
             second.add_insecure_port(address)
         await second.stop(None)
+
+
+async def test_connections_beyond_the_limit_end_and_those_before_go_on() -> None:
+    async with (
+        serving(connection_count_max=2) as address,
+        aio_channel(address, ChannelKind.DATA) as member,
+    ):
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = member.unary_unary(UNARY)
+        assert await call(b"x", timeout=10) == b"x"
+        held = await _idle_connection(address)
+        beyond = await _idle_connection(address)
+        assert await _is_ended(beyond), "no place is left"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call_unary(address)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, "to be tried again"
+        assert await call(b"y", timeout=10) == b"y"
+        held.close()
+        async with aio_channel(address, ChannelKind.DATA) as late:
+            again: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = late.unary_unary(
+                UNARY
+            )
+            assert await again(b"z", timeout=10, wait_for_ready=True) == b"z"
+
+
+async def test_a_connection_without_a_call_ends_and_its_client_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "IDLE_TIMEOUT_MS", 300)
+    async with (
+        serving() as address,
+        aio_channel(address, ChannelKind.DATA) as worker,
+    ):
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = worker.unary_unary(UNARY)
+        assert await call(b"x", timeout=10) == b"x"
+        stranger = await _idle_connection(address)
+        assert await _is_ended(stranger)
+        assert await call(b"y", timeout=10, wait_for_ready=True) == b"y"
+
+
+async def _idle_connection(address: str) -> socket.socket:
+    """One that says it speaks HTTP/2, and no more."""
+    host, port = address.split(":")
+    held = socket.socket()
+    held.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(held, (host, int(port)))
+    with suppress(OSError):  # one without a place may be closed before it speaks
+        await loop.sock_sendall(held, PREFACE + EMPTY_SETTINGS + SETTINGS_TAKEN)
+    return held
+
+
+async def _is_ended(held: socket.socket) -> bool:
+    """Whether the server closes it before its time for a handshake is over."""
+    loop = asyncio.get_running_loop()
+    with closing(held):
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 2000):
+                while await loop.sock_recv(held, 65_536):
+                    pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+    return True
 
 
 async def test_a_message_above_the_limit_is_refused_and_the_server_lives() -> None:
