@@ -112,8 +112,8 @@ def _text(count: int, limit: int, level: int) -> str:
         "out of file descriptors: no worker, shard or psctl can connect before some "
         "connections end"
         if level == logging.ERROR
-        else f"running out of file descriptors: at most {most} connections are taken, and "
-        "who connects beyond them is turned away"
+        else f"running out of file descriptors: at most {most} connections are taken, "
+        "and who connects beyond them is turned away"
     )
     return (
         f"{what}: {count} of {limit} are in use; stop what holds connections without "
