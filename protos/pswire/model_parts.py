@@ -7,7 +7,7 @@ same type, that the receiver merges as protobuf merges: repeated fields grow.
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
-from pswire.limits import ENTRY_COUNT_MAX, MODEL_BYTES_MAX
+from pswire.limits import ENTRY_COUNT_MAX, GROUP_COUNT_MAX, MODEL_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import schema_pb2
@@ -15,6 +15,10 @@ from pswire.v1 import schema_pb2
 PART_BYTES: Final = 1 << 20
 """Where a part ends. One that is a single large optimizer may be larger: with
 `GROUP_COUNT_MAX` groups it still fits a message."""
+
+LISTED_COUNT_MAX: Final = 4 * GROUP_COUNT_MAX
+"""Most optimizers, parameter groups, names of hyperparameters and loaders together. An
+empty one takes 2 bytes of a message and up to 80 in memory."""
 
 Described = TypeVar(
     "Described", pb.JoinRequest, pb.ShardView, pb.RequestSnapshotResponse
@@ -65,6 +69,7 @@ class MergedModel(Generic[Described]):
     def __init__(self, first: Described) -> None:
         self.message: Described = first
         self._size = 0
+        self._listed_count = 0
         self._check(first)
 
     def add(self, part: Described) -> None:
@@ -89,6 +94,23 @@ class MergedModel(Generic[Described]):
                 f"the model has {count} tensors or more, the limit is "
                 f"{ENTRY_COUNT_MAX}",
             )
+        self._listed_count += _listed_count(part)
+        if self._listed_count > LISTED_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"the model has {self._listed_count} optimizers, parameter groups, "
+                f"hyperparameters and loaders or more, the limit is {LISTED_COUNT_MAX}",
+            )
+
+
+def _listed_count(part: Described) -> int:
+    if isinstance(part, pb.RequestSnapshotResponse):
+        return 0
+    count = len(part.loaders) if isinstance(part, pb.JoinRequest) else 0
+    return count + sum(
+        1 + len(optimizer.groups) + len(optimizer.hyperparameter_names)
+        for optimizer in part.optimizers
+    )
 
 
 def _check_size(size: int) -> None:

@@ -101,23 +101,6 @@ def telling(
     return streaming(tell)
 
 
-def gathering(
-    handler: Callable[[AsyncIterator[RequestMessage], Context], Awaitable[Response]],
-    request_type: type[RequestMessage],
-) -> Callable[[AsyncIterator[bytes], Context], Awaitable[Response]]:
-    """Guards a handler that takes a stream of messages and gives one answer."""
-
-    async def gather(requests: AsyncIterator[bytes], context: Context) -> Response:
-        async def messages() -> AsyncIterator[RequestMessage]:
-            async for request in requests:
-                yield await decoded(request_type, request)
-
-        return await handler(messages(), context)
-
-    gather.__name__ = handler.__name__
-    return unary(gather)
-
-
 def unary(
     handler: Callable[[Request, Context], Awaitable[Response]],
 ) -> Callable[[Request, Context], Awaitable[Response]]:

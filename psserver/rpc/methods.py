@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from psserver.rpc.guard import Context, answering, gathering, telling
+from psserver.rpc.guard import Context, answering, telling, unary
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -27,13 +27,11 @@ def answered(
 
 
 def gathered(
-    handler: Callable[[AsyncIterator[Request], Context], Awaitable[Response]],
-    request_type: type[Request],
+    handler: Callable[[AsyncIterator[bytes], Context], Awaitable[Response]],
 ) -> "grpc.RpcMethodHandler[bytes, Response]":
-    """A method that takes a stream of requests and gives one answer."""
+    """A method that takes a stream of bytes, to be parsed, and gives one answer."""
     return grpc.stream_unary_rpc_method_handler(
-        gathering(handler, request_type),
-        response_serializer=_serialized,
+        unary(handler), response_serializer=_serialized
     )
 
 

@@ -1,6 +1,7 @@
 """What workers call at the coordinator about their membership."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 
@@ -8,20 +9,21 @@ from psserver.core.coordinator_effects import EndJob
 from psserver.core.roster import GONE, Brought, WorkerEntry, WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.monotonic import now_ms
-from psserver.host.staging_calls import StagingCall, StagingCalls
+from psserver.host.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from psserver.rpc.callers import Callers
 from psserver.rpc.data_control import read_data_report
+from psserver.rpc.decoding import decoded
 from psserver.rpc.guard import Context, address_of
 from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered, gathered, streamed
 from psserver.rpc.record_codec import identity_message, settings_message
 from psserver.rpc.watch_codec import worker_event, worker_view
 from pswire.compression import Compression
-from pswire.limits import WAITING_INTERVAL_MS
+from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.model_parts import MergedModel
 from pswire.names import check_name
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_from_message, schema_from_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
@@ -31,6 +33,13 @@ log = logging.getLogger("psserver.coordinator")
 JOIN_PARTS_TIMEOUT_S = 30.0
 """Time for all parts of a request to join: a caller that sends no more of them would
 hold what it has sent for ever."""
+
+JOIN_COUNT_MAX = 16
+"""Requests to join that are read at a time. One of a few thousand tensors is one
+message, and read within milliseconds."""
+
+JOIN_BYTES_MAX = 2 * MODEL_BYTES_MAX
+"""Of all requests to join that are not whole yet, beyond the first message of each."""
 
 SIGNAL_LENGTH_MAX = 16
 
@@ -46,6 +55,9 @@ class WorkerControl:
         self._callers = Callers(host.core)
         self._refusals = RefusalLog(log)
         self._joining = StagingCalls()
+        self._places = StagingPlaces(
+            count_max=JOIN_COUNT_MAX, bytes_max=JOIN_BYTES_MAX, what="a request to join"
+        )
 
     def methods(self) -> Methods:
         """Handlers by method name."""
@@ -54,7 +66,7 @@ class WorkerControl:
                 self.register_worker, messages.RegisterWorkerRequest
             ),
             "WatchWorker": streamed(self.watch_worker, messages.WatchWorkerRequest),
-            "Join": gathered(self.join, messages.JoinRequest),
+            "Join": gathered(self.join),
             "DeclareOptimizer": answered(
                 self.declare_optimizer, messages.DeclareOptimizerRequest
             ),
@@ -118,7 +130,7 @@ class WorkerControl:
             host.close_worker_watch(entry, queue)
 
     async def join(
-        self, requests: AsyncIterator[messages.JoinRequest], context: Context
+        self, requests: AsyncIterator[bytes], context: Context
     ) -> messages.JoinResponse:
         """Queues a worker for membership."""
         entry, request = await self._read_join(requests)
@@ -161,39 +173,38 @@ class WorkerControl:
         )
 
     async def _read_join(
-        self, requests: AsyncIterator[messages.JoinRequest]
+        self, requests: AsyncIterator[bytes]
     ) -> tuple[WorkerEntry, messages.JoinRequest]:
         """Who asks, and the whole request, of which large models take several parts."""
+        call = StagingCall(requests)
         try:
-            async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
-                try:
-                    return await self._merged_join(requests)
-                except Refusal as refusal:
-                    if refusal.reason is ErrorReason.DRAINING:
-                        raise  # it has a newer call, and no use for this one
-                    # A client that still writes when its call ends is told INTERNAL
-                    # by its own gRPC in place of the reason (grpc/grpc#36066).
-                    async for _ in requests:
-                        pass
-                    raise
+            async with self._places.taken(call), asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+                return await self._merged_join(call)
         except TimeoutError:
             raise Refusal(
                 ErrorReason.WAIT_TIMEOUT,
                 f"a request to join was not whole after {JOIN_PARTS_TIMEOUT_S:g} s",
             ) from None
+        except Refusal as refusal:
+            if not CATALOGUE[refusal.reason].retryable:
+                # A client that still writes when its call ends is told INTERNAL by its
+                # own gRPC in place of the reason (grpc/grpc#36066), and asks again.
+                await _discard(requests)
+            raise
 
     async def _merged_join(
-        self, requests: AsyncIterator[messages.JoinRequest]
+        self, call: StagingCall[bytes]
     ) -> tuple[WorkerEntry, messages.JoinRequest]:
-        first = await anext(requests, None)
-        if first is None:
+        data = await call.next()
+        if data is None:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the request to join is empty")
+        first = await decoded(messages.JoinRequest, data)
         entry = self._callers.entry(first)
         merged = MergedModel(first)
-        call = StagingCall(requests)
         with self._joining.admitted(entry.worker, call):
-            async for part in call.rest():
-                merged.add(part)
+            async for data in call.rest():
+                self._places.add(call, len(data))
+                merged.add(await decoded(messages.JoinRequest, data))
         return entry, merged.message
 
     async def declare_optimizer(
@@ -237,3 +248,11 @@ class WorkerControl:
             entry, request.sequence, read_data_report(request), signal_name=name
         )
         return messages.LeaveResponse()
+
+
+async def _discard(requests: AsyncIterator[bytes]) -> None:
+    """Lets the rest of a refused request come in, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+            async for _ in requests:
+                pass

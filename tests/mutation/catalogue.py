@@ -1134,8 +1134,8 @@ BUGS = (
         (
             Edit(
                 "psserver/host/staging_calls.py",
-                "            before.end()\n",
-                "            pass\n",
+                "        if before is not None:\n",
+                "        if before is not None and not sender:\n",
             ),
         ),
         tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
@@ -1255,5 +1255,53 @@ BUGS = (
         tests=(
             f"{RPC_TESTS}/test_server_options.py::test_a_connection_without_a_call_ends_and_its_client_comes_back",
         ),
+    ),
+    PlantedBug(
+        "a join whose sender is waited for keeps its place",
+        (
+            Edit(
+                "psserver/host/staging_calls.py",
+                "                elif slowest := self._slowest(self._held):\n"
+                "                    self._end(slowest)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/host/test_staging_calls.py",
+            f"{RPC_TESTS}/test_watches.py",
+        ),
+    ),
+    PlantedBug(
+        "a call that is read before it has a place",
+        (
+            Edit(
+                "psserver/host/staging_calls.py",
+                "return len(self._held) < self._count_max\n",
+                "return True\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_staging_calls.py",),
+    ),
+    PlantedBug(
+        "bytes of joins that nobody counts",
+        (
+            Edit(
+                "psserver/rpc/worker_control.py",
+                "                self._places.add(call, len(data))\n",
+                "",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_watches.py",),
+    ),
+    PlantedBug(
+        "beyond the bytes the oldest gives way",
+        (
+            Edit(
+                "psserver/host/staging_calls.py",
+                "or holders[-1])",
+                "or holders[0])",
+            ),
+        ),
+        tests=("tests/unit/psserver/host/test_staging_calls.py",),
     ),
 )

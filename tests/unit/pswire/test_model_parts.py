@@ -104,3 +104,30 @@ def test_tensors_above_the_limit_are_refused_as_they_come() -> None:
         gathered.add(empty)
 
     assert len(gathered.message.schema.entries) == ENTRY_COUNT_MAX // 2 + 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pb.JoinRequest(optimizers=[schema_pb2.OptimizerSpec()] * 30_000),
+        pb.JoinRequest(loaders=[""] * 30_000),
+        pb.JoinRequest(
+            optimizers=[
+                schema_pb2.OptimizerSpec(groups=[schema_pb2.ParameterGroup()] * 30_000)
+            ]
+        ),
+        pb.JoinRequest(
+            optimizers=[schema_pb2.OptimizerSpec(hyperparameter_names=[""] * 30_000)]
+        ),
+    ],
+    ids=["optimizers", "loaders", "groups", "hyperparameters"],
+)
+def test_what_is_much_larger_in_memory_is_counted(part: pb.JoinRequest) -> None:
+    gathered = MergedModel(pb.JoinRequest(job_id="job"))
+    for _ in range(2):
+        gathered.add(part)
+
+    with pytest.raises(Refusal, match="the limit is 65536") as caught:
+        gathered.add(part)
+
+    assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED

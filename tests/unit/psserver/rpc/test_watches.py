@@ -16,10 +16,12 @@ from psserver.host.coordinator_host import CoordinatorHost
 from psserver.host.data_leases import DataReport
 from psserver.host.monotonic import now_ms
 from psserver.rpc.data_control import DataControl
+from psserver.rpc.record_codec import identity_message
 from psserver.rpc.shard_control import ShardControl
-from psserver.rpc.worker_control import WorkerControl
+from psserver.rpc.worker_control import JOIN_COUNT_MAX, WorkerControl
 from psserver.storage.job_store import JobStore
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
@@ -54,8 +56,8 @@ def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardRespo
 
 async def stream_of(
     request: messages.JoinRequest,
-) -> AsyncIterator[messages.JoinRequest]:
-    yield request
+) -> AsyncIterator[bytes]:
+    yield request.SerializeToString()
 
 
 def join(host: CoordinatorHost) -> None:
@@ -274,8 +276,8 @@ async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> No
     request = messages.JoinRequest(job_id="job", worker=identity)
     is_begun, is_over = asyncio.Event(), asyncio.Event()
 
-    async def parts() -> AsyncIterator[messages.JoinRequest]:
-        yield request
+    async def parts() -> AsyncIterator[bytes]:
+        yield request.SerializeToString()
         is_begun.set()
         await is_over.wait()
 
@@ -287,3 +289,86 @@ async def test_a_worker_joins_by_one_call_at_a_time(host: CoordinatorHost) -> No
     with pytest.raises(Refusal, match="a newer call") as caught:
         await asyncio.wait_for(older, 5)
     assert caught.value.reason is ErrorReason.DRAINING
+
+
+def join_request(host: CoordinatorHost, name: str) -> messages.JoinRequest:
+    """Of a worker that is registered with it."""
+    entry = host.register_worker(process_id=name, worker_id=name, address="host:9")
+    return messages.JoinRequest(
+        job_id="job",
+        worker=identity_message(entry.worker),
+        schema=schema_to_message(SCHEMA),
+        optimizers=[optimizer_to_message(each) for each in OPTIMIZERS],
+    )
+
+
+class SilentJoin:
+    """Parts of a request to join, and then nothing more."""
+
+    def __init__(self, *parts: messages.JoinRequest) -> None:
+        self._parts = parts
+        self.read_count = 0
+        self._is_over = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            self.read_count += 1
+            yield part.SerializeToString()
+        await self._is_over.wait()
+
+
+async def test_strangers_who_join_and_are_silent_keep_out_no_worker(
+    host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.host.staging_calls.SLOW_S", 0.01)
+    worker = WorkerControl(host)
+    silent = [
+        SilentJoin(join_request(host, f"stranger{number}"))
+        for number in range(JOIN_COUNT_MAX + 1)
+    ]
+    calls = [
+        asyncio.ensure_future(worker.join(aiter(each), NO_CONTEXT)) for each in silent
+    ]
+    await asyncio.sleep(0)
+
+    honest = worker.join(stream_of(join_request(host, "a")), NO_CONTEXT)
+    assert not (await asyncio.wait_for(honest, 5)).order
+    (entry,) = host.core.roster.in_state(WorkerState.JOINING)
+    assert entry.worker.worker_id == "a"
+
+    ended = [call for call in calls if call.done()]
+    assert len(ended) == 2  # as many as needed
+    for call in ended:
+        with pytest.raises(Refusal, match="others bring a request to join") as caught:
+            await call
+        assert CATALOGUE[caught.value.reason].retryable
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_what_strangers_bring_to_join_with_is_limited_altogether(
+    host: CoordinatorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = messages.JoinRequest(schema=schema_to_message(SCHEMA))
+    size = len(part.SerializeToString())
+    monkeypatch.setattr("psserver.rpc.worker_control.JOIN_BYTES_MAX", 4 * size)
+    worker = WorkerControl(host)
+    silent = [
+        SilentJoin(join_request(host, f"stranger{number}"), part, part)
+        for number in range(8)
+    ]
+    calls = [
+        asyncio.ensure_future(worker.join(aiter(each), NO_CONTEXT)) for each in silent
+    ]
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+    assert all(each.read_count >= 2 for each in silent)
+    assert [call.done() for call in calls].count(False) == 2
+    # A request of one message needs none of it.
+    honest = worker.join(stream_of(join_request(host, "a")), NO_CONTEXT)
+    await asyncio.wait_for(honest, 5)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
