@@ -108,6 +108,15 @@ class PushSession:
         self._failure = refusal
         self._wake.set()
 
+    def check(self) -> None:
+        """For whoever waits for something else meanwhile.
+
+        Raises:
+            Refusal: The call is over.
+        """
+        if self._failure is not None:
+            raise self._failure
+
     async def next(self, timeout_s: float) -> Outgoing | ClockChoice | Reply | None:
         """What to send next; None when nothing came in time.
 
@@ -126,8 +135,7 @@ class PushSession:
                     await self._wake.wait()
             except TimeoutError:
                 return None
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         if self._chunks:
             return self._take()
         if self._reply is not None:

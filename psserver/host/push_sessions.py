@@ -1,19 +1,38 @@
 """The calls that wait for the answers to pushes."""
 
 from collections.abc import Collection
+from typing import Final
 
 from psserver.core.effects import Finish, Staged
 from psserver.core.push import PushId, Reply
+from psserver.core.record import WorkerKey
 from psserver.host.push_session import Outgoing, PushSession
 from psserver.host.shard_model import ShardModel
 from pswire.reasons import ErrorReason, Refusal
 
+CALLS_OF_WORKER_MAX: Final = 8
+"""Calls that carry pushes of one worker. It has one, or two where steps overlap, and
+those that it has given up and whose end has not come yet."""
+
 
 class PushSessions:
-    """The newest call of each push."""
+    """The newest call of each push, and the newest few of each worker."""
 
     def __init__(self) -> None:
         self._sessions: dict[PushId, PushSession] = {}
+        self._open: dict[WorkerKey, list[PushSession]] = {}
+
+    def begin(self, worker: WorkerKey, session: PushSession) -> None:
+        """A worker has one more call; its oldest one is ended if it has too many."""
+        own = self._open.setdefault(worker, [])
+        own.append(session)
+        if len(own) > CALLS_OF_WORKER_MAX:
+            own.pop(0).fail(
+                Refusal(
+                    ErrorReason.DRAINING,
+                    f"{worker} has {CALLS_OF_WORKER_MAX} newer calls that push",
+                )
+            )
 
     def of(self, push: PushId) -> PushSession | None:
         """The call of a push, if there is one."""
@@ -66,6 +85,11 @@ class PushSessions:
         """The call has ended."""
         if self._sessions.get(push) is session:
             del self._sessions[push]
+        own = self._open.get(push.worker, [])
+        if session in own:
+            own.remove(session)
+            if not own:
+                del self._open[push.worker]
 
     def fail(self, push: PushId, refusal: Refusal) -> None:
         """Ends a push's call with an error."""

@@ -116,6 +116,7 @@ class ParameterService:
                         async for waiting in slot_free(
                             host, host.push_answers, call.push.worker
                         ):
+                            call.session.check()
                             response = messages.PushPullResponse(waiting=waiting)
                             yield response.SerializeToString()
                         slot.enter_context(host.push_answers.taken(call.push.worker))
@@ -140,7 +141,8 @@ class ParameterService:
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[bytes]:
         """Takes pushes that are one message each, and answers each with one."""
-        while (request := await self._host.resting.next(requests)) is not None:
+        resting, worker = self._host.resting, None
+        while (request := await resting.next(requests, worker)) is not None:
             answer, worker = await self._answer_whole(request)
             with self._host.push_answers.taken(worker):
                 yield answer

@@ -42,6 +42,14 @@ FIRST_MESSAGE_TIMEOUT_S = 10.0
 """Time for a call to say which push it carries. It says so with its first bytes; one
 that stays silent would hold a stream for ever."""
 
+MESSAGE_TIMEOUT_S = 30.0
+"""Time between the messages of a push whose trailer has come: its sender has it all."""
+
+AHEAD_TIMEOUT_S = 600.0
+"""Time between the messages of a push that goes ahead of its trailer. Its sender still
+computes, for as long as a step may take by default. With the call nothing is lost but
+what was sent."""
+
 REFUSED_REST_TIMEOUT_S = 1.0
 """Time for the rest of a refused push to come in. A client that still writes when its
 call ends is told INTERNAL by its own gRPC in place of the reason (grpc/grpc#36066): it
@@ -139,6 +147,7 @@ class PushCall:
         )
         check_window(header)
         call = cls(host, push, header, wants_values=wants_values)
+        host.sessions.begin(push.worker, call.session)
         assert call._ahead is not None
         host.ahead.begin(call._ahead)
         return call
@@ -276,14 +285,31 @@ class PushCall:
             await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        messages = aiter(requests)
         try:
-            async for data in requests:
+            while (data := await self._next_message(messages)) is not None:
                 await self._receive(PushFields(data))
         except Refusal as refusal:
-            await _discard(requests)
+            if refusal.reason is not ErrorReason.WAIT_TIMEOUT:
+                await _discard(requests)
             self.session.fail(refusal)
         except Exception as error:  # the call must end, whatever it was
             self.session.fail(as_refusal(error, "push"))
+
+    async def _next_message(self, messages: AsyncIterator[bytes]) -> bytes | None:
+        limit_s = AHEAD_TIMEOUT_S if self.is_ahead else MESSAGE_TIMEOUT_S
+        try:
+            async with asyncio.timeout(limit_s):
+                return await anext(messages)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError:
+            # Its worker asks what has come, and sends the rest by another call.
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the rest of push {self.push.sequence} of {self.push.worker} did not "
+                f"come within {limit_s:g} s",
+            ) from None
 
     async def _receive(self, fields: PushFields) -> None:
         message = await fields.message()

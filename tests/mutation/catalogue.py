@@ -1304,4 +1304,37 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/host/test_staging_calls.py",),
     ),
+    PlantedBug(
+        "a push whose rest may never come",
+        (
+            Edit(
+                "psserver/rpc/push_call.py",
+                "            async with asyncio.timeout(limit_s):\n",
+                "            async with asyncio.timeout(limit_s + 3600):\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "any number of calls that push for one worker",
+        (
+            Edit(
+                "psserver/host/push_sessions.py",
+                "        if len(own) > CALLS_OF_WORKER_MAX:\n",
+                "        if not own:\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "any number of calls that rest for one worker",
+        (
+            Edit(
+                "psserver/host/resting_calls.py",
+                "        if len(own) > RESTING_OF_WORKER_MAX:\n",
+                "        if not own:\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+    ),
 )

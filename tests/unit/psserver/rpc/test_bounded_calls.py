@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from psserver.core.push import PushId
-from psserver.host import staging_calls
+from psserver.core.record import Mode
+from psserver.host import resting_calls, staging_calls
+from psserver.host.push_sessions import CALLS_OF_WORKER_MAX
 from psserver.host.shard_host import ANSWERS_OF_WORKER_MAX
 from psserver.rpc.optimizer_state_calls import HEADER_BYTES_MAX
 from pswire.frames import REQUEST_HEADER_FIELD, join_fields
 from pswire.limits import PROTOCOL_VERSION
 from pswire.optimizer_states import StateKey, encode_state
-from pswire.reasons import ErrorReason, Refusal
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as messages
 from tests.doubles.core_values import key
-from tests.doubles.served_shard import NO_CONTEXT, OpenPull, ServedShard
+from tests.doubles.served_shard import NO_CONTEXT, OpenPull, OpenPush, ServedShard
 from tests.unit.psserver.rpc.conftest import Make
 
 TIMEOUT_S = 5.0
@@ -249,6 +251,190 @@ async def test_answers_to_pushes_are_limited_too(make: Make) -> None:
     await push.finished()
     assert push.values
     assert shard.host.push_answers.count(key("a")) == 0
+
+
+async def test_a_push_whose_rest_does_not_come_is_ended_and_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come of it stays: the rest may come by another call."""
+    monkeypatch.setattr("psserver.rpc.push_call.MESSAGE_TIMEOUT_S", 0.01)
+    shard = make()
+    shard.start(["a", "b"])
+    call = OpenPush(shard)
+    call.send(shard.header("a", 1) + shard.trailer([0, 1]))
+    call.send(shard.chunk(0, 1.0))
+
+    found = await refusal_of(call.task)
+
+    assert found.reason is ErrorReason.WAIT_TIMEOUT
+    assert CATALOGUE[found.reason].retryable
+    assert "the rest of push 1 of a/1 did not come" in found.message
+    monkeypatch.undo()
+    rest = OpenPush(shard)
+    rest.send(shard.header("a", 1) + shard.trailer([0, 1]) + shard.chunk(1, 1.0))
+    await shard.push("b", 1).finished()
+    assert (await rest.finished()).outcome == push_pb2.OUTCOME_APPLIED
+
+
+async def test_a_push_that_went_ahead_and_is_silent_is_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.rpc.push_call.AHEAD_TIMEOUT_S", 0.01)
+    shard = make()
+    shard.start(["a"])
+    call = OpenPush(shard)
+    call.send(shard.header("a", 1))
+    call.send(shard.chunk(0, 1.0))
+
+    assert (await refusal_of(call.task)).reason is ErrorReason.WAIT_TIMEOUT
+    assert shard.host.ahead.byte_count == 0
+    await shard.push("a", 1).finished()
+
+
+async def test_a_slow_backward_pass_may_take_longer_than_a_message(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psserver.rpc.push_call.MESSAGE_TIMEOUT_S", 0.0)
+    shard = make()
+    shard.start(["a"])
+    call = OpenPush(shard)
+    call.send(shard.header("a", 1))
+    call.send(shard.chunk(0, 1.0))
+    await shard.until(lambda: shard.host.ahead.byte_count > 0)
+    call.send(shard.trailer([0]))
+    await call.finished()
+
+
+async def pushed(shard: ServedShard, name: str, count: int) -> None:
+    for sequence in range(1, count + 1):
+        await shard.push(name, sequence).finished()
+
+
+async def sent_again(shard: ServedShard, name: str, count: int) -> list[OpenPush]:
+    """Pushes that are done, by calls that say no more and do not end."""
+    calls = []
+    for sequence in range(1, count + 1):
+        calls.append(OpenPush(shard))
+        header = shard.header(name, sequence, sequence_unacknowledged_min=1)
+        calls[-1].send(header + shard.trailer([0, 1]))
+        await settled()
+    return calls
+
+
+async def ended(calls: Sequence[OpenPush]) -> None:
+    for call in calls:
+        call.task.cancel()
+    await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
+
+
+async def settled() -> None:
+    """Returns once all calls have taken what was sent to them."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_worker_has_so_many_calls_that_push(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its oldest is ended: it has no use for it."""
+    monkeypatch.setattr("psserver.rpc.parameter_service.WAITING_INTERVAL_MS", 10)
+    shard = make()
+    shard.start(["a"], mode=Mode.ASP)
+    await pushed(shard, "a", CALLS_OF_WORKER_MAX + 2)
+    calls = await sent_again(shard, "a", CALLS_OF_WORKER_MAX + 2)
+
+    for call in calls[:2]:
+        found = await refusal_of(call.task)
+        assert found.reason is ErrorReason.DRAINING
+        assert f"{CALLS_OF_WORKER_MAX} newer calls" in found.message
+    assert not any(call.task.done() for call in calls[2:])
+    await ended(calls[2:])
+    # None is counted any more.
+    again = await sent_again(shard, "a", CALLS_OF_WORKER_MAX)
+    assert not any(call.task.done() for call in again)
+    await ended(again)
+
+
+async def test_calls_of_others_are_not_counted(make: Make) -> None:
+    shard = make()
+    shard.start(["a", "b"], mode=Mode.ASP)
+    calls = []
+    for name in ("a", "b"):
+        await pushed(shard, name, CALLS_OF_WORKER_MAX)
+        calls += await sent_again(shard, name, CALLS_OF_WORKER_MAX)
+
+    assert not any(call.task.done() for call in calls)
+    await ended(calls)
+
+
+async def test_a_call_for_small_pushes_brings_its_first_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting_calls, "FIRST_PUSH_TIMEOUT_S", 0.01)
+    shard = make()
+    shard.start(["a"])
+
+    call = shard.service.push_pull_once(aiter(Requests()), NO_CONTEXT)
+    found = await refusal_of(anext(call))
+
+    assert found.reason is ErrorReason.WAIT_TIMEOUT
+
+
+async def test_a_call_for_small_pushes_that_rests_for_long_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting_calls, "REST_TIMEOUT_S", 0.01)
+    shard = make()
+    shard.start(["a"])
+
+    requests = Requests(shard.whole_push("a", 1))
+    call = shard.service.push_pull_once(aiter(requests), NO_CONTEXT)
+
+    async with asyncio.timeout(TIMEOUT_S):
+        assert len([answer async for answer in call]) == 1
+
+
+async def test_a_worker_has_so_few_calls_for_small_pushes(make: Make) -> None:
+    shard = make()
+    shard.start(["a", "b"], mode=Mode.ASP)
+    calls: list[asyncio.Task[list[bytes]]] = []
+    core = shard.host.model.core
+
+    async def answers(name: str, sequence: int) -> list[bytes]:
+        requests = Requests(shard.whole_push(name, sequence))
+        call = shard.service.push_pull_once(aiter(requests), NO_CONTEXT)
+        return [answer async for answer in call]
+
+    await shard.push("b", 1).finished()
+    for name, sequence in (("b", 2), *(("a", n + 1) for n in range(6))):
+        calls.append(asyncio.create_task(answers(name, sequence)))
+        await shard.until(lambda n=name, s=sequence: core.closed_sequence(key(n)) >= s)
+        await settled()
+
+    over = [call.done() for call in calls]
+    few = resting_calls.RESTING_OF_WORKER_MAX
+    assert over == [False, *(True,) * (6 - few), *(False,) * few]
+    for call in calls:
+        if call.done():
+            assert len(call.result()) == 1
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_one_that_waits_to_be_read_gives_way_too(make: Make) -> None:
+    shard = make()
+    shard.start(["a"], mode=Mode.ASP)
+    await pushed(shard, "a", CALLS_OF_WORKER_MAX)
+    with ExitStack() as stack:
+        for _ in range(ANSWERS_OF_WORKER_MAX):
+            stack.enter_context(shard.host.push_answers.taken(key("a")))
+        first = shard.push("a", CALLS_OF_WORKER_MAX + 1)
+        await first.until_waiting()
+        further = await sent_again(shard, "a", CALLS_OF_WORKER_MAX)
+
+        assert (await refusal_of(first.task)).reason is ErrorReason.DRAINING
+    await ended(further)
 
 
 async def _awaited(call: Any) -> object:  # noqa: ANN401, any call
