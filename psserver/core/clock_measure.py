@@ -8,7 +8,7 @@ from psserver.core.dedupe import PushEntry
 from psserver.core.effects import MeasureClock
 from psserver.core.hyperparameters import source_of
 from psserver.core.record import ClockChoice, Member, WorkerKey
-from psserver.core.release import contributions_to, of_one_kind, trailers_of
+from psserver.core.release import contributions_to, kind_of_mixed, of_kind, trailers_of
 from psserver.core.shard_state import ShardState
 from pswire.clipping import gradient_scale, norm_of
 from pswire.reasons import ErrorReason, Refusal
@@ -120,7 +120,7 @@ def _order(
     contributors: tuple[Member, ...],
     chosen: dict[WorkerKey, PushEntry],
 ) -> MeasureClock:
-    chosen = of_one_kind(contributors, chosen)
+    chosen = of_kind(chosen, kind_of_mixed(contributors, chosen))
     trailers = trailers_of(chosen)
     members = tuple(member for member in contributors if member.worker in chosen)
     source = trailers[source_of(members, trailers)]

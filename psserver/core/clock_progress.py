@@ -11,8 +11,13 @@ from psserver.core.dedupe import PushEntry
 from psserver.core.effects import ContributionAwaited
 from psserver.core.hyperparameters import source_of
 from psserver.core.push import Outcome, PushId
-from psserver.core.record import ClockChoice, Member, WorkerKey
-from psserver.core.release import of_one_kind, orders_to_apply, trailers_of
+from psserver.core.record import Member, MixedClock, Record, WorkerKey
+from psserver.core.release import (
+    kind_of_mixed,
+    of_kind,
+    orders_to_apply,
+    trailers_of,
+)
 from psserver.core.shard_state import ShardState
 from pswire.clipping import norm_of
 
@@ -30,6 +35,9 @@ class ClockProgress:
         self._state = state
         self._clocks = state.clocks
         self._forced_skips: set[int] = set()
+        # Of clocks in which some step and some publish, whether the publishes count: of
+        # those that a record told, and of the applied one.
+        self._mixed: dict[int, bool] = {}
         self._newest_pushes: tuple[int, tuple[Member, ...], tuple[PushId, ...]] = (
             0,
             (),
@@ -101,10 +109,22 @@ class ClockProgress:
                 entry.applied.add(chunk_index)
         return clock.is_done
 
-    def follow(
-        self, skipped_clocks: Collection[int], commit: ClockChoice | None
-    ) -> None:
+    @property
+    def mixed_clocks(self) -> tuple[MixedClock, ...]:
+        """Clocks of two kinds of pushes of which something was applied."""
+        found = dict(self._mixed)
+        if self.open is not None and self.open.applied:
+            number = self.open.clock
+            kind = self._kind_of(number, self._committed_entries(number))
+            if kind is not None:
+                found[number] = kind
+        return tuple(MixedClock(*each) for each in sorted(found.items()))
+
+    def follow(self, record: Record) -> None:
         """Goes on under a newer record, which is installed.
+
+        A clock of two kinds of pushes stays what some shard has begun it as, be it that
+        its longest contributor, whose kind it was, has ended in the middle of that.
 
         Skipped are clocks of which some shard has a verdict that is not finite. They
         still need the pushes of all that contribute, as any clock does: whoever leaves
@@ -114,9 +134,11 @@ class ClockProgress:
         applied = self._clocks.applied_clock
         self._forced_skips.update(
             clock
-            for clock in skipped_clocks
+            for clock in record.skipped_clocks
             if clock > applied and self._clocks.contributors(clock)
         )
+        self._mixed.update(each for each in record.mixed_clocks if each.clock > applied)
+        commit = record.commit
         if commit is not None and commit.clock > applied:
             if commit.is_scaled:
                 self._state.committed = commit
@@ -145,7 +167,7 @@ class ClockProgress:
         choice = self.commits.settle(number, contributors, entries)
         if choice is None or not self._state.fence.admits_clock(number):
             return False
-        chosen = of_one_kind(contributors, {w: entries[w] for w in choice.workers})
+        chosen = self._counting(number, {w: entries[w] for w in choice.workers})
         if not all(trailer.finite for trailer in trailers_of(chosen).values()):
             self._settle(number, chosen)
             self._complete(number, Outcome.SKIPPED)
@@ -173,12 +195,15 @@ class ClockProgress:
             and self.commits.settle(number, contributors, entries) is None
         ):
             return False
-        entries = of_one_kind(contributors, entries)
+        entries = self._counting(number, entries)
         trailers = trailers_of(entries)
         is_finite = all(trailer.finite for trailer in trailers.values())
-        if number in self._forced_skips or not is_finite:
-            self._settle(number, entries)
-            self._complete(number, Outcome.SKIPPED)
+        is_skipped = number in self._forced_skips or not is_finite
+        # Nobody is left of the kind that the clock was begun with: it ends as it is.
+        if is_skipped or not entries:
+            if entries:
+                self._settle(number, entries)
+            self._complete(number, Outcome.SKIPPED if is_skipped else Outcome.APPLIED)
             return True
         return self._apply(number, entries)
 
@@ -221,11 +246,27 @@ class ClockProgress:
 
     def _counted_entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
         """Entries of those whose pushes make a clock's update."""
+        return self._counting(clock, self._committed_entries(clock))
+
+    def _committed_entries(self, clock: int) -> dict[WorkerKey, PushEntry]:
+        """Entries of a clock: with a commit, of those that it names."""
         entries = self.entries(clock)
         choice = self.commits.committed(clock)
         if choice is not None:
             entries = {w: entry for w, entry in entries.items() if w in choice.workers}
-        return of_one_kind(self._clocks.contributors(clock), entries)
+        return entries
+
+    def _counting(
+        self, clock: int, entries: dict[WorkerKey, PushEntry]
+    ) -> dict[WorkerKey, PushEntry]:
+        return of_kind(entries, self._kind_of(clock, entries))
+
+    def _kind_of(self, clock: int, entries: dict[WorkerKey, PushEntry]) -> bool | None:
+        """Whether a clock publishes; None where all its contributors do the same."""
+        known = self._mixed.get(clock)
+        if known is not None:
+            return known
+        return kind_of_mixed(self._clocks.contributors(clock), entries)
 
     def _tell_idle(
         self,
@@ -274,7 +315,9 @@ class ClockProgress:
 
     def _complete(self, clock: int, outcome: Outcome) -> None:
         pushes = self.pushes_of(clock)
-        counted = self._counted_entries(clock)
+        entries = self._committed_entries(clock)
+        kind = self._kind_of(clock, entries)
+        counted = of_kind(entries, kind)
         nonfinite = tuple(
             worker.worker_id
             for worker, trailer in trailers_of(counted).items()
@@ -285,6 +328,9 @@ class ClockProgress:
         self._clocks.complete(clock)
         self.open = None
         self._forced_skips.discard(clock)
+        self._mixed = {c: each for c, each in self._mixed.items() if c > clock}
+        if kind is not None:
+            self._mixed[clock] = kind
         if outcome is Outcome.SKIPPED:
             self.skipped_clock = clock
         outcomes = {}

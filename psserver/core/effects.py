@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from psserver.core.buffer_average import BufferAverage
 from psserver.core.push import DataRange, Outcome, PushId, Reply
-from psserver.core.record import ClockChoice, WorkerKey
+from psserver.core.record import ClockChoice, MixedClock, WorkerKey
 from pswire.reasons import Refusal
 
 
@@ -180,7 +180,9 @@ class FenceReport:
         trailer_clock_max: Highest clock of which a trailer is there.
         touched_clock_max: Highest clock of which a chunk was applied.
         applied_clock: Highest clock that is complete.
-        skip_clocks: Clocks with a verdict that is not finite, open or just skipped.
+        skip_clocks: The newest complete clock, if it was skipped.
+        mixed_clocks: Clocks in which some step and some publish, and of which
+            something was applied here, or on another shard as a record said.
         frontier: Smallest clock over the members.
         committed: With two-phase steps, the newest clock that was committed.
         chosen: With backup workers, on shard 0, the newest choice.
@@ -195,6 +197,7 @@ class FenceReport:
     touched_clock_max: int
     applied_clock: int
     skip_clocks: tuple[int, ...] = ()
+    mixed_clocks: tuple[MixedClock, ...] = ()
     frontier: int = 0
     committed: ClockChoice | None = None
     chosen: ClockChoice | None = None

@@ -176,6 +176,8 @@ def following_record(fence: ActiveFence, previous: Record) -> Record:
     """
     reports = tuple(fence.reports.values())
     skipped = {clock for report in reports for clock in report.skip_clocks}
+    mixed = {clock for report in reports for clock in report.mixed_clocks}
+    applied_min = min((report.applied_clock for report in reports), default=0)
     return replace(
         previous,
         fence_number=fence.number,
@@ -185,6 +187,7 @@ def following_record(fence: ActiveFence, previous: Record) -> Record:
             e for e in previous.departures if _is_open(e, previous, reports)
         ),
         skipped_clocks=tuple(sorted(skipped)),
+        mixed_clocks=tuple(sorted(m for m in mixed if m.clock > applied_min)),
         commit=_commit(fence, previous),
     )
 

@@ -138,6 +138,13 @@ class ClockChoice(NamedTuple):
         return self.gradient_scale > 0
 
 
+class MixedClock(NamedTuple):
+    """A clock in which some step and some publish, with which of both counts."""
+
+    clock: int
+    publishes: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a fence decided.
@@ -151,6 +158,8 @@ class Record:
             last clock was not complete on every shard.
         departed_step_count: Steps of all members that ever ended.
         skipped_clocks: Open clocks that every shard skips.
+        mixed_clocks: Open clocks that some shard has begun with pushes of one kind, of
+            two: on every shard those of that kind count, whoever is left.
         mode: Mode from now on.
         staleness_bound: Staleness bound from now on, in clocks.
         mode_clock: Clock after which `mode` rules; up to it the mode before did.
@@ -168,6 +177,7 @@ class Record:
     departures: tuple[Departure, ...] = ()
     departed_step_count: int = 0
     skipped_clocks: tuple[int, ...] = ()
+    mixed_clocks: tuple[MixedClock, ...] = ()
     mode: Mode = Mode.BSP
     staleness_bound: int = 0
     mode_clock: int = 0

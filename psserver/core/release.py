@@ -14,26 +14,39 @@ def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trail
     return {w: e.trailer for w, e in entries.items() if e.trailer is not None}
 
 
-def of_one_kind(
+def kind_of_mixed(
     members: tuple[Member, ...], entries: Mapping[WorkerKey, PushEntry]
-) -> dict[WorkerKey, PushEntry]:
-    """Entries that count: steps where the longest steps, values where it publishes.
+) -> bool | None:
+    """Whether a clock publishes in which some step and some publish.
 
-    Whoever joined late comes to a place of its script in another clock than the others.
-    What it does there must neither undo their steps nor end their job.
+    It does what the longest does. Whoever joined late comes to a place of its script in
+    another clock than the others. What it does there must neither undo their steps nor
+    end their job.
 
     Args:
         members: Whose entries they are, or more.
         entries: Pushes of a clock; all their trailers are in.
+
+    Returns:
+        None where all do the same.
     """
     trailers = trailers_of(entries)
     kinds = {trailer.publishes for trailer in trailers.values() if trailer.weight > 0}
     if len(kinds) < 2:
-        return dict(entries)
+        return None
     source = source_of(
         tuple(each for each in members if each.worker in trailers), trailers
     )
-    publishes = trailers[source].publishes
+    return trailers[source].publishes
+
+
+def of_kind(
+    entries: Mapping[WorkerKey, PushEntry], publishes: bool | None
+) -> dict[WorkerKey, PushEntry]:
+    """Entries that count in a clock of a kind: all of them where it is None."""
+    if publishes is None:
+        return dict(entries)
+    trailers = trailers_of(entries)
     return {
         worker: entry
         for worker, entry in entries.items()

@@ -142,7 +142,7 @@ class ShardProgress:
         for departure in record.departures:
             self._settle(departure)
         self._table.note_progress()
-        self.clocks.follow(record.skipped_clocks, record.commit)
+        self.clocks.follow(record)
         if was_bsp and not self._table.is_bsp:
             self._is_staleness_due = True
             if self._table.is_settled:

@@ -14,20 +14,15 @@ def report_of(
     clocks, dedupe = state.clocks, state.dedupe
     applied = clocks.applied_clock
     begun = [
-        (member, window.done_sequence + 1, window.next_entry.trailer)
+        member.clock_of(window.done_sequence + 1)
         for member in clocks.senders
         if (window := dedupe.window_of(member.worker)).next_entry is not None
         and window.next_entry.trailer is not None
     ]
-    skips = {
-        member.clock_of(sequence)
-        for member, sequence, trailer in begun
-        if not trailer.finite and not clocks.is_streamed(member, sequence)
-    }
     # A shard that has the verdict has skipped the clock when all were in, while
-    # another may still lack the worker that is evicted now.
-    if applied and progress.skipped_clock == applied:
-        skips.add(applied)
+    # another may still lack the worker that is evicted now. Before that the verdict
+    # says nothing: whoever counts brings it to every shard.
+    is_skipped = applied > 0 and progress.skipped_clock == applied
     touched = applied + bool(progress.open is not None and progress.open.applied)
     number = clocks.next_clock
     contributors = () if number is None else clocks.contributors(number)
@@ -36,12 +31,11 @@ def report_of(
         holdings=tuple(_holding(state, m, fence) for m in clocks.members),
         # A joiner must not contribute to a clock that was begun without it, even when
         # whoever had begun it is gone and so are the trailers.
-        trailer_clock_max=max(
-            [touched, *(member.clock_of(s) for member, s, _ in begun)]
-        ),
+        trailer_clock_max=max([touched, *begun]),
         touched_clock_max=touched,
         applied_clock=applied,
-        skip_clocks=tuple(sorted(skips)),
+        skip_clocks=(applied,) if is_skipped else (),
+        mixed_clocks=progress.mixed_clocks,
         frontier=clocks.frontier,
         committed=state.committed,
         chosen=progress.commits.chosen,

@@ -5,8 +5,10 @@ from psserver.rpc.identity_codec import range_message, read_ranges
 from psserver.rpc.record_codec import (
     choice_message,
     identity_message,
+    mixed_messages,
     read_choice,
     read_identity,
+    read_mixed,
 )
 from pswire.v1 import coordinator_service_pb2 as messages
 
@@ -26,6 +28,7 @@ def fence_request(
         touched_clock_max=report.touched_clock_max,
         applied_clock=report.applied_clock,
         skip_clocks=report.skip_clocks,
+        mixed_clocks=mixed_messages(report.mixed_clocks),
         frontier=report.frontier,
         committed=None if committed is None else choice_message(committed),
         chosen=None if chosen is None else choice_message(chosen),
@@ -47,6 +50,7 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
         touched_clock_max=message.touched_clock_max,
         applied_clock=message.applied_clock,
         skip_clocks=tuple(message.skip_clocks),
+        mixed_clocks=read_mixed(message.mixed_clocks),
         frontier=message.frontier,
         committed=(
             read_choice(message.committed) if message.HasField("committed") else None

@@ -9,6 +9,7 @@ from psserver.core.record import (
     FenceKind,
     LossPolicy,
     Member,
+    MixedClock,
     Mode,
     Record,
     StepAtomicity,
@@ -87,6 +88,7 @@ def record_message(record: Record) -> messages.Record:
         ],
         departed_step_count=record.departed_step_count,
         skipped_clocks=record.skipped_clocks,
+        mixed_clocks=mixed_messages(record.mixed_clocks),
         mode=messages.Mode.ValueType(record.mode),
         staleness_bound=record.staleness_bound,
         mode_clock=record.mode_clock,
@@ -112,6 +114,7 @@ def read_record(message: messages.Record) -> Record:
         ),
         departed_step_count=message.departed_step_count,
         skipped_clocks=tuple(message.skipped_clocks),
+        mixed_clocks=read_mixed(message.mixed_clocks),
         mode=Mode(message.mode),
         staleness_bound=message.staleness_bound,
         mode_clock=message.mode_clock,
@@ -138,6 +141,16 @@ def read_choice(message: messages.ClockChoice) -> ClockChoice:
         message.sum_of_squares,
         message.gradient_scale,
     )
+
+
+def mixed_messages(clocks: Iterable[MixedClock]) -> list[messages.MixedClock]:
+    """Writes clocks of two kinds of pushes."""
+    return [messages.MixedClock(clock=c, publishes=kind) for c, kind in clocks]
+
+
+def read_mixed(clocks: Iterable[messages.MixedClock]) -> tuple[MixedClock, ...]:
+    """Reads clocks of two kinds of pushes."""
+    return tuple(MixedClock(each.clock, each.publishes) for each in clocks)
 
 
 def sequence_messages(

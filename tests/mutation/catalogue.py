@@ -181,6 +181,51 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a clock changes its kind with the worker that it was of",
+        (
+            Edit(
+                f"{CORE}/fence.py",
+                "sorted(m for m in mixed if m.clock > applied_min)",
+                "sorted(m for m in mixed if m.clock < applied_min)",
+            ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_stays_what_a_chunk_of_it_was_applied_as",
+            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
+        ),
+    ),
+    PlantedBug(
+        "a clock's kind is told only while it is open",
+        (
+            Edit(
+                f"{CORE}/clock_progress.py",
+                "        if kind is not None:\n            self._mixed[clock] = kind\n",
+                "",
+            ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
+        ),
+    ),
+    PlantedBug(
+        "a clock is skipped for a step that is dropped",
+        (
+            Edit(
+                f"{CORE}/shard_report.py",
+                "        skip_clocks=(applied,) if is_skipped else (),\n",
+                "        skip_clocks=tuple(\n"
+                "            m.clock_of(dedupe.window_of(m.worker).done_sequence + 1)\n"
+                "            for m in clocks.members\n"
+                "            if (e := dedupe.window_of(m.worker).next_entry)\n"
+                "            and e.trailer and not e.trailer.finite\n"
+                "        ),\n",
+            ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_step_that_is_dropped_has_no_say_in_whether_its_clock_is_skipped",
+        ),
+    ),
+    PlantedBug(
         "a cut from stale clocks",
         (
             Edit(

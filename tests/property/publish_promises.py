@@ -71,7 +71,19 @@ def check_streamed_values(world: World) -> None:
                     assert (own.push in written) is is_due, f"{own.push} is not there"
 
 
-PUBLISH_PROMISES = (check_replaced, check_streamed_values)
+def check_kinds(world: World) -> None:
+    """In BSP a clock is of steps or of values, in all places, be it that it is torn."""
+    if not world.is_bsp:
+        return
+    kinds: dict[int, bool] = {}
+    for shard, chunk_index, held in _places(world):
+        for each in held:
+            assert kinds.setdefault(each.clock, each.replaces) is each.replaces, (
+                f"{shard.name} has {each} in chunk {chunk_index}, others the other kind"
+            )
+
+
+PUBLISH_PROMISES = (check_replaced, check_streamed_values, check_kinds)
 
 
 def _places(world: World) -> Iterator[tuple[SimulatedShard, int, list[Written]]]:

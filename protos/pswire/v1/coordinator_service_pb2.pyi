@@ -419,6 +419,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
     CHOSEN_FIELD_NUMBER: builtins.int
     SETTLED_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
+    MIXED_CLOCKS_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -443,7 +444,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
 
     @property
     def skip_clocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Open clocks with a verdict that is not finite."""
+        """The newest complete clock, if it was skipped."""
 
     @property
     def committed(self) -> pswire.v1.membership_pb2.ClockChoice:
@@ -457,6 +458,12 @@ class ReportFenceRequest(google.protobuf.message.Message):
     def measured(self) -> pswire.v1.membership_pb2.ClockChoice:
         """When the job clips: the open clock, if the sum of squares of the shard's
         part of it is known. By the sums of all shards a record can commit it.
+        """
+
+    @property
+    def mixed_clocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.MixedClock]:
+        """Clocks in which some step and some publish, and of which something was
+        applied, here or elsewhere as a record said.
         """
 
     def __init__(
@@ -476,9 +483,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
         chosen: pswire.v1.membership_pb2.ClockChoice | None = ...,
         settled: builtins.bool = ...,
         measured: pswire.v1.membership_pb2.ClockChoice | None = ...,
+        mixed_clocks: collections.abc.Iterable[pswire.v1.membership_pb2.MixedClock] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed", "measured", b"measured"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "mixed_clocks", b"mixed_clocks", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 

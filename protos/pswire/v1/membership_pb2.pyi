@@ -384,6 +384,7 @@ class Record(google.protobuf.message.Message):
     MODE_CLOCK_FIELD_NUMBER: builtins.int
     WORKERS_FLOOR_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
+    MIXED_CLOCKS_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     generation: builtins.int
@@ -418,6 +419,10 @@ class Record(google.protobuf.message.Message):
     def commit(self) -> global___ClockChoice:
         """A clock that every shard commits, whoever drove it. Unset if none."""
 
+    @property
+    def mixed_clocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MixedClock]:
+        """Open clocks that some shard has begun with pushes of one kind, of two."""
+
     def __init__(
         self,
         *,
@@ -433,8 +438,31 @@ class Record(google.protobuf.message.Message):
         mode_clock: builtins.int = ...,
         workers_floor: builtins.int = ...,
         commit: global___ClockChoice | None = ...,
+        mixed_clocks: collections.abc.Iterable[global___MixedClock] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "kind", b"kind", "members", b"members", "mode", b"mode", "mode_clock", b"mode_clock", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound", "workers_floor", b"workers_floor"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "departed_step_count", b"departed_step_count", "departures", b"departures", "fence_number", b"fence_number", "generation", b"generation", "kind", b"kind", "members", b"members", "mixed_clocks", b"mixed_clocks", "mode", b"mode", "mode_clock", b"mode_clock", "skipped_clocks", b"skipped_clocks", "staleness_bound", b"staleness_bound", "workers_floor", b"workers_floor"]) -> None: ...
 
 global___Record = Record
+
+@typing.final
+class MixedClock(google.protobuf.message.Message):
+    """A clock in which some workers step and some publish values."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLOCK_FIELD_NUMBER: builtins.int
+    PUBLISHES_FIELD_NUMBER: builtins.int
+    clock: builtins.int
+    """Its number."""
+    publishes: builtins.bool
+    """Whether the published values count, and no step. If not set, the steps."""
+    def __init__(
+        self,
+        *,
+        clock: builtins.int = ...,
+        publishes: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock", b"clock", "publishes", b"publishes"]) -> None: ...
+
+global___MixedClock = MixedClock

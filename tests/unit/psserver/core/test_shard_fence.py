@@ -115,7 +115,6 @@ def test_a_report_says_what_is_held_of_each_member() -> None:
             trailer_clock_max=2,
             touched_clock_max=1,
             applied_clock=1,
-            skip_clocks=(2,),
             frontier=1,
         )
     ]

@@ -9,7 +9,14 @@ import pytest
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.position_set import PositionSet
 from psserver.core.push import DataRange
-from psserver.core.record import ClockChoice, FenceKind, Member, Mode, Record
+from psserver.core.record import (
+    ClockChoice,
+    FenceKind,
+    Member,
+    MixedClock,
+    Mode,
+    Record,
+)
 from psserver.storage.job_codec import (
     dump_enrolments,
     dump_epoch,
@@ -40,6 +47,7 @@ WHOLE_RECORD = Record(
     ),
     departed_step_count=11,
     skipped_clocks=(5, 6),
+    mixed_clocks=(MixedClock(6, publishes=True),),
     mode=Mode.SSP,
     staleness_bound=3,
     mode_clock=4,
