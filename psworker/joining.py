@@ -233,8 +233,9 @@ class Joining:
             if isinstance(step, Member):
                 return step, seeded
             try:
-                self._seed(step, given, deadline)
-                done = seeded = step
+                if self._seed(step, given, deadline):
+                    seeded = step
+                done = step
             except CallError as error:
                 if error.refusal and error.refusal.reason in _USELESS:
                     # Optimizer state that no shard can go on from, and no later order
@@ -254,8 +255,11 @@ class Joining:
                 log.remind(f"a shard to take the first values ({error})")
                 time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
 
-    def _seed(self, order: SeedOrder, given: Prepared, deadline: float) -> None:
+    def _seed(self, order: SeedOrder, given: Prepared, deadline: float) -> bool:
         """Writes this worker's values, and optimizer state, to all shards.
+
+        Returns:
+            Whether it has. If not, the order is over: it could not reach a shard.
 
         Raises:
             CallError: A shard did not take them.
@@ -272,10 +276,8 @@ class Joining:
             for chunk in chunks:
                 yield source.encode(chunk, SEED_CHUNK_FIELD)
 
-        seeding = self._session.shards.seed(
-            order, messages_of, timeout_s=left_s(deadline)
-        )
-        self._loop.run(seeding)
+        seeding = self._session.seed(order, messages_of, timeout_s=left_s(deadline))
+        return self._loop.run(seeding)
 
 
 def _digest_of_all(digests: Sequence[Sequence[int]]) -> int:

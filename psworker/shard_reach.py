@@ -5,7 +5,14 @@ others hear, and decides. On the event loop.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+import contextlib
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+)
 from typing import Any
 
 from psworker.membership import Membership
@@ -71,6 +78,21 @@ class ShardReach:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Asks all shards now and then, and tells of each how long it is silent.
+
+        Also of those that answer: only so is it known that another worker can't reach
+        what this one can. For workers that wait to become members.
+        """
+        task = self.begin(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._membership.unreached = ""
+
     async def answering(self, shard_indexes: Collection[int]) -> set[int]:
         """Those of some shards that answer in time, be it by a refusal."""
         indexes = sorted(shard_indexes)
@@ -107,6 +129,20 @@ class ShardReach:
             await self.tell(dict.fromkeys(silent, now() - began))
         names = (f"shard {i} at {shards[i].address or 'no address'}" for i in silent)
         return f"an answer from {' and '.join(names)}" if silent else ""
+
+    async def _watch(self) -> None:
+        began = asked = now()
+        answered: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(max(0.0, asked + self.pause_s - now()))
+            asked = now()
+            shards = self._membership.shards
+            known = [index for index, each in enumerate(shards) if each.address]
+            if not known:
+                continue
+            for index in await self.answering(known):
+                answered[index] = now()
+            await self.tell({i: now() - answered.get(i, began) for i in known})
 
     async def _answers(self, shard_index: int) -> bool:
         try:

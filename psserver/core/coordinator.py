@@ -610,8 +610,14 @@ class CoordinatorCore:
         if self.record is None:
             if lacking := self._lacking_workers():
                 parts.append(lacking)
+                parts += [
+                    f"{entry.worker.worker_id}, which {entry.cut_off}, until it can"
+                    for entry in self.roster.in_state(WorkerState.JOINING)
+                    if entry.cut_off
+                ]
             elif self.fence is not None and self.fence.seeder is not None:
                 parts.append(f"the first values from {self.fence.seeder.worker_id}")
+            parts += self._unreached_shards()
         else:
             if parts:
                 fails_s = self.settings.lease_ttl_ms // 2 / 1000
@@ -647,9 +653,15 @@ class CoordinatorCore:
     # Inside
 
     def _look_for_cut_off(self, now_ms: int) -> None:
-        """Finds members that can't reach a shard which others reach, or can again."""
+        """Finds workers that can't reach a shard which others reach, or can again.
+
+        Those that ask to join, too: before the start one of them is to write the first
+        values to every shard.
+        """
         self.reach.forget(now_ms)
-        members = self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT)
+        members = self.roster.in_state(
+            WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING
+        )
         keys = {entry.worker for entry in members}
         found = self.reach.cut_off(keys, self.shards.slots, now_ms)
         for entry in members:
@@ -668,13 +680,29 @@ class CoordinatorCore:
                         worker=entry.worker,
                         reason=entry.cut_off,
                         silent_ms=cut.silent_ms,
+                        is_joining=entry.state is WorkerState.JOINING,
                     )
                 )
+        self._look_for_seeder(now_ms)
+
+    def _look_for_seeder(self, now_ms: int) -> None:
+        """Ends a start whose first values would not come, for one with another's."""
+        fence = self.fence
+        if fence is None or fence.seeder is None:
+            return
+        entry = self.roster.find(fence.seeder)
+        if entry is not None and entry.cut_off:
+            self._progress.abort(f"{entry.worker} {entry.cut_off}", now_ms)
 
     def _unreached_shards(self) -> list[str]:
-        """Shards that give members no answer who are not cut off for it, in words."""
+        """Shards that give workers no answer who are not cut off for it, in words.
+
+        Before the start those that ask to join, then members.
+        """
         names: dict[int, list[str]] = {}
-        for entry in self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT):
+        members = self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT)
+        joining = self.roster.in_state(WorkerState.JOINING)
+        for entry in joining if self.record is None else members:
             for index in self.reach.unreached(entry.worker, self._now_ms):
                 if not entry.cut_off and self.shards.slots[index].is_watching:
                     names.setdefault(index, []).append(entry.worker.worker_id)
@@ -712,7 +740,7 @@ class CoordinatorCore:
     def _lacking_workers(self) -> str:
         """How many workers the start waits for, and who is on the way."""
         wanted = self.settings.workers_min
-        ready = self.roster.in_state(WorkerState.JOINING)
+        ready = [e for e in self.roster.in_state(WorkerState.JOINING) if not e.cut_off]
         if len(ready) >= wanted:
             return ""
         count = wanted - len(ready)

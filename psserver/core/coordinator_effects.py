@@ -110,17 +110,19 @@ class SchemaFixed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCutOff:
-    """Say in the log that a member is cut off from a shard, and is to be taken out.
+    """Say in the log that a worker is cut off from a shard, so that it is left out.
 
     Attributes:
-        worker: The member.
+        worker: The worker.
         reason: From which shard, and who reaches it.
         silent_ms: For how long the shard has not answered it.
+        is_joining: Whether it is not yet a member, and else to be taken out.
     """
 
     worker: WorkerKey
     reason: str
     silent_ms: int
+    is_joining: bool = False
 
 
 CoordinatorEffect = (

@@ -272,7 +272,9 @@ class JobProgress:
             self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
 
     def _start_if_complete(self, now_ms: int) -> None:
-        joining = self.roster.in_state(WorkerState.JOINING)
+        joining = [
+            e for e in self.roster.in_state(WorkerState.JOINING) if not e.cut_off
+        ]
         if self.shards.missing or len(joining) < self.settings.workers_min:
             return
         # By id and not by arrival: data is dealt by rank, and a run shall repeat.

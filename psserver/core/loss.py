@@ -38,7 +38,7 @@ def wanted_change(
     keeps no place: what the shards have without those pushes is a cut.
 
     A joiner whose id belongs to a lost member waits until that one may be taken out:
-    nobody is there twice.
+    nobody is there twice. One that can't reach a shard would hold up the others.
     """
     leaves = tuple(
         (entry.worker, entry.last_sequence)
@@ -56,7 +56,7 @@ def wanted_change(
         joins=tuple(
             entry.worker
             for entry in roster.in_state(WorkerState.JOINING)
-            if entry.worker.worker_id not in staying
+            if entry.worker.worker_id not in staying and not entry.cut_off
         ),
         leaves=leaves,
         evictions=evictions,
@@ -169,5 +169,5 @@ def _left(roster: Roster) -> list[WorkerEntry]:
     joining = roster.in_state(WorkerState.JOINING)
     return [
         *(e for e in members if not (e.is_condemned or e.cut_off)),
-        *(entry for entry in joining if entry.is_watching),
+        *(entry for entry in joining if entry.is_watching and not entry.cut_off),
     ]

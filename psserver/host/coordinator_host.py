@@ -397,9 +397,12 @@ class CoordinatorHost:
                     failpoints.hit("coordinator.record_announced")
             case WorkerCutOff():
                 log.warning(
-                    "%s %s (no answer for %.0f s): it is taken out as soon as "
-                    "enough workers are left, and may join again",
+                    "%s %s (no answer for %.0f s): %s",
                     *(effect.worker, effect.reason, effect.silent_ms / 1000),
+                    "the job goes on without it, and takes it in when it can"
+                    if effect.is_joining
+                    else "it is taken out as soon as enough workers are left, and may "
+                    "join again",
                 )
             case EndJob():
                 log.error("the job has failed: %s", effect.reason)

@@ -226,6 +226,32 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "only members are cut off from a shard",
+        (
+            Edit(
+                f"{CORE}/coordinator.py",
+                "            WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING\n",
+                "            WorkerState.MEMBER, WorkerState.SUSPECT\n",
+            ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_reach.py::test_another_worker_seeds_for_one_that_cannot_reach_a_shard",
+        ),
+    ),
+    PlantedBug(
+        "who can't reach a shard is taken in as soon as the job has started",
+        (
+            Edit(
+                f"{CORE}/loss.py",
+                "not in staying and not entry.cut_off\n",
+                "not in staying\n",
+            ),
+        ),
+        tests=(
+            f"{CORE_TESTS}/test_reach.py::test_who_could_not_seed_is_taken_in_once_it_reaches_the_shard",
+        ),
+    ),
+    PlantedBug(
         "a cut from stale clocks",
         (
             Edit(

@@ -165,3 +165,30 @@ async def test_a_coordinator_that_is_away_stops_no_wait() -> None:
     await reach.tell({1: 5.0})
 
     assert shards.membership.unreached == "shard 1 at host:1"
+
+
+async def test_who_waits_to_be_a_member_tells_of_all_shards_while_it_does() -> None:
+    """Of those that answer, too: only so is it known that others can't reach them."""
+    shards = Shards()
+    shards.silent = {1}
+    async with shards.reach.watching():
+        await shards.until(lambda told: told[1] >= 20 > told[0])
+        assert shards.membership.unreached == "shard 1 at host:1"
+        shards.silent = set()
+        shards.told.clear()
+        await shards.until(lambda told: told[1] < 20)
+
+    assert shards.membership.unreached == ""
+    told_count = len(shards.told)
+    await asyncio.sleep(3 * shards.reach.pause_s)
+    assert len(shards.told) == told_count
+
+
+async def test_of_shards_that_are_not_there_yet_nothing_is_told() -> None:
+    shards = Shards()
+    addresses = (ShardAddress(0, "host:0", 1), ShardAddress(1, "", 0))
+    shards.membership.take(WorkerView(None, addresses))
+    async with shards.reach.watching():
+        await shards.until(lambda told: 0 in told)
+
+    assert all(told.keys() == {0} for told in shards.told)

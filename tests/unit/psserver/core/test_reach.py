@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.core.coordinator_effects import Abort, WorkerCutOff
+from psserver.core.coordinator_effects import Abort, OrderSeed, WorkerCutOff
 from psserver.core.job_settings import JobSettings
 from psserver.core.reach import CutOff, Reach
 from psserver.core.record import FenceKind, LossPolicy, StepAtomicity, WorkerKey
@@ -363,3 +363,88 @@ def test_who_is_cut_off_gives_its_place_to_nobody_before_the_record() -> None:
     with pytest.raises(Refusal) as caught:
         job.register("a", process_id="another")
     assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
+
+
+# Before the start
+
+
+def starting(*names: str, workers_min: int) -> DrivenCoordinator:
+    """All have asked to join, and the first one is to write the first values."""
+    settings = replace(SETTINGS, workers_min=workers_min)
+    job = DrivenCoordinator(settings=settings)
+    job.add_shards()
+    for name in names:
+        job.add_worker(name)
+    return job
+
+
+def seeders(job: DrivenCoordinator) -> list[str]:
+    return [order.worker.worker_id for order in job.of(OrderSeed)]
+
+
+def test_another_worker_seeds_for_one_that_cannot_reach_a_shard() -> None:
+    job = starting("a", "b", workers_min=1)
+    assert seeders(job) == ["a"]
+    cut_off_a(job)
+
+    assert [abort.reason for abort in job.of(Abort)] == [
+        "a/1 can't reach shard 1 at host:1, which b reaches"
+    ]
+    assert seeders(job) == ["a", "b"]
+    (cut,) = job.of(WorkerCutOff)
+    assert cut.is_joining
+    job.report_all()
+    assert job.bases.keys() == {"b/1"}
+    assert job.core.waiting_for() == ""
+
+
+def test_who_could_not_seed_is_taken_in_once_it_reaches_the_shard() -> None:
+    job = starting("a", "b", workers_min=1)
+    cut_off_a(job)
+    job.report_all()
+    job.pass_time(MARGIN_MS)
+    assert job.core.fence is None
+    tell(job, "a", 0)
+
+    job.report_all(applied=3)
+    assert job.bases.keys() == {"a/1", "b/1"}
+
+
+def test_a_start_below_the_floor_waits_for_who_cannot_reach_a_shard() -> None:
+    job = starting("a", "b", workers_min=2)
+    cut_off_a(job)
+
+    assert job.core.fence is None
+    assert job.core.waiting_for() == (
+        "1 more worker to call prepare() (1 of 2 have), a, which can't reach shard 1 "
+        "at host:1, which b reaches, until it can"
+    )
+    tell(job, "a", 0)
+    assert seeders(job) == ["a", "a"]
+    job.report_all()
+    assert job.bases.keys() == {"a/1", "b/1"}
+
+
+def test_a_seeder_that_is_alone_is_waited_for_with_the_shard() -> None:
+    job = starting("a", workers_min=1)
+    for _ in range(3):
+        tell(job, "a", LEASE_MS)
+        job.pass_time(MARGIN_MS)
+
+    assert seeders(job) == ["a"]
+    assert job.core.waiting_for() == (
+        "the first values from a, shard 1 at host:1, which gives a no answer"
+    )
+
+
+def test_a_shard_that_nobody_reaches_is_no_reason_to_seed_again() -> None:
+    job = starting("a", "b", workers_min=2)
+    for _ in range(3):
+        tell(job, "a", LEASE_MS)
+        tell(job, "b", LEASE_MS)
+        job.pass_time(MARGIN_MS)
+
+    assert seeders(job) == ["a"]
+    assert job.core.waiting_for() == (
+        "the first values from a, shard 1 at host:1, which gives a and b no answer"
+    )
