@@ -122,7 +122,11 @@ class Joining:
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         for note in answer.notes:
             logger.warning("%s", note)
-        member, seeded = self._wait_member(given, deadline)
+        self._loop.run(self._session.shards.reach.watch())
+        try:
+            member, seeded = self._wait_member(given, deadline)
+        finally:
+            self._loop.run(self._session.shards.reach.end_watch())
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
         if seeded is not None and seeded.fence_number == record.fence_number:

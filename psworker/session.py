@@ -293,8 +293,44 @@ class Session:
         Raises:
             StartTimeoutError: Neither came; the text names who is missing.
         """
-        async with self.shards.reach.watching():
-            return await self._wait_start(done, now() + timeout_s, timeout_s)
+        deadline = now() + timeout_s
+        log = WaitingLog()
+        while True:
+            if self.membership.member is not None:
+                return self.membership.member
+            if self.membership.seed_order not in (None, done):
+                assert self.membership.seed_order is not None
+                return self.membership.seed_order
+            if self.membership.view_count > self._asked_view_count:
+                # A coordinator that was started again knows who is here, and not what
+                # they have asked for.
+                await self._ask_again()
+                continue
+            if now() >= deadline:
+                what = (
+                    "the job did not start"
+                    if self.membership.record is None
+                    else "this worker was not taken into the job"
+                )
+                raise StartTimeoutError(
+                    f"{what} within {round(timeout_s, 1):g} s: waiting for "
+                    f"{self._missing()}; start what is missing",
+                    reason=ErrorReason.NOT_STARTED,
+                )
+            pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))
+            # Nothing new is worth saying too.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.membership.wait_change(), pace_s)
+            waiting = self.membership.waiting
+            job_waited_s = waiting.waited_ms / 1000 if waiting else 0
+            log.remind(self._missing(), job_waited_s=job_waited_s)
+
+    def _is_over(self, order: SeedOrder) -> bool:
+        """Whether a newer order has come, or a start by another one."""
+        record = self.membership.record
+        if record is not None:
+            return record.fence_number != order.fence_number
+        return self.membership.seed_order != order
 
     async def seed(
         self,
@@ -318,29 +354,28 @@ class Session:
             CallError: A shard did not take them; the next order may go better.
         """
         log = WaitingLog()
-        async with self.shards.reach.watching():
-            seeding = self.shards.reach.begin(
-                self.shards.seed(order, chunks_of, timeout_s=timeout_s)
-            )
-            try:
-                while not seeding.done() and not self._is_over(order):
-                    change = asyncio.ensure_future(self.membership.wait_change())
-                    await asyncio.wait(
-                        (seeding, change),
-                        timeout=max(log.quiet_s, self.shards.reach.pause_s / 5),
-                        return_when=asyncio.FIRST_COMPLETED,
-                    )
-                    change.cancel()
-                    await asyncio.gather(change, return_exceptions=True)
-                    if self.membership.unreached:
-                        log.remind(self._missing())
-                if not seeding.done():
-                    return False
-                await seeding
-                return True
-            finally:
-                seeding.cancel()
-                await asyncio.gather(seeding, return_exceptions=True)
+        seeding = self.shards.reach.begin(
+            self.shards.seed(order, chunks_of, timeout_s=timeout_s)
+        )
+        try:
+            while not seeding.done() and not self._is_over(order):
+                change = asyncio.ensure_future(self.membership.wait_change())
+                await asyncio.wait(
+                    (seeding, change),
+                    timeout=max(log.quiet_s, self.shards.reach.pause_s / 5),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                change.cancel()
+                await asyncio.gather(change, return_exceptions=True)
+                if self.membership.unreached:
+                    log.remind(self._missing())
+            if not seeding.done():
+                return False
+            await seeding
+            return True
+        finally:
+            seeding.cancel()
+            await asyncio.gather(seeding, return_exceptions=True)
 
     async def wait_shards(self, *, timeout_s: float) -> None:
         """Returns once every shard of a job that trains answers this worker.
@@ -448,47 +483,6 @@ class Session:
             await asyncio.wait({self._watching}, timeout=WATCH_END_TIMEOUT_S)
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-
-    async def _wait_start(
-        self, done: SeedOrder | None, deadline: float, timeout_s: float
-    ) -> SeedOrder | Member:
-        log = WaitingLog()
-        while True:
-            if self.membership.member is not None:
-                return self.membership.member
-            if self.membership.seed_order not in (None, done):
-                assert self.membership.seed_order is not None
-                return self.membership.seed_order
-            if self.membership.view_count > self._asked_view_count:
-                # A coordinator that was started again knows who is here, and not what
-                # they have asked for.
-                await self._ask_again()
-                continue
-            if now() >= deadline:
-                what = (
-                    "the job did not start"
-                    if self.membership.record is None
-                    else "this worker was not taken into the job"
-                )
-                raise StartTimeoutError(
-                    f"{what} within {round(timeout_s, 1):g} s: waiting for "
-                    f"{self._missing()}; start what is missing",
-                    reason=ErrorReason.NOT_STARTED,
-                )
-            pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))
-            # Nothing new is worth saying too.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.membership.wait_change(), pace_s)
-            waiting = self.membership.waiting
-            job_waited_s = waiting.waited_ms / 1000 if waiting else 0
-            log.remind(self._missing(), job_waited_s=job_waited_s)
-
-    def _is_over(self, order: SeedOrder) -> bool:
-        """Whether a newer order has come, or a start by another one."""
-        record = self.membership.record
-        if record is not None:
-            return record.fence_number != order.fence_number
-        return self.membership.seed_order != order
 
     def _missing(self) -> str:
         waiting = self.membership.waiting

@@ -5,14 +5,7 @@ others hear, and decides. On the event loop.
 """
 
 import asyncio
-import contextlib
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Coroutine,
-    Mapping,
-)
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from psworker.membership import Membership
@@ -63,6 +56,7 @@ class ShardReach:
         self._tell_coordinator = tell
         self._lease_s = lease_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Starts work that nobody waits for."""
@@ -78,19 +72,21 @@ class ShardReach:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def watch(self) -> None:
         """Asks all shards now and then, and tells of each how long it is silent.
 
         Also of those that answer: only so is it known that another worker can't reach
         what this one can. For workers that wait to become members.
         """
-        task = self.begin(self._watch())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        assert self._watching is None
+        self._watching = self.begin(self._watch())
+
+    async def end_watch(self) -> None:
+        """Asks no more, as a member, of which its calls tell."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
             self._membership.unreached = ""
 
     async def answering(self, shard_indexes: Collection[int]) -> set[int]:

@@ -230,8 +230,8 @@ BUGS = (
         (
             Edit(
                 f"{CORE}/coordinator.py",
-                "            WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING\n",
-                "            WorkerState.MEMBER, WorkerState.SUSPECT\n",
+                "WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING\n",
+                "WorkerState.MEMBER, WorkerState.SUSPECT\n",
             ),
         ),
         tests=(

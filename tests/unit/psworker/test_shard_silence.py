@@ -171,12 +171,13 @@ async def test_who_waits_to_be_a_member_tells_of_all_shards_while_it_does() -> N
     """Of those that answer, too: only so is it known that others can't reach them."""
     shards = Shards()
     shards.silent = {1}
-    async with shards.reach.watching():
-        await shards.until(lambda told: told[1] >= 20 > told[0])
-        assert shards.membership.unreached == "shard 1 at host:1"
-        shards.silent = set()
-        shards.told.clear()
-        await shards.until(lambda told: told[1] < 20)
+    await shards.reach.watch()
+    await shards.until(lambda told: told[1] >= 20 > told[0])
+    assert shards.membership.unreached == "shard 1 at host:1"
+    shards.silent = set()
+    shards.told.clear()
+    await shards.until(lambda told: told[1] < 20)
+    await shards.reach.end_watch()
 
     assert shards.membership.unreached == ""
     told_count = len(shards.told)
@@ -188,7 +189,8 @@ async def test_of_shards_that_are_not_there_yet_nothing_is_told() -> None:
     shards = Shards()
     addresses = (ShardAddress(0, "host:0", 1), ShardAddress(1, "", 0))
     shards.membership.take(WorkerView(None, addresses))
-    async with shards.reach.watching():
-        await shards.until(lambda told: 0 in told)
+    await shards.reach.watch()
+    await shards.until(lambda told: 0 in told)
+    await shards.reach.end_watch()
 
     assert all(told.keys() == {0} for told in shards.told)
