@@ -148,8 +148,11 @@ class ShardMap:
 
         return put_back
 
-    def slot(self, index: int, incarnation: int) -> ShardSlot:
+    def slot(self, index: int, incarnation: int, process_id: str) -> ShardSlot:
         """The place of a calling shard.
+
+        Index and incarnation are easily guessed, and a second watch ends the first:
+        only the process that has registered knows the id that it drew.
 
         Raises:
             Refusal: `SHARD_UNKNOWN` or `SHARD_INCARNATION_STALE`.
@@ -162,6 +165,11 @@ class ShardMap:
                 ErrorReason.SHARD_INCARNATION_STALE,
                 f"shard {index} is in incarnation {slot.incarnation}, the caller is "
                 f"{incarnation}",
+            )
+        if slot.process_id != process_id:
+            raise Refusal(
+                ErrorReason.SHARD_INCARNATION_STALE,
+                f"shard {index} is another process than the caller",
             )
         return slot
 

@@ -16,6 +16,7 @@ class ShardRequest(Protocol):
     job_id: str
     shard_index: int
     incarnation: int
+    process_id: str
 
 
 class WorkerRequest(Protocol):
@@ -45,7 +46,9 @@ class Callers:
             Refusal: `JOB_UNKNOWN`, `SHARD_UNKNOWN` or `SHARD_INCARNATION_STALE`.
         """
         self._check_job(request.job_id)
-        return self._core.shards.slot(request.shard_index, request.incarnation)
+        return self._core.shards.slot(
+            request.shard_index, request.incarnation, request.process_id
+        )
 
     def entry(self, request: WorkerRequest) -> WorkerEntry:
         """The entry of a calling worker.

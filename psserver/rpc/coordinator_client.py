@@ -57,6 +57,7 @@ class CoordinatorClient:
             "CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel)
         )
         self._address = address
+        self._process_id = ""
 
     async def register(
         self, *, process_id: str, address: str, memory: MemoryGrant
@@ -66,6 +67,7 @@ class CoordinatorClient:
         Raises:
             Refusal: The coordinator does not want this shard.
         """
+        self._process_id = process_id
         request = messages.RegisterShardRequest(
             protocol_version=PROTOCOL_VERSION,
             process_id=process_id,
@@ -109,6 +111,7 @@ class CoordinatorClient:
             job_id=host.job_id,
             shard_index=host.shard_index,
             incarnation=host.incarnation,
+            process_id=self._process_id,
         )
         outage = Outage(self._address)
         while not host.end_reason:
@@ -144,6 +147,7 @@ class CoordinatorClient:
             if not host.has_model or host.end_reason:
                 continue
             request = report.message()
+            request.process_id = self._process_id
             try:
                 answer = await self._stub.ReportProgress(
                     request, timeout=CALL_TIMEOUT_S
@@ -165,11 +169,13 @@ class CoordinatorClient:
                 shard_index=host.shard_index,
                 incarnation=host.incarnation,
             )
+            fence.process_id = self._process_id
             await self._until_answered(
                 lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
             )
         else:
             cut = _cut_request(host, report)
+            cut.process_id = self._process_id
             await self._until_answered(
                 lambda: self._stub.ReportCut(cut, timeout=CALL_TIMEOUT_S)
             )

@@ -1408,4 +1408,15 @@ BUGS = (
         ),
         tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
     ),
+    PlantedBug(
+        "a shard's calls that anybody may make",
+        (
+            Edit(
+                "psserver/core/shard_map.py",
+                "        if slot.process_id != process_id:\n",
+                "        if not slot.process_id:\n",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_watches.py",),
+    ),
 )

@@ -132,20 +132,24 @@ class WatchShardRequest(google.protobuf.message.Message):
     SHARD_INDEX_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Position in the shard map."""
     incarnation: builtins.int
     """Count of starts of this shard."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     def __init__(
         self,
         *,
         shard_index: builtins.int = ...,
         incarnation: builtins.int = ...,
         job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "process_id", b"process_id", "shard_index", b"shard_index"]) -> None: ...
 
 global___WatchShardRequest = WatchShardRequest
 
@@ -420,6 +424,7 @@ class ReportFenceRequest(google.protobuf.message.Message):
     SETTLED_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
     MIXED_CLOCKS_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     fence_number: builtins.int
     """Number of the fence."""
     shard_index: builtins.int
@@ -438,6 +443,8 @@ class ReportFenceRequest(google.protobuf.message.Message):
     """Smallest clock over the members."""
     settled: builtins.bool
     """Whether everything of the mode before is applied."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerReport]:
         """What the shard holds of each member."""
@@ -484,9 +491,10 @@ class ReportFenceRequest(google.protobuf.message.Message):
         settled: builtins.bool = ...,
         measured: pswire.v1.membership_pb2.ClockChoice | None = ...,
         mixed_clocks: collections.abc.Iterable[pswire.v1.membership_pb2.MixedClock] | None = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chosen", b"chosen", "committed", b"committed", "measured", b"measured"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "mixed_clocks", b"mixed_clocks", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "chosen", b"chosen", "committed", b"committed", "fence_number", b"fence_number", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "measured", b"measured", "mixed_clocks", b"mixed_clocks", "process_id", b"process_id", "settled", b"settled", "shard_index", b"shard_index", "skip_clocks", b"skip_clocks", "touched_clock_max", b"touched_clock_max", "trailer_clock_max", b"trailer_clock_max", "workers", b"workers"]) -> None: ...
 
 global___ReportFenceRequest = ReportFenceRequest
 
@@ -577,6 +585,7 @@ class ReportCutRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     snapshot_id: builtins.int
     """Name of the snapshot."""
     shard_index: builtins.int
@@ -587,6 +596,8 @@ class ReportCutRequest(google.protobuf.message.Message):
     """Empty when the copy is made, else why it is not."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     def __init__(
         self,
         *,
@@ -595,8 +606,9 @@ class ReportCutRequest(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         failure: builtins.str = ...,
         job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "incarnation", b"incarnation", "job_id", b"job_id", "process_id", b"process_id", "shard_index", b"shard_index", "snapshot_id", b"snapshot_id"]) -> None: ...
 
 global___ReportCutRequest = ReportCutRequest
 
@@ -633,6 +645,7 @@ class ReportProgressRequest(google.protobuf.message.Message):
     DONE_FIELD_NUMBER: builtins.int
     CONTRADICTING_FIELD_NUMBER: builtins.int
     SHARING_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     shard_index: builtins.int
     """Who reports."""
     incarnation: builtins.int
@@ -653,6 +666,8 @@ class ReportProgressRequest(google.protobuf.message.Message):
     """Pushes that have begun to arrive and are not done."""
     torn_step_count: builtins.int
     """Steps of evicted workers of which a part was applied."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     @property
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom its next clock waits for, when it has waited for a while."""
@@ -693,9 +708,10 @@ class ReportProgressRequest(google.protobuf.message.Message):
         done: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerSequence] | None = ...,
         contradicting: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
         sharing: collections.abc.Iterable[pswire.v1.membership_pb2.WorkerIdentity] | None = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied_clock", b"applied_clock", "contradicting", b"contradicting", "done", b"done", "frontier", b"frontier", "incarnation", b"incarnation", "job_id", b"job_id", "optimizer_bytes", b"optimizer_bytes", "parameter_bytes", b"parameter_bytes", "process_id", b"process_id", "queued_push_count", b"queued_push_count", "shard_index", b"shard_index", "sharing", b"sharing", "staleness_counts", b"staleness_counts", "torn_step_count", b"torn_step_count", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 global___ReportProgressRequest = ReportProgressRequest
 

@@ -465,18 +465,20 @@ def test_after_the_start_no_place_is_given_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "incarnation", "reason"),
+    ("index", "incarnation", "process_id", "reason"),
     [
-        (2, 1, ErrorReason.SHARD_UNKNOWN),
-        (-1, 1, ErrorReason.SHARD_UNKNOWN),
-        (0, 2, ErrorReason.SHARD_INCARNATION_STALE),
+        (2, 1, "shard-0", ErrorReason.SHARD_UNKNOWN),
+        (-1, 1, "shard-0", ErrorReason.SHARD_UNKNOWN),
+        (0, 2, "shard-0", ErrorReason.SHARD_INCARNATION_STALE),
+        (0, 1, "shard-1", ErrorReason.SHARD_INCARNATION_STALE),
+        (0, 1, "", ErrorReason.SHARD_INCARNATION_STALE),
     ],
 )
 def test_a_call_of_another_start_of_a_shard_is_refused(
-    index: int, incarnation: int, reason: ErrorReason
+    index: int, incarnation: int, process_id: str, reason: ErrorReason
 ) -> None:
     job = DrivenCoordinator.running("a")
     with pytest.raises(Refusal) as caught:
-        job.core.shards.slot(index, incarnation)
+        job.core.shards.slot(index, incarnation, process_id)
     assert caught.value.reason is reason
-    assert job.core.shards.slot(1, 1).index == 1
+    assert job.core.shards.slot(1, 1, "shard-1").index == 1

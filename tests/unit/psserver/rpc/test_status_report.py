@@ -59,6 +59,7 @@ async def report_fence(host: CoordinatorHost) -> None:
             job_id="job",
             shard_index=index,
             incarnation=1,
+            process_id=f"s{index}",
             fence_number=fence.number,
             settled=True,
         )
@@ -80,6 +81,7 @@ async def tell(
         job_id="job",
         shard_index=index,
         incarnation=1,
+        process_id=f"s{index}",
         done=[
             membership_pb2.WorkerSequence(worker=identity(name), sequence=sequence)
             for name, sequence in done.items()
@@ -242,7 +244,9 @@ async def test_before_the_start_there_is_no_mode_to_change(tmp_path: Path) -> No
 async def test_a_shard_hears_of_which_members_there_is_no_sign_of_life(
     host: CoordinatorHost,
 ) -> None:
-    report = messages.ReportProgressRequest(job_id="job", shard_index=0, incarnation=1)
+    report = messages.ReportProgressRequest(
+        job_id="job", shard_index=0, incarnation=1, process_id="s0"
+    )
     entry = host.core.roster.present("b")
     assert entry is not None
     host.core.worker_broken(entry, now_ms() - 3_000)

@@ -50,7 +50,9 @@ def watch_worker(
 
 
 def watch_shard(host: CoordinatorHost) -> AsyncIterator[messages.WatchShardResponse]:
-    request = messages.WatchShardRequest(job_id="job", shard_index=0, incarnation=1)
+    request = messages.WatchShardRequest(
+        job_id="job", shard_index=0, incarnation=1, process_id="shard"
+    )
     return ShardControl(host).watch_shard(request, NO_CONTEXT)
 
 
@@ -206,6 +208,31 @@ async def test_who_has_outlived_an_earlier_job_is_refused_by_its_name(
         with pytest.raises(Refusal, match="'older', this is job 'job'") as caught:
             await call
         assert caught.value.reason is ErrorReason.JOB_UNKNOWN
+
+
+@pytest.mark.parametrize("process_id", ["", "stranger"])
+async def test_who_is_not_the_process_of_a_shard_neither_watches_nor_reports_as_it(
+    host: CoordinatorHost, process_id: str
+) -> None:
+    """Job, index and incarnation are known to everybody."""
+    watch = watch_shard(host)
+    await anext(watch)
+    forged: Any = {"job_id": "job", "incarnation": 1, "process_id": process_id}
+    shards = ShardControl(host)
+    calls: list[Any] = [
+        anext(shards.watch_shard(messages.WatchShardRequest(**forged), NO_CONTEXT)),
+        shards.report_fence(messages.ReportFenceRequest(**forged), NO_CONTEXT),
+        shards.report_cut(messages.ReportCutRequest(**forged), NO_CONTEXT),
+        shards.report_progress(messages.ReportProgressRequest(**forged), NO_CONTEXT),
+    ]
+    for call in calls:
+        with pytest.raises(Refusal, match="another process than the caller") as caught:
+            await call
+        assert caught.value.reason is ErrorReason.SHARD_INCARNATION_STALE
+
+    join(host)  # and the shard hears of all that follows
+    assert (await anext(watch)).view.HasField("schema")
+    assert host.core.shards.slots[0].is_watching
 
 
 async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
