@@ -29,6 +29,12 @@ class WorkerRequest(Protocol):
         """The caller."""
 
 
+class OwnRequest(WorkerRequest, Protocol):
+    """A request that nobody but the worker's own process may make."""
+
+    process_id: str
+
+
 class Callers:
     """Finds the state of whoever calls.
 
@@ -58,6 +64,23 @@ class Callers:
         """
         self._check_job(request.job_id)
         return self._core.roster.entry(worker_key(request.worker))
+
+    def own_entry(self, request: OwnRequest) -> WorkerEntry:
+        """The entry of a worker whose own process calls.
+
+        Id and incarnation of a worker are known to everybody, and what such a call says
+        may end its membership.
+
+        Raises:
+            Refusal: As `entry`, or `WORKER_INCARNATION_STALE` for another process.
+        """
+        entry = self.entry(request)
+        if entry.state not in GONE and entry.process_id != request.process_id:
+            raise Refusal(
+                ErrorReason.WORKER_INCARNATION_STALE,
+                f"{entry.worker} is another process than the caller",
+            )
+        return entry
 
     def member(self, request: WorkerRequest) -> WorkerEntry:
         """The entry of a calling worker that is a member.

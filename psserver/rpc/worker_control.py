@@ -100,7 +100,7 @@ class WorkerControl:
         cancels leaves memory behind on both sides (grpc/grpc#43360).
         """
         host = self._host
-        entry = self._callers.entry(request)
+        entry = self._callers.own_entry(request)
         # Opened first: what happens while the view is on its way is in the queue.
         queue = host.open_worker_watch(entry)
         try:
@@ -226,7 +226,7 @@ class WorkerControl:
         self, request: messages.ReportSilenceRequest, context: Context
     ) -> messages.ReportSilenceResponse:
         """Takes word of shards that a worker waits for."""
-        entry = self._callers.entry(request)
+        entry = self._callers.own_entry(request)
         silent_ms = {each.shard_index: each.silent_ms for each in request.shards}
         if min(silent_ms.values(), default=0) < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "silent_ms is negative")
@@ -238,7 +238,7 @@ class WorkerControl:
         self, request: messages.LeaveRequest, context: Context
     ) -> messages.LeaveResponse:
         """Ends a membership."""
-        entry = self._callers.entry(request)
+        entry = self._callers.own_entry(request)
         if request.sequence < 0:
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
         name = request.signal

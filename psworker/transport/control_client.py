@@ -42,6 +42,7 @@ class ControlClient:
             "CoordinatorServiceAsyncStub", CoordinatorServiceStub(self._channel)
         )
         self._job_id = ""  # until registered
+        self._process_id = ""
 
     async def close(self) -> None:
         """Ends the channel and the calls on it."""
@@ -61,6 +62,7 @@ class ControlClient:
             timeout_s,
         )
         self._job_id = response.settings.job_id
+        self._process_id = process_id
         return (
             messages.identity_of(response.worker),
             messages.settings_of(response.settings),
@@ -80,7 +82,9 @@ class ControlClient:
         It has no deadline: keepalive on the channel bounds its silence.
         """
         request = pb.WatchWorkerRequest(
-            job_id=self._job_id, worker=messages.identity_to_message(worker)
+            job_id=self._job_id,
+            worker=messages.identity_to_message(worker),
+            process_id=self._process_id,
         )
         call = self._stub.WatchWorker(request)
         async with cancelled_at_exit(call):
@@ -148,6 +152,7 @@ class ControlClient:
                 job_id=self._job_id,
                 worker=messages.identity_to_message(worker),
                 shards=shards,
+                process_id=self._process_id,
             ),
             timeout_s,
         )
@@ -172,6 +177,7 @@ class ControlClient:
                 dropped=map(messages.range_to_message, report.dropped),
                 skipped=map(messages.range_to_message, report.skipped),
                 signal=signal_name,
+                process_id=self._process_id,
             ),
             timeout_s,
         )

@@ -1419,4 +1419,15 @@ BUGS = (
         ),
         tests=(f"{RPC_TESTS}/test_watches.py",),
     ),
+    PlantedBug(
+        "a worker's leaving that anybody may ask for",
+        (
+            Edit(
+                "psserver/rpc/callers.py",
+                "        if entry.state not in GONE and entry.process_id",
+                "        if entry.state in GONE and entry.process_id",
+            ),
+        ),
+        tests=(f"{RPC_TESTS}/test_watches.py",),
+    ),
 )

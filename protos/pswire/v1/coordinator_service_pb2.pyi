@@ -875,8 +875,11 @@ class WatchWorkerRequest(google.protobuf.message.Message):
 
     WORKER_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -886,9 +889,10 @@ class WatchWorkerRequest(google.protobuf.message.Message):
         *,
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
         job_id: builtins.str = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "process_id", b"process_id", "worker", b"worker"]) -> None: ...
 
 global___WatchWorkerRequest = WatchWorkerRequest
 
@@ -1170,8 +1174,11 @@ class ReportSilenceRequest(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -1186,9 +1193,10 @@ class ReportSilenceRequest(google.protobuf.message.Message):
         worker: pswire.v1.membership_pb2.WorkerIdentity | None = ...,
         job_id: builtins.str = ...,
         shards: collections.abc.Iterable[global___ShardSilence] | None = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "shards", b"shards", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "process_id", b"process_id", "shards", b"shards", "worker", b"worker"]) -> None: ...
 
 global___ReportSilenceRequest = ReportSilenceRequest
 
@@ -1239,12 +1247,15 @@ class LeaveRequest(google.protobuf.message.Message):
     DROPPED_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
     SIGNAL_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Its last acknowledged push. 0 if it never pushed."""
     job_id: builtins.str
     """Job of the caller, which may have outlived it."""
     signal: builtins.str
     """Name of the signal that ends its process, such as `SIGTERM`; empty if it is done."""
+    process_id: builtins.str
+    """Process of the caller, as it has registered: only it knows."""
     @property
     def worker(self) -> pswire.v1.membership_pb2.WorkerIdentity:
         """The worker."""
@@ -1271,9 +1282,10 @@ class LeaveRequest(google.protobuf.message.Message):
         dropped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         skipped: collections.abc.Iterable[pswire.v1.push_pb2.DataRange] | None = ...,
         signal: builtins.str = ...,
+        process_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["worker", b"worker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "sequence", b"sequence", "signal", b"signal", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["consumed", b"consumed", "dropped", b"dropped", "job_id", b"job_id", "process_id", b"process_id", "sequence", b"sequence", "signal", b"signal", "skipped", b"skipped", "worker", b"worker"]) -> None: ...
 
 global___LeaveRequest = LeaveRequest
 

@@ -45,7 +45,7 @@ def watch_worker(
     host: CoordinatorHost, incarnation: int = 1
 ) -> AsyncIterator[messages.WatchWorkerResponse]:
     identity = membership_pb2.WorkerIdentity(worker_id="a", incarnation=incarnation)
-    request = messages.WatchWorkerRequest(job_id="job", worker=identity)
+    request = messages.WatchWorkerRequest(job_id="job", worker=identity, process_id="p")
     return WorkerControl(host).watch_worker(request, NO_CONTEXT)
 
 
@@ -235,6 +235,38 @@ async def test_who_is_not_the_process_of_a_shard_neither_watches_nor_reports_as_
     assert host.core.shards.slots[0].is_watching
 
 
+@pytest.mark.parametrize("process_id", ["", "stranger"])
+async def test_who_is_not_the_process_of_a_worker_neither_watches_nor_leaves_as_it(
+    host: CoordinatorHost, process_id: str
+) -> None:
+    watch = watch_shard(host)
+    await anext(watch)
+    join(host)
+    report(host)
+    entry = host.core.roster.present("a")
+    assert entry is not None
+    own = watch_worker(host)
+    await anext(own)
+    state = entry.state
+    worker = identity_message(entry.worker)
+    forged: Any = {"job_id": "job", "worker": worker, "process_id": process_id}
+    workers = WorkerControl(host)
+    silent = [messages.ShardSilence(shard_index=0, silent_ms=1_000_000)]
+    calls: list[Any] = [
+        anext(workers.watch_worker(messages.WatchWorkerRequest(**forged), NO_CONTEXT)),
+        workers.leave(messages.LeaveRequest(**forged), NO_CONTEXT),
+        workers.report_silence(
+            messages.ReportSilenceRequest(**forged, shards=silent), NO_CONTEXT
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(Refusal, match="another process than the caller") as caught:
+            await asyncio.wait_for(call, 5)
+        assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
+    assert entry.state is state
+    assert entry.broken_ms is None
+
+
 async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
     tmp_path: Path,
 ) -> None:
@@ -286,7 +318,7 @@ async def test_what_is_no_name_of_a_signal_is_not_written_into_the_log(
     host.register_worker(process_id="p", worker_id="a", address="host:9")
     worker = membership_pb2.WorkerIdentity(worker_id="a", incarnation=1)
     leave = messages.LeaveRequest(
-        job_id=host.core.settings.job_id, worker=worker, signal=name
+        job_id=host.core.settings.job_id, worker=worker, signal=name, process_id="p"
     )
     with pytest.raises(Refusal, match="signal is no signal's name") as caught:
         await WorkerControl(host).leave(leave, NO_CONTEXT)
