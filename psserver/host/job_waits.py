@@ -110,6 +110,17 @@ class JobWaits:
             for wait in self._told(now_ms, at_once=at_once)
         )
 
+    @property
+    def disk_text(self) -> str:
+        """What the coordinator waits for that takes no change; empty if it takes any.
+
+        Shards are told too: who waits at one would not learn of it otherwise.
+        """
+        unwritten = self._core.writes.failure
+        if not unwritten:
+            return ""
+        return f"room on the coordinator's disk, or its repair ({unwritten})"
+
     def for_worker(self, now_ms: int) -> tuple[str, int]:
         """Whom the job waits for, and its longest wait in ms; empty when for nobody.
 
@@ -147,10 +158,8 @@ class JobWaits:
     def _waits(self, now_ms: int) -> Iterator[_Wait]:
         if self._core.phase in (JobPhase.FINISHED, JobPhase.FAILED):
             return  # what ended, or failed, waits for nobody
-        unwritten = self._core.writes.failure
-        if unwritten:
-            text = f"room on the coordinator's disk, or its repair ({unwritten})"
-            yield _Wait("disk", self._core.writes.failed_ms, text)
+        if self.disk_text:
+            yield _Wait("disk", self._core.writes.failed_ms, self.disk_text)
         missing = self._core.waiting_for()
         if missing:
             since_ms = self._missing_since_ms

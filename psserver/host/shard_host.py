@@ -133,6 +133,7 @@ class ShardHost:
         self.differing = DifferingWorkers()
         self.contradicting: set[WorkerKey] = set()
         self.silent_since_ms: int | None = None
+        self._coordinator_wait = ""
         self.end_reason = ""
         self._model: ShardModel | None = None
         self._seeder: WorkerKey | None = None
@@ -202,6 +203,16 @@ class ShardHost:
             # Whoever says so adds how long it has waited: about as long as that.
             return "the coordinator, which has been silent for longer than a lease"
         return self.model.core.waiting_reason
+
+    @property
+    def waiting_reason_told(self) -> str:
+        """What calls wait for, with what the coordinator waits for: for workers.
+
+        The coordinator gets `waiting_reason`: its own words would come back to it.
+        """
+        if self.silent_since_ms is not None:
+            return self.waiting_reason  # what it has told before may be over
+        return "; ".join(filter(None, (self._coordinator_wait, self.waiting_reason)))
 
     # From the coordinator
 
@@ -309,8 +320,17 @@ class ShardHost:
             self._call(lambda core: core.set_orphaned(since_ms is not None))
         self.changes.notify()
 
-    def note_lost(self, lost_ms: Mapping[WorkerKey, int]) -> None:
-        """The coordinator tells of which members it has no sign of life."""
+    def note_lost(
+        self, lost_ms: Mapping[WorkerKey, int], *, coordinator_wait: str = ""
+    ) -> None:
+        """The coordinator tells of which members it has no sign of life.
+
+        Args:
+            lost_ms: Time since the last one of each.
+            coordinator_wait: What the coordinator itself waits for, in words; empty if
+                for nothing.
+        """
+        self._coordinator_wait = coordinator_wait
         if self._model is not None:
             self._model.core.note_lost(lost_ms, now_ms())
 

@@ -154,7 +154,8 @@ class CoordinatorClient:
                 )
                 silence.heard()
                 host.note_lost(
-                    {read_identity(each.worker): each.lost_ms for each in answer.lost}
+                    {read_identity(each.worker): each.lost_ms for each in answer.lost},
+                    coordinator_wait=answer.coordinator_wait,
                 )
             except grpc.aio.AioRpcError as error:
                 log.debug("progress was not taken: %s", error.details())

@@ -66,7 +66,7 @@ class ProgressReport:
         )
         if now - since_ms < WAITING_INTERVAL_MS:
             return None
-        waiting = waiting_message(host, now - since_ms)
+        waiting = waiting_message(host, now - since_ms, to_coordinator=True)
         if oldest_ms is not None and now - oldest_ms >= WAITING_INTERVAL_MS:
             self._say(waiting, oldest_ms, now - oldest_ms)
         elif not waiting.awaited:

@@ -380,14 +380,23 @@ def difference_message(
     )
 
 
-def waiting_message(host: ShardHost, waited_ms: int) -> push_pb2.Waiting:
-    """Says whom a call waits for."""
+def waiting_message(
+    host: ShardHost, waited_ms: int, *, to_coordinator: bool = False
+) -> push_pb2.Waiting:
+    """Says whom a call waits for.
+
+    Args:
+        host: The shard.
+        waited_ms: For how long.
+        to_coordinator: Whether it is for the coordinator, whose own words would come
+            back to it, and not for a worker.
+    """
     core = host.model.core
     number = core.clocks.next_clock
     return push_pb2.Waiting(
         clock=core.frontier + 1 if number is None else number,
         waited_ms=waited_ms,
-        reason=host.waiting_reason,
+        reason=host.waiting_reason if to_coordinator else host.waiting_reason_told,
         awaited=[
             push_pb2.Awaited(
                 name=each.name,

@@ -112,7 +112,8 @@ class ShardControl:
             lost=[
                 messages.LostWorker(worker=identity_message(worker), lost_ms=lost_ms)
                 for worker, lost_ms in self._host.core.roster.lost_ms(now_ms()).items()
-            ]
+            ],
+            coordinator_wait=self._host.waits.disk_text,
         )
 
 

@@ -722,6 +722,11 @@ class ReportProgressResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOST_FIELD_NUMBER: builtins.int
+    COORDINATOR_WAIT_FIELD_NUMBER: builtins.int
+    coordinator_wait: builtins.str
+    """What the coordinator itself can't do, and what it waits for, in words: room on
+    its disk. Empty while there is nothing.
+    """
     @property
     def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LostWorker]:
         """Members without a sign of life at the coordinator; all others are alive."""
@@ -730,8 +735,9 @@ class ReportProgressResponse(google.protobuf.message.Message):
         self,
         *,
         lost: collections.abc.Iterable[global___LostWorker] | None = ...,
+        coordinator_wait: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lost", b"lost"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_wait", b"coordinator_wait", "lost", b"lost"]) -> None: ...
 
 global___ReportProgressResponse = ReportProgressResponse
 

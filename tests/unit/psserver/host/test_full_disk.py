@@ -266,7 +266,9 @@ def test_a_record_that_can_not_be_written_is_no_record(job: Job, change: str) ->
         assert job.host.core.fence is None
         job.check()
     assert "room on the coordinator's disk" in job.host.waits.text(now_ms())
+    assert "room on the coordinator's disk" in job.host.waits.disk_text
     job.probe()
+    assert not job.host.waits.disk_text
     assert job.host.waits.text(now_ms(), at_once=True).count("disk") == 0
     job.report()
     job.check()

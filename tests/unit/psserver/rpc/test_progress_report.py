@@ -9,6 +9,7 @@ import pytest
 from psserver.core.record import Member, Mode
 from psserver.rpc import progress_report
 from psserver.rpc.progress_report import ProgressReport
+from psserver.rpc.push_codec import waiting_message
 from psserver.rpc.record_codec import read_identity, read_sequences
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import ServedShard
@@ -105,6 +106,29 @@ async def test_whom_it_waits_for_is_told_with_both_measures(
     assert (awaited.name, awaited.clock) == ("b", 1)
     assert awaited.lost_ms >= 12_000
     assert awaited.step_ms >= 0
+
+
+async def test_workers_are_told_what_the_coordinator_waits_for(
+    shard: ServedShard, impatient: None
+) -> None:
+    disk = "room on the coordinator's disk, or its repair (disk full)"
+    shard.start("ab")
+    shard.push("a", 1)
+    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+    own = waiting_message(shard.host, 0).reason
+    assert own
+
+    shard.host.note_lost({key("b"): 12_000}, coordinator_wait=disk)
+    assert waiting_message(shard.host, 0).reason == f"{disk}; {own}"
+    report = ProgressReport(shard.host).message()
+    assert report.waiting.reason == own, "the coordinator's words come back to it"
+
+    shard.host.set_silent(0)
+    assert "disk" not in waiting_message(shard.host, 0).reason, "it may be over"
+    shard.host.set_silent(None)
+
+    shard.host.note_lost({})
+    assert waiting_message(shard.host, 0).reason == own
 
 
 async def test_a_finished_job_waits_only_since_somebody_has_joined(
