@@ -19,6 +19,7 @@ from psworker.transport.values import (
     Record,
     SeedOrder,
     ShardAddress,
+    ShardMap,
     Waiting,
     WatchEvent,
     WorkerView,
@@ -87,6 +88,8 @@ class Membership:
             case SeedOrder():
                 self.seed_order = event
                 self.shards = event.shards
+            case ShardMap(shards=shards):
+                self.shards = shards
             case Record():
                 self._take_record(event)
             case Waiting():

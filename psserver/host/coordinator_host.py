@@ -389,7 +389,8 @@ class CoordinatorHost:
             case ReleaseImage():
                 self._queues.tell_shards(effect)
             case OrderSeed():
-                self._queues.tell_worker(effect.worker, effect)
+                # Those who do not seed are to say whether they reach the shards.
+                self._queues.tell_workers(effect)
             case Announce():
                 self._log_record(effect.record)
                 self._queues.tell_everybody(effect)

@@ -48,14 +48,12 @@ class WatchQueues:
         for queue in self._shards.values():
             queue.put_nowait(event)
 
-    def tell_worker(self, worker: WorkerKey, event: Event) -> None:
-        """Tells one worker, if it listens."""
-        queue = self._workers.get(worker)
-        if queue is not None:
+    def tell_workers(self, event: Event) -> None:
+        """Tells all workers that listen."""
+        for queue in self._workers.values():
             queue.put_nowait(event)
 
     def tell_everybody(self, event: Event) -> None:
         """Tells all that listen."""
         self.tell_shards(event)
-        for queue in self._workers.values():
-            queue.put_nowait(event)
+        self.tell_workers(event)

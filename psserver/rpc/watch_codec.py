@@ -13,6 +13,7 @@ from psserver.core.coordinator_effects import (
     Prepare,
     ReleaseImage,
 )
+from psserver.core.record import WorkerKey
 from psserver.rpc.record_codec import (
     address_message,
     identity_message,
@@ -109,15 +110,16 @@ def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
 
 
 def worker_event(
-    core: CoordinatorCore, event: CoordinatorEffect
+    core: CoordinatorCore, event: CoordinatorEffect, worker: WorkerKey
 ) -> messages.WatchWorkerResponse | None:
     """What a worker is told of an effect; None when nothing."""
     match event:
         case OrderSeed():
-            seed = messages.SeedOrder(
-                fence_number=event.fence_number,
-                shards=[address_message(slot) for slot in core.shards.slots],
-            )
+            shards = [address_message(slot) for slot in core.shards.slots]
+            if event.worker != worker:
+                shard_map = messages.ShardMap(shards=shards)
+                return messages.WatchWorkerResponse(shard_map=shard_map)
+            seed = messages.SeedOrder(fence_number=event.fence_number, shards=shards)
             return messages.WatchWorkerResponse(seed=seed)
         case Announce():
             # A member needs the shards' addresses too: the whole view.

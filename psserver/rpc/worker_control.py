@@ -108,7 +108,7 @@ class WorkerControl:
             while True:
                 if await host.next_event(entry, queue, WAITING_INTERVAL_MS / 1000):
                     event = queue.get_nowait()
-                    response = worker_event(host.core, event)
+                    response = worker_event(host.core, event, entry.worker)
                     if response is not None:
                         yield response
                     if isinstance(event, EndJob):

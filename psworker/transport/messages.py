@@ -156,6 +156,8 @@ def watch_event_of(
         return values.SeedOrder(
             message.seed.fence_number, shards_of(message.seed.shards)
         )
+    if kind == "shard_map":
+        return values.ShardMap(shards_of(message.shard_map.shards))
     if kind == "record":
         return record_of(message.record)
     if kind == "end":

@@ -187,6 +187,13 @@ class SeedOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardMap:
+    """Where all shards are, for those who wait while another worker seeds."""
+
+    shards: tuple[ShardAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FirstValues:
     """Whose values and optimizer state the job has started with."""
 
@@ -220,7 +227,7 @@ class Waiting:
         return ": ".join(part for part in (self.reason, names) if part) or "the server"
 
 
-WatchEvent = WorkerView | SeedOrder | Record | JobEnd | Waiting
+WatchEvent = WorkerView | SeedOrder | ShardMap | Record | JobEnd | Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -913,6 +913,7 @@ class WatchWorkerResponse(google.protobuf.message.Message):
     RECORD_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    SHARD_MAP_FIELD_NUMBER: builtins.int
     @property
     def view(self) -> global___WorkerView:
         """Whole current state. First."""
@@ -933,6 +934,10 @@ class WatchWorkerResponse(google.protobuf.message.Message):
     def waiting(self) -> pswire.v1.push_pb2.Waiting:
         """Whom the start waits for; of a member that waits for data, who has it."""
 
+    @property
+    def shard_map(self) -> global___ShardMap:
+        """Another worker writes the first values: where the shards are."""
+
     def __init__(
         self,
         *,
@@ -941,12 +946,33 @@ class WatchWorkerResponse(google.protobuf.message.Message):
         record: pswire.v1.membership_pb2.Record | None = ...,
         end: global___JobEnd | None = ...,
         waiting: pswire.v1.push_pb2.Waiting | None = ...,
+        shard_map: global___ShardMap | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "view", b"view", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "view", b"view", "waiting", b"waiting"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "seed", "record", "end", "waiting"] | None: ...
+    def HasField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "view", b"view", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "event", b"event", "record", b"record", "seed", b"seed", "shard_map", b"shard_map", "view", b"view", "waiting", b"waiting"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["view", "seed", "record", "end", "waiting", "shard_map"] | None: ...
 
 global___WatchWorkerResponse = WatchWorkerResponse
+
+@typing.final
+class ShardMap(google.protobuf.message.Message):
+    """Where all shards are, to be asked whether they can be reached."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: builtins.int
+    @property
+    def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.ShardAddress]:
+        """All shards."""
+
+    def __init__(
+        self,
+        *,
+        shards: collections.abc.Iterable[pswire.v1.membership_pb2.ShardAddress] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shards", b"shards"]) -> None: ...
+
+global___ShardMap = ShardMap
 
 @typing.final
 class WorkerView(google.protobuf.message.Message):

@@ -13,6 +13,7 @@ from psworker.transport.values import (
     Record,
     SeedOrder,
     ShardAddress,
+    ShardMap,
     Waiting,
     WorkerView,
 )
@@ -87,6 +88,16 @@ async def test_an_order_to_seed_brings_the_shard_map() -> None:
 
     assert membership.seed_order == SeedOrder(3, SHARDS)
     assert membership.shards == SHARDS
+
+
+async def test_who_does_not_seed_hears_where_the_shards_are() -> None:
+    membership = Membership(ME)
+
+    membership.take(ShardMap(SHARDS))
+
+    assert membership.seed_order is None
+    assert membership.shards == SHARDS
+    assert membership.view_count == 0
 
 
 async def test_a_member_that_was_lost_is_told_to_the_others_once(

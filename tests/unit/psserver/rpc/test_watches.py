@@ -42,10 +42,12 @@ async def host(tmp_path: Path) -> AsyncIterator[CoordinatorHost]:
 
 
 def watch_worker(
-    host: CoordinatorHost, incarnation: int = 1
+    host: CoordinatorHost, incarnation: int = 1, name: str = "a"
 ) -> AsyncIterator[messages.WatchWorkerResponse]:
-    identity = membership_pb2.WorkerIdentity(worker_id="a", incarnation=incarnation)
-    request = messages.WatchWorkerRequest(job_id="job", worker=identity, process_id="p")
+    identity = membership_pb2.WorkerIdentity(worker_id=name, incarnation=incarnation)
+    request = messages.WatchWorkerRequest(
+        job_id="job", worker=identity, process_id={"a": "p", "b": "q"}[name]
+    )
     return WorkerControl(host).watch_worker(request, NO_CONTEXT)
 
 
@@ -97,6 +99,21 @@ async def test_a_record_is_told_that_was_written_while_the_view_was_on_its_way(
 
     assert (await anext(watch)).WhichOneof("event") == "seed"
     assert (await anext(watch)).view.record.generation == 1
+
+
+async def test_who_waits_while_another_seeds_is_told_where_the_shards_are(
+    host: CoordinatorHost,
+) -> None:
+    """It may have come before them, and is to say whether it reaches them."""
+    host.register_worker(process_id="q", worker_id="b", address="host:8")
+    watch = watch_worker(host, name="b")
+    assert (await anext(watch)).WhichOneof("event") == "view"
+
+    await anext(watch_shard(host))
+    join(host)
+
+    (told,) = (await anext(watch)).shard_map.shards
+    assert told.address == host.core.shards.slots[0].address
 
 
 async def test_a_fence_is_told_that_opens_while_the_view_is_on_its_way(
