@@ -251,17 +251,39 @@ def encode_parts(
         data: As for `encode_chunk`.
     """
     payload = _byte_view(data)
-    part_count = max(1, -(-len(payload) // VALUES_PART_BYTES))
-    for part in range(part_count):
-        start = part * VALUES_PART_BYTES
-        yield encode_chunk(
-            outer_field,
-            index=index,
-            presence=presence,
-            data=payload[start : start + VALUES_PART_BYTES],
-            part=part,
-            last=part == part_count - 1,
+    for part in range(part_count(len(payload))):
+        yield encode_part(
+            outer_field, index=index, presence=presence, data=payload, part=part
         )
+
+
+def part_count(byte_count: int) -> int:
+    """In how many parts so many bytes of a chunk are sent: at least one."""
+    return max(1, -(-byte_count // VALUES_PART_BYTES))
+
+
+def encode_part(
+    outer_field: int, *, index: int, presence: bytes, data: "Buffer", part: int
+) -> bytes:
+    """Builds the message of one part of a chunk's raw elements.
+
+    Args:
+        outer_field: As for `encode_chunk`.
+        index: As for `encode_chunk`.
+        presence: As for `encode_chunk`.
+        data: All elements of the chunk, of which nothing is kept.
+        part: Which part, from 0.
+    """
+    payload = _byte_view(data)
+    start = part * VALUES_PART_BYTES
+    return encode_chunk(
+        outer_field,
+        index=index,
+        presence=presence,
+        data=payload[start : start + VALUES_PART_BYTES],
+        part=part,
+        last=part == part_count(len(payload)) - 1,
+    )
 
 
 def _aligned_prefix(outer_field: int, fields: bytes, payload_length: int) -> bytes:

@@ -36,9 +36,11 @@ from pswire import failpoints
 from pswire.frames import (
     RESPONSE_CHUNK_FIELD,
     bits_to_bytes,
-    encode_parts,
+    encode_part,
+    part_count,
 )
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 
@@ -291,19 +293,29 @@ class ParameterService:
                 f"{host.snapshot_answers.count(reader)} answers with snapshots to "
                 f"{reader} were not read within {SLOT_TIMEOUT_S:g} s",
             )
-        image = host.images.image(request.snapshot_id)
         with host.snapshot_answers.taken(reader):
             for chunk in host.model.chunks:
-                presence = bits_to_bytes((True,) * len(chunk.slices))
-                for message in encode_parts(
-                    RESPONSE_CHUNK_FIELD,
-                    index=chunk.index,
-                    presence=presence,
-                    data=image.read(chunk.index, None),
-                ):
-                    yield message
+                for part in range(part_count(chunk.byte_count)):
+                    yield self._snapshot_part(request.snapshot_id, chunk, part)
 
     # Inside
+
+    def _snapshot_part(self, snapshot_id: int, chunk: Chunk, part: int) -> bytes:
+        """A message with a part of a chunk of an image.
+
+        The image is looked up for each: an answer that nobody reads would keep all
+        values of an image that was released long ago.
+
+        Raises:
+            Refusal: `SNAPSHOT_GONE`, which ends an answer that is read too slowly.
+        """
+        return encode_part(
+            RESPONSE_CHUNK_FIELD,
+            index=chunk.index,
+            presence=bits_to_bytes((True,) * len(chunk.slices)),
+            data=self._host.images.image(snapshot_id).read(chunk.index, None),
+            part=part,
+        )
 
     async def _answer_whole(self, request: bytes) -> tuple[bytes, WorkerKey]:
         """The answer to a push that is one message, and its sender.

@@ -1430,4 +1430,44 @@ BUGS = (
         ),
         tests=(f"{RPC_TESTS}/test_watches.py",),
     ),
+    PlantedBug(
+        "an unread snapshot keeps its image",
+        (
+            Edit(
+                "psserver/rpc/parameter_service.py",
+                "        with host.snapshot_answers.taken(reader):\n",
+                "        kept = host.images.image(request.snapshot_id)\n"
+                "        with host.snapshot_answers.taken(reader):\n",
+            ),
+        ),
+        tests=(
+            f"{RPC_TESTS}/test_snapshot_answers.py::test_an_answer_that_is_not_read_keeps_no_released_image",
+        ),
+    ),
+    PlantedBug(
+        "any number of snapshots to one machine",
+        (
+            Edit(
+                "psserver/host/shard_host.py",
+                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max",
+                "each_max=SNAPSHOTS_MAX, all_max",
+            ),
+        ),
+        tests=(
+            f"{RPC_TESTS}/test_snapshot_answers.py::test_one_machine_holds_so_many_answers_and_others_read_on",
+        ),
+    ),
+    PlantedBug(
+        "any number of snapshots in all",
+        (
+            Edit(
+                "psserver/host/shard_host.py",
+                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX",
+                "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=None",
+            ),
+        ),
+        tests=(
+            f"{RPC_TESTS}/test_snapshot_answers.py::test_all_machines_together_hold_so_many_answers",
+        ),
+    ),
 )
