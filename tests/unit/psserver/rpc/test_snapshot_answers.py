@@ -66,7 +66,7 @@ async def cut(shard: ServedShard) -> None:
     """The shard copies its values, as snapshot 1."""
     host = shard.host
     host.prepare_fence(2, FenceKind.CUT, None)
-    host.decide_cut(2, 1, 0, {key("a"): 0})
+    host.decide_cut(2, 1, 0, ((key("a"), 0),))
     async with asyncio.timeout(TIMEOUT_S):
         while await host.outbox.get() != CutReport(1):
             pass
