@@ -365,6 +365,9 @@ def _floor_after(
     When the last one that is there leaves, whose work is done, nobody goes on: who has
     died before keeps no place for the job to wait for. Nor does who joins then, before
     it has pushed: a script that is refused ends, and the job is finished as before.
+
+    When all are given up together, whose deaths no cut could wait for, the job goes on
+    with whoever comes next, were it one: it is not held by the number there once was.
     """
     floor = previous.workers_floor
     if previous.finished_step_count >= 0:
@@ -378,4 +381,4 @@ def _floor_after(
             floor = 0
     if bases:
         floor = max(floor, min(settings.workers_min, len(members)))
-    return floor
+    return floor if members else min(floor, 1)

@@ -1470,4 +1470,18 @@ BUGS = (
             f"{RPC_TESTS}/test_snapshot_answers.py::test_all_machines_together_hold_so_many_answers",
         ),
     ),
+    PlantedBug(
+        "a floor of workers who were all given up together",
+        (
+            Edit(
+                f"{CORE}/fence.py",
+                "    return floor if members else min(floor, 1)\n",
+                "    return floor\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/core/test_core_losses.py"
+            "::test_with_nobody_alive_what_the_shards_have_is_a_cut",
+        ),
+    ),
 )

@@ -572,6 +572,10 @@ def test_with_nobody_alive_what_the_shards_have_is_a_cut(mode: Mode) -> None:
     job.add_worker("c")
     job.report_all(applied=4)
     assert job.bases == {"c/1": 4}
+    lose(job, "c")  # which went on alone, and so may the next one
+    job.add_worker("d")
+    job.report_all(applied=4)
+    assert job.bases == {"d/1": 4}
 
 
 def test_a_cut_that_has_all_it_needs_takes_nobody_out() -> None:
