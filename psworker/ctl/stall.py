@@ -6,8 +6,9 @@ from pswire.addresses import Address
 from psworker.ctl.failures import CommandError
 from psworker.ctl.status import read_status
 
-STALL_TIMEOUT_S: Final = 45.0
-"""Without any step, after which a command says whom the job waits for and gives up."""
+STALL_TIMEOUT_S: Final = 90.0
+"""Without any step, after which a command says whom the job waits for and gives up. A
+busy machine takes most of a minute to start the processes alone."""
 
 
 def stalled(coordinator: Address) -> CommandError:
