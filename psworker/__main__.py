@@ -1,6 +1,7 @@
 """The `psworker` command: starts training processes as workers of a job."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Final
@@ -54,11 +55,12 @@ def _coordinator(text: str) -> Address:
 
 def _checked_command(command: list[str]) -> tuple[str, ...]:
     """Python's arguments, refused early rather than after the wait."""
-    if command[0] != "-m" and not Path(command[0]).exists():
-        if Path(command[0]).name.startswith("python"):
-            raise typer.BadParameter(
-                f"leave {command[0]!r} out: the script runs with this Python"
-            )
+    script = Path(command[0])
+    if re.fullmatch(r"python[0-9.]*", script.name):
+        raise typer.BadParameter(
+            f"leave {command[0]!r} out: the script runs with this Python"
+        )
+    if command[0] != "-m" and not script.exists():
         raise typer.BadParameter(f"there is no script {command[0]!r}")
     if command == ["-m"]:
         raise typer.BadParameter("-m wants the name of a module")

@@ -69,7 +69,8 @@ class DataLedger:
         check_origin(origin)
         known = self._epochs.get((loader, epoch))
         if known is not None and known.shape != shape:
-            raise _other_shape(worker, known, shape)
+            newest = max(number for name, number in self._epochs if name == loader)
+            raise _other_shape(worker, known, shape, next_epoch=newest + 1)
         if known is None:
             known = EpochLedger(loader, epoch, shape)
             known.origin = b"" if self._job_seed else origin
@@ -256,7 +257,9 @@ class DataLedger:
                 yield ledger, piece
 
 
-def _other_shape(worker: WorkerKey, known: EpochLedger, shape: EpochShape) -> Refusal:
+def _other_shape(
+    worker: WorkerKey, known: EpochLedger, shape: EpochShape, *, next_epoch: int
+) -> Refusal:
     """Of an epoch that is open, or over, with other data."""
     batch_size = known.shape.batch_size
     had = f"{known.shape.position_count} samples in batches of {batch_size}"
@@ -269,7 +272,7 @@ def _other_shape(worker: WorkerKey, known: EpochLedger, shape: EpochShape) -> Re
             f"{has}",
             cure="for a new run with other data start a new coordinator and shards "
             "with other --state-dir folders; to go on with this job, begin with "
-            f"set_epoch({known.epoch + 1}), or a later epoch that nobody has trained",
+            f"set_epoch({next_epoch}), the first epoch after all those so far",
         )
     return Refusal(
         ErrorReason.DATA_ORDER_MISMATCH,

@@ -28,8 +28,9 @@ class RestingCalls:
     """The handlers of such calls, each a task of its own."""
 
     def __init__(self) -> None:
-        # In the order in which they began to rest.
-        self._tasks: dict[asyncio.Task[object], WorkerKey | None] = {}
+        # Of each worker, and of those who have not pushed yet, in the order in which
+        # they began to rest.
+        self._tasks: dict[WorkerKey | None, dict[asyncio.Task[object], None]] = {}
         self._given_way: set[asyncio.Task[object]] = set()
         self._is_over = False
 
@@ -49,9 +50,13 @@ class RestingCalls:
         assert task is not None, "handlers run in tasks"
         if self._is_over:
             return None
-        self._tasks[task] = worker
-        if worker is not None:
-            self._make_room(worker)
+        own = self._tasks.setdefault(worker, {})
+        own[task] = None
+        if worker is not None and len(own) > RESTING_OF_WORKER_MAX:
+            oldest = next(iter(own))
+            del own[oldest]
+            self._given_way.add(oldest)
+            oldest.cancel()
         limit_s = FIRST_PUSH_TIMEOUT_S if worker is None else REST_TIMEOUT_S
         try:
             async with asyncio.timeout(limit_s):
@@ -70,19 +75,14 @@ class RestingCalls:
                 raise  # the client has hung up
             raise Refusal(ErrorReason.DRAINING, "the shard is shutting down") from None
         finally:
-            self._tasks.pop(task, None)
+            own.pop(task, None)
+            if not own:
+                self._tasks.pop(worker, None)
             self._given_way.discard(task)
 
     def end_all(self) -> None:
         """Ends these calls, also those that are carrying a push by now, after it."""
         self._is_over = True
-        for task in self._tasks:
-            task.cancel()
-
-    def _make_room(self, worker: WorkerKey) -> None:
-        """Ends the call of a worker that has rested longest, if there are too many."""
-        own = [task for task, of in self._tasks.items() if of == worker]
-        if len(own) > RESTING_OF_WORKER_MAX:
-            self._given_way.add(own[0])
-            del self._tasks[own[0]]
-            own[0].cancel()
+        for tasks in self._tasks.values():
+            for task in tasks:
+                task.cancel()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.repeats import next_due
 from psworker.data.order import EpochShape
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
@@ -243,13 +244,14 @@ class EpochLeases:
         """Waits for the answer, or for news that come before it."""
         contribution: LoopFuture[None] | None = None
         idle_since = time.monotonic()
+        said_after_s = 0.0
         try:
             while not waiting.answer.done():
                 if contribution is None:
                     contribution = self._source.await_contribution()
-                done = first_of(
-                    (waiting.answer, contribution), WAITING_INTERVAL_MS / 1000
-                )
+                due_s = idle_since + next_due(said_after_s, WAITING_INTERVAL_MS / 1000)
+                left_s = max(0.0, due_s - time.monotonic())
+                done = first_of((waiting.answer, contribution), left_s)
                 if waiting.answer in done:
                     break
                 if contribution in done:
@@ -259,7 +261,8 @@ class EpochLeases:
                         return
                     self._source.push_nothing()
                 else:
-                    self._report_idle(time.monotonic() - idle_since)
+                    said_after_s = time.monotonic() - idle_since
+                    self._report_idle(said_after_s)
         finally:
             if contribution is not None:
                 contribution.cancel()

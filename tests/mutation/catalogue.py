@@ -1402,8 +1402,8 @@ BUGS = (
         (
             Edit(
                 "psserver/host/resting_calls.py",
-                "        if len(own) > RESTING_OF_WORKER_MAX:\n",
-                "        if not own:\n",
+                "worker is not None and len(own) > RESTING_OF_WORKER_MAX:\n",
+                "not own:\n",
             ),
         ),
         tests=(f"{RPC_TESTS}/test_bounded_calls.py",),

@@ -1,6 +1,7 @@
 """What `psworker run` refuses before it waits for anything."""
 
 import re
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +39,20 @@ def test_what_the_job_would_refuse_later_is_a_usage_error_at_once(
 
     assert done.exit_code == 2
     assert text in re.sub(r"\s+", " ", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "interpreter",
+    ["python", "python3.11", sys.executable],
+    ids=["name", "version", "path"],
+)
+def test_an_interpreter_is_no_script(interpreter: str) -> None:
+    command = ["run", "--coordinator", "127.0.0.1:1", "--connect-timeout", "0"]
+
+    done = CliRunner().invoke(app, [*command, "--", interpreter, __file__])
+
+    assert done.exit_code == 2
+    assert "the script runs with this Python" in re.sub(r"\s+", " ", done.stderr)
 
 
 def test_the_longest_worker_id_is_no_usage_error() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -140,6 +141,36 @@ def test_an_idle_worker_pushes_nothing_for_clocks_that_wait_for_it() -> None:
         next(held)
     thread.join(10)
     assert finished.is_set()
+
+
+def test_a_wait_for_data_is_said_at_growing_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("psworker.data.leases.WAITING_INTERVAL_MS", 10)
+    job = LedgerJob(2)
+    busy, idle = LedgerSource(job, 0), LedgerSource(job, 1)
+    held = iter(LeasedLoader(_loader(4), busy))
+    next(held)
+
+    def end_at_the_fourth_line() -> str:
+        if len(waits_said(caplog)) == 3:
+            busy.step()
+            assert next(held, None) is None
+        return "w0"
+
+    monkeypatch.setattr(idle, "holders", end_at_the_fourth_line)
+    with caplog.at_level(logging.WARNING, "psworker"):
+        assert _train(idle, LeasedLoader(_loader(4), idle)) == []
+    waited_s = waits_said(caplog)
+    assert len(waited_s) == 4
+    # Each time after twice as long; what the clocks of a wait lack is no hundredth.
+    assert all(later > 1.99 * earlier for earlier, later in pairwise(waited_s))
+
+
+def waits_said(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """Seconds, in the order of the lines."""
+    said = [each for each in caplog.records if each.msg.startswith("waiting for data")]
+    return [each.args[0] for each in said if isinstance(each.args, tuple)]  # type: ignore[misc]
 
 
 def test_what_a_worker_drew_and_never_pushed_does_not_strand_it() -> None:

@@ -116,6 +116,10 @@ def test_other_data_for_an_epoch_that_is_over_is_a_new_run() -> None:
     assert caught.value.reason is ErrorReason.DATA_ORDER_MISMATCH
     assert "set_epoch(1)" in caught.value.text
     assert "same data set" not in caught.value.text
+    train(ledger, key("a"), 1)
+    with pytest.raises(Refusal) as caught:
+        ledger.open_epoch(key("b"), "train", 0, other)
+    assert "set_epoch(2)" in caught.value.text
 
 
 # Who joins and does not train
