@@ -443,3 +443,46 @@ def test_a_lost_shard_ends_the_job_with_its_name(job: Job) -> None:
             optimizer.step()
         with pytest.raises(psworker.JobFailedError, match="shard 1"):
             optimizer.step()
+
+
+def test_a_step_that_waits_is_told_of_the_coordinators_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a worker whose place nobody can take: that is why."""
+    for module in ("parameter_service", "progress_report"):
+        monkeypatch.setattr(f"psserver.rpc.{module}.WAITING_INTERVAL_MS", 100)
+    both_in, is_over = threading.Barrier(2), threading.Event()
+    errors: list[str] = []
+    with Job(tmp_path, workers_min=2) as job:
+
+        def wait_alone(worker_id: str) -> None:
+            with connect(job, worker_id) as ps:
+                prepared(ps)
+                both_in.wait()
+                is_over.wait(WAIT_TIMEOUT_S)
+
+        def step_alone(worker_id: str) -> None:
+            with connect(job, worker_id, step_timeout_s=4.0) as ps:
+                model, optimizer = prepared(ps)
+                both_in.wait()
+                write_nothing(job, is_full=True)
+                with pytest.raises(psworker.PsError):
+                    connect(job, "w2", connect_timeout_s=0.1)
+                model(torch.ones(1, 2)).sum().backward()
+                with pytest.raises(psworker.StepTimeoutError) as caught:
+                    optimizer.step()
+                errors.append(str(caught.value))
+                write_nothing(job, is_full=False)
+                is_over.set()
+
+        with Crew({"w0": step_alone, "w1": wait_alone}) as crew:
+            for future in crew.futures.values():
+                future.result(WAIT_TIMEOUT_S)
+    (error,) = errors
+    assert "waiting for room on the coordinator's disk, or its repair (" in error, error
+
+
+def write_nothing(job: Job, *, is_full: bool) -> None:
+    """SQLite itself refuses every change, or takes them again."""
+    word = "ON" if is_full else "OFF"
+    job.ask(lambda: job.coordinator._store._db.execute(f"PRAGMA query_only={word}"))
