@@ -1,6 +1,5 @@
 """The `psserver` command: starts the daemons of a job."""
 
-import os
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from psserver.config import THREAD_COUNT, ListenConfig, ShardConfig
+from psserver.config import (
+    THREAD_COUNT,
+    ListenConfig,
+    ShardConfig,
+    usable_thread_count,
+)
 from psserver.job_options import JobOptions, takes_job_options
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
@@ -133,7 +137,7 @@ def shard(
         number_option(
             allowed=THREAD_COUNT, metavar="N", help="Threads that apply updates."
         ),
-    ] = min(4, os.cpu_count() or 1),
+    ] = usable_thread_count(),
     insecure: Insecure = False,
     history: History = "",
     verbose: Verbose = False,

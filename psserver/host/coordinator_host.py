@@ -400,7 +400,7 @@ class CoordinatorHost:
                 log.warning(
                     "%s %s (no answer for %.0f s): %s",
                     *(effect.worker, effect.reason, effect.silent_ms / 1000),
-                    "the job goes on without it, and takes it in when it can"
+                    "the job goes on without it, and it joins once it can"
                     if effect.is_joining
                     else "it is taken out as soon as enough workers are left, and may "
                     "join again",
