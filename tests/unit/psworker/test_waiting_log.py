@@ -28,19 +28,20 @@ def test_a_crowd_is_counted() -> None:
     assert str(Waiting(1, 0, "", crowd)).endswith("and 12 more")
 
 
-def test_all_shards_together_say_one_line_every_five_seconds(
+def test_all_shards_together_say_one_line_at_growing_intervals(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = ManualClock()
     log = WaitingLog(clock)
     with caplog.at_level(logging.WARNING, "psworker"):
-        for seconds in (5.0, 5.01, 5.02, 10.0, 10.01):
+        for seconds in (5.0, 5.01, 5.02, 10.0, 10.01, 15.0, 20.0, 20.01):
             clock.seconds = 100 + seconds
             log.note(WAITING)
 
     assert [record.getMessage() for record in caplog.records] == [
         f"waiting for {WAITING}, 5 s so far",
         f"waiting for {WAITING}, 10 s so far",
+        f"waiting for {WAITING}, 20 s so far",
     ]
 
 
@@ -48,13 +49,14 @@ def test_a_reminder_says_nothing_early(caplog: pytest.LogCaptureFixture) -> None
     clock = ManualClock()
     log = WaitingLog(clock)
     with caplog.at_level(logging.WARNING, "psworker"):
-        for seconds in (1.0, 4.9, 5.0, 7.0, 10.0):
+        for seconds in (1.0, 4.9, 5.0, 7.0, 10.0, 15.0, 20.0):
             clock.seconds = 100 + seconds
             log.remind("w1 to join")
 
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for w1 to join, 5 s so far",
         "waiting for w1 to join, 10 s so far",
+        "waiting for w1 to join, 20 s so far",
     ]
 
 

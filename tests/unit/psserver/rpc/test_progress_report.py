@@ -79,6 +79,28 @@ async def test_the_log_says_whom_a_push_waits_for(
     assert "'b' (no push yet)" in caplog.text
 
 
+async def test_the_log_says_a_wait_at_growing_intervals(
+    shard: ServedShard,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard.start("ab")
+    shard.push("a", 1)
+    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+    begun_ms = shard.host.sessions.oldest_ms
+    assert begun_ms is not None
+    report = ProgressReport(shard.host)
+
+    with caplog.at_level(logging.WARNING):
+        for waited_ms in range(1_000, 41_000, 1_000):
+            now_ms = begun_ms + waited_ms
+            monkeypatch.setattr(progress_report, "now_ms", lambda now=now_ms: now)
+            report.message()
+
+    said = [each.getMessage().partition(" for ")[0] for each in caplog.records]
+    assert said == [f"a push has waited {seconds} s" for seconds in (5, 10, 20, 40)]
+
+
 async def test_nobody_is_named_when_nothing_is_due(
     shard: ServedShard, impatient: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +160,7 @@ async def test_a_finished_job_waits_only_since_somebody_has_joined(
     monkeypatch.setattr(progress_report, "now_ms", lambda: clock[0])
     first = shard.start("a")
     report = ProgressReport(shard.host)
+    report.message()
     left = replace(first, fence_number=2, generation=2, members=())
     shard.host.install_record(left)
     clock[0] = 44_000
