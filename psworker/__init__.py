@@ -19,7 +19,7 @@ from psworker.fork_guard import disable_grpc_fork_handlers  # noqa: E402
 disable_grpc_fork_handlers()
 
 if TYPE_CHECKING:
-    from psworker.compression import Compression
+    from psworker.backends.local_connection import LocalConnection
     from psworker.connection import Connection
     from psworker.entrance import connect
     from psworker.errors import (
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         WorkerIdTakenError,
     )
-    from psworker.local_connection import LocalConnection
-    from psworker.push_result import PushResult
-    from psworker.snapshot import Snapshot, SnapshotReader
+    from psworker.optim.push_result import PushResult
+    from psworker.snapshots.snapshot import Snapshot, SnapshotReader
+    from psworker.tensors.compression import Compression
     from psworker.worker_connection import WorkerConnection
 
 __all__ = [
@@ -97,13 +97,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Compression": "compression",
+    "Compression": "tensors.compression",
     "Connection": "connection",
-    "LocalConnection": "local_connection",
+    "LocalConnection": "backends.local_connection",
     "connect": "entrance",
-    "PushResult": "push_result",
-    "Snapshot": "snapshot",
-    "SnapshotReader": "snapshot",
+    "PushResult": "optim.push_result",
+    "Snapshot": "snapshots.snapshot",
+    "SnapshotReader": "snapshots.snapshot",
     "WorkerConnection": "worker_connection",
 }
 

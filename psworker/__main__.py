@@ -17,12 +17,12 @@ from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
 from pswire.options import number_option
 from pswire.versions import version_text
-from psworker.coordinator_port import wait_for_coordinator_port
-from psworker.cores import core_share, sharing_text
+from psworker.backends.host_group.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
-from psworker.host_group.place import PROCESS_COUNT_MAX
-from psworker.launch_plan import DeviceError, LaunchPlan, devices_of_choice
-from psworker.launcher import Launcher
+from psworker.launch.coordinator_port import wait_for_coordinator_port
+from psworker.launch.cores import core_share, sharing_text
+from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
+from psworker.launch.launcher import Launcher
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None

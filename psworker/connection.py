@@ -17,15 +17,14 @@ from torch.utils.data import DataLoader
 from pswire import failpoints
 from pswire.placement import place
 from psworker import event_loop, fork_guard, own_places, termination
-from psworker.batch_tensors import watch_calls
-from psworker.buffer_policies import BufferChoice, tell_defaults
-from psworker.buffers import Buffers
-from psworker.compression import CompressionChoice
+from psworker.backends.data_link import DataLink
+from psworker.backends.group_channel import refuse_late_group
+from psworker.backends.prepare_again import refuse_other_choices, sort_again
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
-from psworker.data_link import DataLink
-from psworker.declared_tensors import DeclaredTensors
-from psworker.edited_values import EditedValues
+from psworker.data.batch_tensors import watch_calls
+from psworker.data.job_splits import check_recorded, to_record
+from psworker.data.pending import DataReport, PendingData
 from psworker.errors import (
     ConfigurationError,
     ConnectError,
@@ -33,18 +32,24 @@ from psworker.errors import (
     refuse_closed,
 )
 from psworker.event_loop import EventLoop
-from psworker.group_channel import refuse_late_group
-from psworker.job_splits import check_recorded, to_record
-from psworker.joining import OtherOrderError
+from psworker.launch.reachability import (
+    problem_behind_call,
+    unreachable,
+    wait_reachable,
+)
 from psworker.left_behind import reduced
-from psworker.model_schema import describe_optimizer
-from psworker.named_objects import NamedObjects
-from psworker.optimizer import PreparedOptimizer
-from psworker.optimizer_state import states_of
-from psworker.overlap.arriving_values import ArrivingValues
-from psworker.overlapped_stepper import OverlappedStepper
-from psworker.pending import DataReport, PendingData
-from psworker.prepare import (
+from psworker.member.joining import OtherOrderError
+from psworker.member.rejoining import EvictedWorker, join_first
+from psworker.member.session import Session
+from psworker.optim.buffer_policies import BufferChoice, tell_defaults
+from psworker.optim.buffers import Buffers
+from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.edited_values import EditedValues
+from psworker.optim.model_schema import describe_optimizer
+from psworker.optim.named_objects import NamedObjects
+from psworker.optim.optimizer import PreparedOptimizer
+from psworker.optim.optimizer_state import states_of
+from psworker.optim.prepare import (
     Prepared,
     check_loss,
     check_overlap,
@@ -54,15 +59,14 @@ from psworker.prepare import (
     sort_objects,
     store_of,
 )
-from psworker.prepare_again import refuse_other_choices, sort_again
-from psworker.published import NOT_PREPARED_TEXT, published_entries
-from psworker.push_compression import PushCompression
-from psworker.push_result import PushResult
-from psworker.reachability import problem_behind_call, unreachable, wait_reachable
+from psworker.optim.published import NOT_PREPARED_TEXT, published_entries
+from psworker.optim.push_result import PushResult
 from psworker.refusals import at_entrance
-from psworker.rejoining import EvictedWorker, join_first
-from psworker.session import Session
-from psworker.stepper import Stepper
+from psworker.steps.overlap.arriving_values import ArrivingValues
+from psworker.steps.overlapped_stepper import OverlappedStepper
+from psworker.steps.stepper import Stepper
+from psworker.tensors.compression import CompressionChoice
+from psworker.tensors.push_compression import PushCompression
 from psworker.transport.call_error import CallError
 from psworker.user_calls import UserCalls, in_turn
 

@@ -7,6 +7,12 @@ from typing import Final
 
 from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook, own_places
+from psworker.backends.group_channel import GroupChannel, is_in_group
+from psworker.backends.group_connection import GroupConnection
+from psworker.backends.host_connection import HostConnection
+from psworker.backends.host_group.meeting import group_of
+from psworker.backends.host_group.place import find_host_place
+from psworker.backends.local_connection import LocalConnection, alone_text
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
@@ -18,14 +24,8 @@ from psworker.config import (
 )
 from psworker.connection import Connection
 from psworker.errors import ConfigurationError
-from psworker.group_channel import GroupChannel, is_in_group
-from psworker.group_connection import GroupConnection
-from psworker.host_connection import HostConnection
-from psworker.host_group.meeting import group_of
-from psworker.host_group.place import find_host_place
-from psworker.launch_plan import LOCAL_RANK_VARIABLE
-from psworker.launched import note_connected, note_started
-from psworker.local_connection import LocalConnection, alone_text
+from psworker.launch.launch_plan import LOCAL_RANK_VARIABLE
+from psworker.launch.launched import note_connected, note_started
 from psworker.refusals import at_entrance
 from psworker.torchrun import count_text, find_torchrun, rank_text
 from psworker.worker_connection import WorkerConnection

@@ -4,8 +4,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pswire.compression import Compression
-from psworker.buffer_policies import BufferChoice
-from psworker.push_result import PushResult
+from psworker.optim.buffer_policies import BufferChoice
+from psworker.optim.push_result import PushResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,5 +1,5 @@
 """What `psctl bench all` measures inside a shard, in processes that it starts.
 
-Each prints JSON objects, a line each, as the members of `psworker.ctl.bench` do:
+Each prints JSON objects, a line each, as the members of `psctl.bench` do:
 `contender` and `seconds` for each repetition of each.
 """

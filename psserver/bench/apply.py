@@ -119,7 +119,7 @@ def measure(element_count: int, repetition_count: int, warm_up_count: int) -> No
 
     contenders = [("shard", 1, run_shard), ("fused", machine_thread_count, run_fused)]
     for repetition in range(-warm_up_count, repetition_count):
-        # Each comes first equally often, as in `psworker.ctl.bench`.
+        # Each comes first equally often, as in `psctl.bench`.
         for name, thread_count, run in contenders[:: 1 if repetition % 2 else -1]:
             torch.set_num_threads(thread_count)
             began = time.perf_counter()

@@ -1,12 +1,12 @@
 """Leased data loading: the batches of an epoch, shared out while it goes on; splits."""
 
 from psworker.data.counted import CountedLoader
+from psworker.data.epoch_report import EpochReport
 from psworker.data.loader import LeasedLoader, prepare_loader
 from psworker.data.order import EpochShape, LoaderRefused
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.data.split_value import Parts, Split, SplitRecipe
 from psworker.data.splitting import split
-from psworker.epoch_report import EpochReport
 
 __all__ = [
     "CountedLoader",

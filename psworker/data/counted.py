@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from psworker.batch_tensors import BatchTensors
+from psworker.data.batch_tensors import BatchTensors
 from psworker.data.fetching import counting, refuse_own_iteration
 from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import SampleCount

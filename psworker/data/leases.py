@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.repeats import next_due
 from psworker.data.order import EpochShape
+from psworker.data.pending import DataRange, DataReport
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
-from psworker.pending import DataRange, DataReport
 
 if TYPE_CHECKING:
-    from psworker.epoch_report import EpochReport
+    from psworker.data.epoch_report import EpochReport
 
 _log = logging.getLogger(__name__)
 

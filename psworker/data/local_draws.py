@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakValueDictionary
 
-from psworker.batch_tensors import BatchTensors
-from psworker.epoch_report import EpochReport
-from psworker.pending import DataRange, PendingData
+from psworker.data.batch_tensors import BatchTensors
+from psworker.data.epoch_report import EpochReport
+from psworker.data.pending import DataRange, PendingData
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

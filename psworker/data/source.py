@@ -7,9 +7,9 @@ thread can wait for several things at once. Cancelling a future cancels its call
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from psworker.data.epoch_report import EpochReport
 from psworker.data.order import EpochShape
-from psworker.epoch_report import EpochReport
-from psworker.pending import DataRange, DataReport, PendingData
+from psworker.data.pending import DataRange, DataReport, PendingData
 
 if TYPE_CHECKING:
     from psworker.data.origin import Origin

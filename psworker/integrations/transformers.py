@@ -27,7 +27,7 @@ from psworker.integrations.weighed_steps import (
     SampleCounter,
     weigh_steps,
 )
-from psworker.optimizer import PreparedOptimizer
+from psworker.optim.optimizer import PreparedOptimizer
 from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")

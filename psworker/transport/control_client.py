@@ -11,9 +11,9 @@ from pswire.schema import ModelSchema, OptimizerSpec
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.epoch_report import EpochReport
-from psworker.pending import DataRange, DataReport
-from psworker.recorded_split import RecordedSplit
+from psworker.data.epoch_report import EpochReport
+from psworker.data.pending import DataRange, DataReport
+from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
 

@@ -13,9 +13,9 @@ from pswire.v1 import (
     push_pb2,
     schema_pb2,
 )
-from psworker.epoch_report import EpochReport
-from psworker.pending import DataRange
-from psworker.recorded_split import RecordedSplit
+from psworker.data.epoch_report import EpochReport
+from psworker.data.pending import DataRange
+from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import values
 
 _MODES = {

@@ -38,8 +38,8 @@ from pswire.shared_layout import (
     is_worth_sharing,
 )
 from pswire.torch_types import buffer_of, tensor_from_buffer
-from psworker.tensor_chunks import Bytes, ChunkSource
-from psworker.value_store import ValueStore, checked_chunk
+from psworker.tensors.tensor_chunks import Bytes, ChunkSource
+from psworker.tensors.value_store import ValueStore, checked_chunk
 
 _ATTEMPT_COUNT_MAX: Final = 8
 """Of reading a chunk that changes meanwhile, before it is asked for as a message. An

@@ -9,8 +9,8 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.epoch_report import EpochReport
-from psworker.recorded_split import RecordedSplit
+from psworker.data.epoch_report import EpochReport
+from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import messages
 from psworker.transport.call_error import translated
 from psworker.transport.values import Mode, Waiting

@@ -5,7 +5,7 @@ from enum import Enum, IntEnum
 
 from pswire.awaited import Awaited
 from pswire.schema import ModelSchema
-from psworker.pending import DataRange
+from psworker.data.pending import DataRange
 
 
 class Mode(Enum):

@@ -9,11 +9,11 @@ from psserver.core.ledger import DataLedger
 from psserver.core.push import DataRange as CoreRange
 from psserver.core.record import WorkerKey
 from psworker.data import EpochShape, Lease, LeaseRequest
+from psworker.data.epoch_report import EpochReport
+from psworker.data.pending import DataRange, DataReport, DrawnData, PendingData
 from psworker.data.source import part_in_rounds
-from psworker.epoch_report import EpochReport
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
-from psworker.pending import DataRange, DataReport, DrawnData, PendingData
 
 if TYPE_CHECKING:
     from psworker.data.origin import Origin

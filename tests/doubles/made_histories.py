@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psworker.ctl.check_history import HistoryReport, check_history
+from psctl.check_history import HistoryReport, check_history
 
 Values = dict[str, Any]
 

@@ -9,7 +9,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from psworker.host_group.agreement import (
+from psworker.backends.host_group.agreement import (
     Admit,
     Contribution,
     Done,
@@ -21,8 +21,8 @@ from psworker.host_group.agreement import (
     Seat,
     Standing,
 )
-from psworker.host_group.core import HostCore
-from psworker.host_group.orders import (
+from psworker.backends.host_group.core import HostCore
+from psworker.backends.host_group.orders import (
     Arrive,
     Drop,
     Found,

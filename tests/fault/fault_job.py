@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from psctl.check_history import check_history
+from psctl.mode import set_mode
+from psctl.status import read_status
 from psworker import SnapshotReader
-from psworker.ctl.check_history import check_history
-from psworker.ctl.mode import set_mode
-from psworker.ctl.status import read_status
 from psworker.errors import PsError
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import Mode

@@ -6,12 +6,13 @@ from typing import Self
 
 from pswire.placement import place
 from psworker import event_loop
-from psworker.exchange import PushExchange
-from psworker.gradients import norm_of
-from psworker.membership import Membership
-from psworker.prepare import sort_objects
-from psworker.shard_calls import ShardCalls
-from psworker.tensor_chunks import ChunkSource
+from psworker.member.exchange import PushExchange
+from psworker.member.membership import Membership
+from psworker.member.shard_calls import ShardCalls
+from psworker.optim.gradients import norm_of
+from psworker.optim.prepare import sort_objects
+from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.value_store import ValueStore
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import (
     Identity,
@@ -21,7 +22,6 @@ from psworker.transport.values import (
     ShardAddress,
     WorkerView,
 )
-from psworker.value_store import ValueStore
 from tests.fault.training import make_model, mark
 
 TIMEOUT_S = 30.0

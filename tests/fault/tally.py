@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from psworker.ctl.tables import aligned
+from psctl.tables import aligned
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from pswire.reasons import ErrorReason
 from psworker.errors import PsError
-from psworker.prepare import sort_objects
+from psworker.optim.prepare import sort_objects
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import Outcome
 from tests.fault.conftest import MakeJob

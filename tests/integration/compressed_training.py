@@ -19,7 +19,7 @@ from pswire.compression import Compression
 from pswire.encodings.encoding import Encoding
 from pswire.encodings.known import encoding_of
 from pswire.placement import Chunk, place
-from psworker.model_schema import bind_models
+from psworker.optim.model_schema import bind_models
 from tests.integration.job import Job, connect, run_workers
 
 SEED: Final = 20261129

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pswire.addresses import parse_address
+from psworker.backends.host_connection import HostConnection
+from psworker.backends.host_group.meeting import group_of
+from psworker.backends.host_group.place import HostPlace
 from psworker.config import WorkerConfig
-from psworker.host_connection import HostConnection
-from psworker.host_group.meeting import group_of
-from psworker.host_group.place import HostPlace
 from tests.integration.job import WAIT_TIMEOUT_S, Job
 
 T = TypeVar("T")

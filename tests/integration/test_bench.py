@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "psworker.ctl", "bench", "step", "--json"]
+    command = [sys.executable, "-m", "psctl", "bench", "step", "--json"]
     done = subprocess.run(
         [*command, "--mib", "2", "--repetitions", "4"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -29,7 +29,7 @@ def test_both_sides_are_measured_in_one_run(tmp_path: Path) -> None:
 
 
 def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "psworker.ctl", "bench", "overlap", "--json"]
+    command = [sys.executable, "-m", "psctl", "bench", "overlap", "--json"]
     sizes = ["--parameters", "2000000", "--batch", "4", "--turns", "2", "--steps", "2"]
     done = subprocess.run(
         [*command, *sizes, "--workers", "2", "--bandwidth", "4000", "--latency", "1"],
@@ -50,7 +50,7 @@ def test_overlap_is_measured_beside_one_process(tmp_path: Path) -> None:
 def test_a_workload_of_several_processes_is_measured_into_files(tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "psworker.ctl", "bench", "all", "--json"]
+    command = [sys.executable, "-m", "psctl", "bench", "all", "--json"]
     sizes = ["--mib", "2", "--repetitions", "2"]
     names = ["--only", "allreduce2"]
     done = subprocess.run(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from psworker.ctl.bench.limited_link import limited_link, no_namespace_reason
-from psworker.ctl.failures import CommandError
-from psworker.ctl.processes import Children
+from psctl.bench.limited_link import limited_link, no_namespace_reason
+from psctl.failures import CommandError
+from psctl.processes import Children
 
 NAMESPACE_OF_SELF = "import os; print(os.readlink('/proc/self/ns/net'))"
 

@@ -14,18 +14,18 @@ from torch import distributed
 from typer.testing import CliRunner
 
 import psserver.bench.apply
+from psctl.__main__ import app
+from psctl.bench.bare_stream_server import serve
+from psctl.bench.machine import free_port
+from psctl.bench.member import measure
+from psctl.bench.suite import WORKLOADS, workload_named
+from psctl.bench.workload import Member, Sizes
+from psctl.bench.workloads.big_parameter import LEARNING_RATE
+from psctl.failures import CommandError
 from psserver.bench.dedupe import push_durations_s
 from psserver.core.record import Mode
 from pswire.exit_codes import ExitCode
 from psworker import event_loop
-from psworker.ctl.__main__ import app
-from psworker.ctl.bench.bare_stream_server import serve
-from psworker.ctl.bench.machine import free_port
-from psworker.ctl.bench.member import measure
-from psworker.ctl.bench.suite import WORKLOADS, workload_named
-from psworker.ctl.bench.workload import Member, Sizes
-from psworker.ctl.bench.workloads.big_parameter import LEARNING_RATE
-from psworker.ctl.failures import CommandError
 from tests.integration.job import Job
 
 SIZES = Sizes(
@@ -166,10 +166,8 @@ def test_a_workload_that_fails_has_the_end_of_its_log_and_the_next_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = workload_named("apply")
-    broken = replace(
-        sound, name="broken", member_module="psworker.ctl.bench.no_such_module"
-    )
-    monkeypatch.setattr("psworker.ctl.bench.suite.WORKLOADS", (broken, sound))
+    broken = replace(sound, name="broken", member_module="psctl.bench.no_such_module")
+    monkeypatch.setattr("psctl.bench.suite.WORKLOADS", (broken, sound))
     out = tmp_path / "out"
     done = CliRunner().invoke(
         app, ["bench", "all", "--repetitions", "2", "--mib", "1", "--out", str(out)]
@@ -177,7 +175,7 @@ def test_a_workload_that_fails_has_the_end_of_its_log_and_the_next_is_measured(
     assert done.exit_code == ExitCode.ERROR
     first, second = json.loads((out / "bench.json").read_text())["workloads"]
     assert "member 0 ended with exit code 1" in first["failure"]
-    assert "No module named psworker.ctl.bench.no_such_module" in first["failure"]
+    assert "No module named psctl.bench.no_such_module" in first["failure"]
     assert first["targets"][0]["is_met"] is None
     assert second["failure"] is None
     assert second["targets"][0]["ratio"] > 0

@@ -13,7 +13,7 @@ from torch import nn
 
 import psworker
 from psserver.core.record import Mode
-from psworker.snapshot import Snapshot
+from psworker.snapshots.snapshot import Snapshot
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers
 

@@ -15,7 +15,7 @@ from pswire.limits import (
     MESSAGE_BYTES_MAX,
     VALUES_PART_BYTES,
 )
-from psworker.host_connection import HostConnection
+from psworker.backends.host_connection import HostConnection
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, connect, deviation, run_workers
 

@@ -19,7 +19,7 @@ def _compare(
     scratch.mkdir()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "psworker.ctl", "compare"),
+            *(sys.executable, "-m", "psctl", "compare"),
             *("--workers", "2", "--samples", "1280", "--base-ms", "30"),
             *("--snapshot-interval", "0.3", "--out", str(tmp_path / "out")),
             *arguments,

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from psworker.ctl.demo.tasks import load_task
+from psctl.demo.tasks import load_task
 
-COMMAND = [sys.executable, "-m", "psworker.ctl", "demo"]
+COMMAND = [sys.executable, "-m", "psctl", "demo"]
 
 
 @pytest.fixture

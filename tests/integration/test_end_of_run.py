@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psworker.snapshot import Snapshot
+from psworker.snapshots.snapshot import Snapshot
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
 
 SEED: Final = 29

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from psworker.host_connection import HostConnection
+from psworker.backends.host_connection import HostConnection
 from tests.integration.group_pair import ROOT
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, deviation

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psworker.host_connection import HostConnection
+from psworker.backends.host_connection import HostConnection
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.host_processes import run_group
 from tests.integration.job import WAIT_TIMEOUT_S, Job

@@ -10,8 +10,8 @@ from torch import nn
 import psworker
 import psworker.data
 from psserver.core.record import Mode
+from psworker.backends.host_connection import HostConnection
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
-from psworker.host_connection import HostConnection
 from tests.integration.host_processes import connect, run_group
 from tests.integration.job import Job, deviation
 

@@ -19,7 +19,7 @@ from pswire.frames import (
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason
 from pswire.v1 import membership_pb2, parameter_service_pb2
-from psworker.compression import Compression
+from psworker.tensors.compression import Compression
 from tests.integration.forged_calls import (
     Messages,
     Target,

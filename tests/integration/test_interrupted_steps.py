@@ -115,7 +115,9 @@ def lines_of_step(pair: Pair) -> list[Line]:
 
 def is_of_entrance(line: Line) -> bool:
     """Whether the step may be over there: the same step again is then another one."""
-    return line[0].endswith(("user_calls.py", "refusals.py", "psworker/optimizer.py"))
+    return line[0].endswith(
+        ("user_calls.py", "refusals.py", "psworker/optim/optimizer.py")
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])

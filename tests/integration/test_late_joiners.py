@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psserver.core.record import Mode, StepAtomicity
-from psworker import stand_in
 from psworker.connection import Connection
+from psworker.member import stand_in
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker
 

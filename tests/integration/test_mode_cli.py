@@ -21,7 +21,7 @@ from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
 
 def psctl(job: Job, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "psworker.ctl", *arguments],
+        [sys.executable, "-m", "psctl", *arguments],
         env={**os.environ, "PS_COORDINATOR": job.address},
         capture_output=True,
         text=True,

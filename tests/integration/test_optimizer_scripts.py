@@ -391,4 +391,6 @@ def test_a_copy_of_the_wrapper_is_refused(
 def test_a_module_without_values_is_refused(ps: psworker.Connection) -> None:
     model = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(ConfigurationError, match="run one batch through the model"):
-        psworker.prepare.sort_objects([model, torch.optim.SGD(model.parameters())])
+        psworker.optim.prepare.sort_objects(
+            [model, torch.optim.SGD(model.parameters())]
+        )

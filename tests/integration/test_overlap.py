@@ -10,7 +10,7 @@ import torch
 
 from psserver.core.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
-from psworker.overlap import sent_ahead
+from psworker.steps.overlap import sent_ahead
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Job, connect, run_workers

@@ -7,10 +7,10 @@ import grpc
 import pytest
 
 import psworker
+from psctl.status import read_status, status_json, status_text
 from pswire.addresses import parse_address
 from pswire.reasons import ErrorReason
 from pswire.v1 import coordinator_service_pb2, membership_pb2
-from psworker.ctl.status import read_status, status_json, status_text
 from psworker.data import split
 from tests.integration.forged_calls import TIMEOUT_S, asked, refusal_of
 from tests.integration.job import Job, connect

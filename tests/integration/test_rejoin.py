@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from psserver.core.record import LossPolicy, Mode
 from psworker.connection import Connection
-from psworker.optimizer import PreparedOptimizer
-from psworker.shard_clients import ShardClients
+from psworker.member.shard_clients import ShardClients
+from psworker.optim.optimizer import PreparedOptimizer
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import ShardClient
 from tests.doubles.fault_proxy import DOWN, FaultProxy

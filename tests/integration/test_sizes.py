@@ -9,7 +9,7 @@ from torch import nn
 
 import psworker
 from pswire.limits import GROUP_COUNT_MAX, NAME_BYTES_MAX
-from psworker.snapshot import Snapshot
+from psworker.snapshots.snapshot import Snapshot
 from tests.integration.job import Job, connect, deviation, run_workers
 
 SEED: Final = 5

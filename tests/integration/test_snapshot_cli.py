@@ -26,7 +26,7 @@ class Running:
         self, *arguments: str, coordinator: str | None = None
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "psworker.ctl", *arguments],
+            [sys.executable, "-m", "psctl", *arguments],
             env={**os.environ, "PS_COORDINATOR": coordinator or self.address},
             capture_output=True,
             text=True,

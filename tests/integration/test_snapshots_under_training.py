@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import psworker
-from psworker.snapshot import Snapshot
+from psworker.snapshots.snapshot import Snapshot
 from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Crew, Job, connect
 

@@ -11,7 +11,7 @@ from torch import nn
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from psworker.errors import UnsupportedError
-from psworker.optimizer import PreparedOptimizer
+from psworker.optim.optimizer import PreparedOptimizer
 from tests.doubles.chunk_sizes import cut_into
 from tests.integration.job import Job, connect, deviation, run_workers
 from tests.integration.one_process import (

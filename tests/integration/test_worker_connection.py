@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorData
 
 import psworker
 from psworker import WorkerConnection
-from psworker.epoch_report import EpochReport
+from psworker.data.epoch_report import EpochReport
 from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation
 

@@ -19,7 +19,7 @@ import psworker
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
-from psworker.session import LEAVE_TIMEOUT_S
+from psworker.member.session import LEAVE_TIMEOUT_S
 from psworker.worker_connection import WorkerConnection
 from tests.doubles.child_process import killed_at_end
 from tests.doubles.fault_proxy import FaultProxy
@@ -323,7 +323,7 @@ def test_shards_that_were_stopped_are_told_while_a_step_waits(
 ) -> None:
     """Ctrl-C at `psserver local`: the worker's terminal says whom it waits for."""
     for module in ("shard_silence", "waiting_log"):
-        monkeypatch.setattr(f"psworker.{module}.WAITING_INTERVAL_MS", 200)
+        monkeypatch.setattr(f"psworker.member.{module}.WAITING_INTERVAL_MS", 200)
     with Job(tmp_path, workers_min=2) as job:
         addresses = job.shard_addresses()
 

@@ -23,13 +23,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from psworker.ctl.tables import aligned
+from psctl.tables import aligned
 from tests.mutation.catalogue import BUGS
 from tests.mutation.planted_bug import PlantedBug
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-FOLDERS: Final = ("psserver", "psworker", "protos/pswire", "tests", "docs", "examples")
+FOLDERS: Final = (
+    "psserver",
+    "psworker",
+    "psctl",
+    "protos/pswire",
+    "tests",
+    "docs",
+    "examples",
+)
 
 CORE_SUITES: Final = (
     ("tests/property/test_core_schedules.py", "-k", "promise"),

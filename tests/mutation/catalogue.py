@@ -336,13 +336,13 @@ BUGS = (
         "groups that the script has changed and nobody looks at",
         (
             Edit(
-                f"{WORKER}/optimizer.py",
+                f"{WORKER}/optim/optimizer.py",
                 "            if self._identities_of(groups) != self._identities:\n",
                 "            if len(groups) != len(self._identities):\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_optimizer.py"
+            f"{WORKER_TESTS}/optim/test_optimizer.py"
             "::test_groups_that_the_script_has_changed_are_declared",
         ),
     ),
@@ -350,14 +350,14 @@ BUGS = (
         "optimizer state that is thrown away here and not on the shards",
         (
             Edit(
-                f"{WORKER}/optimizer.py",
+                f"{WORKER}/optim/optimizer.py",
                 "            self._unsent = edited_states(edited, self._indexes)\n",
                 "            found = edited_states(edited, self._indexes)\n"
                 "            self._unsent = found or None\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_optimizer.py"
+            f"{WORKER_TESTS}/optim/test_optimizer.py"
             "::test_state_that_is_thrown_away_is_told_with_the_next_push",
         ),
     ),
@@ -365,15 +365,15 @@ BUGS = (
         "optimizer state that is written into and not sent",
         (
             Edit(
-                f"{WORKER}/shard_state.py",
+                f"{WORKER}/optim/shard_state.py",
                 "    return 0 if tensor.is_inference() else tensor._version\n",
                 "    return 0\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_optimizer.py"
+            f"{WORKER_TESTS}/optim/test_optimizer.py"
             "::test_state_that_is_written_into_is_sent",
-            f"{WORKER_TESTS}/test_optimizer.py"
+            f"{WORKER_TESTS}/optim/test_optimizer.py"
             "::test_what_is_saved_is_what_the_script_has_written",
         ),
     ),
@@ -381,12 +381,12 @@ BUGS = (
         "a step of the script's own that is dropped",
         (
             Edit(
-                f"{WORKER}/optimizer_class.py",
+                f"{WORKER}/optim/optimizer_class.py",
                 "        if _is_own(vars(optimizer).get(name)):\n",
                 '        if name != "step" and _is_own(vars(optimizer).get(name)):\n',
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_optimizer_class.py",),
+        tests=(f"{WORKER_TESTS}/optim/test_optimizer_class.py",),
     ),
     PlantedBug(
         "state that is lost with a parameter's place in its group",
@@ -496,20 +496,20 @@ BUGS = (
         "edits told by torch's count of writes alone",
         (
             Edit(
-                "psworker/samples.py",
+                "psworker/tensors/samples.py",
                 "        bits = [part.tobytes() for part in self._parts]\n",
                 '        bits = [b"" for part in self._parts]\n',
             ),
         ),
         tests=(
-            "tests/unit/psworker/test_edited_values.py::test_an_edit_is_named_once_with_its_step",
+            "tests/unit/psworker/optim/test_edited_values.py::test_an_edit_is_named_once_with_its_step",
         ),
     ),
     PlantedBug(
         "a model that was loaded with its optimizer is left behind",
         (
             Edit(
-                "psworker/stepper.py",
+                "psworker/steps/stepper.py",
                 "            extras = self._with_loaded_values(spec, groups, extras)\n",
                 "            pass\n",
             ),
@@ -523,7 +523,7 @@ BUGS = (
         "values whose publish was refused are forgotten, and their state goes alone",
         (
             Edit(
-                "psworker/stepper.py",
+                "psworker/steps/stepper.py",
                 "        self._loaded = values\n",
                 "        self._loaded = None\n",
             ),
@@ -537,7 +537,7 @@ BUGS = (
         "models matched by their place although they have names",
         (
             Edit(
-                "psworker/named_objects.py",
+                "psworker/optim/named_objects.py",
                 """            name = given or f"{base}{unnamed_count or ''}"
             unnamed_count += not given
 """,
@@ -546,18 +546,18 @@ BUGS = (
 """,
             ),
         ),
-        tests=("tests/unit/psworker/test_named_objects.py",),
+        tests=("tests/unit/psworker/optim/test_named_objects.py",),
     ),
     PlantedBug(
         "classes of models that are not compared",
         (
             Edit(
-                "psworker/object_marks.py",
+                "psworker/optim/object_marks.py",
                 '        yield f"{name}:{_class_name(module)}"\n',
                 "        yield name\n",
             ),
         ),
-        tests=("tests/unit/psworker/test_object_marks.py",),
+        tests=("tests/unit/psworker/optim/test_object_marks.py",),
     ),
     PlantedBug(
         "equal models in another order that are taken as they come",
@@ -605,7 +605,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psworker/test_data_loader.py::"
+            "tests/unit/psworker/data/test_data_loader.py::"
             "test_workers_have_together_the_order_of_the_one_that_opens_an_epoch",
         ),
     ),
@@ -619,7 +619,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psworker/test_data_loader.py::"
+            "tests/unit/psworker/data/test_data_loader.py::"
             "test_in_rounds_the_length_is_what_a_worker_gets",
         ),
     ),
@@ -652,7 +652,7 @@ BUGS = (
         "the gradient after an interrupted step is taken for that step's",
         (
             Edit(
-                "psworker/stepper.py",
+                "psworker/steps/stepper.py",
                 "        if result is None or "
                 "self._spent.has_new(self._store.tensors):\n",
                 "        if result is None:\n",
@@ -664,82 +664,82 @@ BUGS = (
         "another element type that nobody looks at",
         (
             Edit(
-                f"{WORKER}/declared_tensors.py",
+                f"{WORKER}/optim/declared_tensors.py",
                 "return tensor.data_ptr(), tensor.dtype, tensor.shape,",
                 "return tensor.shape,",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+        tests=(f"{WORKER_TESTS}/optim/test_declared_tensors.py",),
     ),
     PlantedBug(
         "memory in common that nobody looks at",
         (
             Edit(
-                f"{WORKER}/declared_tensors.py",
+                f"{WORKER}/optim/declared_tensors.py",
                 "overlapping_pairs([tensors[index] for index in written])",
                 "overlapping_pairs([])",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+        tests=(f"{WORKER_TESTS}/optim/test_declared_tensors.py",),
     ),
     PlantedBug(
         "parameters over one memory that are told apart by their identity alone",
         (
             Edit(
-                f"{WORKER}/memory_ranges.py",
+                f"{WORKER}/optim/memory_ranges.py",
                 "                if _share(tensors[other], tensors[position]):\n",
                 "                if tensors[other] is tensors[position]:\n",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_declared_tensors.py",),
+        tests=(f"{WORKER_TESTS}/optim/test_declared_tensors.py",),
     ),
     PlantedBug(
         "memory that is known by the address of a view of it",
         (
             Edit(
-                f"{WORKER}/value_store.py",
+                f"{WORKER}/tensors/value_store.py",
                 "        if known and known.address == tensor.data_ptr() "
                 "and is_contiguous:\n",
                 "        if known and known.flat.data_ptr() == tensor.data_ptr():\n",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_tensor_chunks.py",),
+        tests=(f"{WORKER_TESTS}/tensors/test_tensor_chunks.py",),
     ),
     PlantedBug(
         "a step that writes the buffers of other optimizers' modules",
         (
             Edit(
-                f"{WORKER}/buffers.py",
+                f"{WORKER}/optim/buffers.py",
                 "if optimizer not in owners.get(index, (optimizer,))",
                 "if index not in self._sent",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_buffers.py",),
+        tests=(f"{WORKER_TESTS}/optim/test_buffers.py",),
     ),
     PlantedBug(
         "a version that is counted up for the bytes that are there",
         (
             Edit(
-                f"{WORKER}/value_store.py",
+                f"{WORKER}/tensors/value_store.py",
                 "        if not (may_be_there and np.array_equal("
                 "target.data[run], data[start:stop])):\n",
                 "        if True:\n",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_tensor_chunks.py",),
+        tests=(f"{WORKER_TESTS}/tensors/test_tensor_chunks.py",),
     ),
     PlantedBug(
         "a skipped batch that weighs the next gradient",
         (
             Edit(
-                f"{WORKER}/drawn_batches.py",
+                f"{WORKER}/data/drawn_batches.py",
                 "            own = "
                 "[each for each in draws.batches if each.is_trained]\n",
                 "            own = list(draws.batches)\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_drawn_batches.py"
+            f"{WORKER_TESTS}/data/test_drawn_batches.py"
             "::test_a_batch_whose_loss_was_thrown_away_is_behind_no_step",
         ),
     ),
@@ -747,13 +747,13 @@ BUGS = (
         "a batch drawn ahead that weighs the step before its own",
         (
             Edit(
-                f"{WORKER}/drawn_batches.py",
+                f"{WORKER}/data/drawn_batches.py",
                 "        return [(alive or fits)[0]]\n",
                 "        return [draws.batches[-1]]\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_drawn_batches.py"
+            f"{WORKER_TESTS}/data/test_drawn_batches.py"
             "::test_one_batch_drawn_ahead_shifts_no_step",
         ),
     ),
@@ -776,13 +776,13 @@ BUGS = (
         "a sum of losses that shards are not told of",
         (
             Edit(
-                f"{WORKER}/prepare.py",
+                f"{WORKER}/optim/prepare.py",
                 'bound, loss_is_sum=loss == "sum")',
                 "bound)",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_prepare.py"
+            f"{WORKER_TESTS}/optim/test_prepare.py"
             "::test_the_word_of_the_loss_goes_with_each_optimizer",
         ),
     ),
@@ -817,12 +817,12 @@ BUGS = (
         "a chunk that points again into a segment that is gone",
         (
             Edit(
-                f"{WORKER}/outgoing_push.py",
+                f"{WORKER}/member/outgoing_push.py",
                 "if is_shared_chunk(message) and self.in_message is not None:",
                 "if False and self.in_message is not None:",
             ),
         ),
-        tests=(f"{WORKER_TESTS}/test_outgoing_push.py",),
+        tests=(f"{WORKER_TESTS}/member/test_outgoing_push.py",),
     ),
     PlantedBug(
         "nobody is cut off from a shard",
@@ -1056,7 +1056,7 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_loader_iteration.py"
+            f"{WORKER_TESTS}/data/test_loader_iteration.py"
             "::test_with_batches_in_hand_an_iteration_ends_before_its_epoch",
         ),
     ),
@@ -1064,13 +1064,13 @@ BUGS = (
         "a prefetching thread that completes a step while another one computes",
         (
             Edit(
-                f"{WORKER}/pending.py",
+                f"{WORKER}/data/pending.py",
                 "        return not is_here and self._batches.has_open(loader)\n",
                 "        return False\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_loader_iteration.py"
+            f"{WORKER_TESTS}/data/test_loader_iteration.py"
             "::test_a_thread_that_draws_completes_no_step_of_another_one",
         ),
     ),
@@ -1078,13 +1078,13 @@ BUGS = (
         "a script that skips batches taken for one that draws ahead",
         (
             Edit(
-                f"{WORKER}/drawn_batches.py",
+                f"{WORKER}/data/drawn_batches.py",
                 "        return len([each for each in in_hand if each.is_alive]) > 1\n",
                 "        return bool(in_hand)\n",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_drawn_batches.py"
+            f"{WORKER_TESTS}/data/test_drawn_batches.py"
             "::test_a_script_that_skips_batches_has_none_in_hand",
         ),
     ),
@@ -1092,13 +1092,13 @@ BUGS = (
         "a step on batches that other workers have now counts",
         (
             Edit(
-                f"{WORKER}/drawn_batches.py",
+                f"{WORKER}/data/drawn_batches.py",
                 "each.is_lost |= each.data_range is not None",
                 "each.is_lost = False",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_drawn_batches.py"
+            f"{WORKER_TESTS}/data/test_drawn_batches.py"
             "::test_a_gradient_of_batches_that_others_have_now_counts_for_nothing",
         ),
     ),
@@ -1106,13 +1106,13 @@ BUGS = (
         "a process alone that counts batches as trained whose gradient was zeroed",
         (
             Edit(
-                f"{WORKER}/local_optimizer.py",
+                f"{WORKER}/backends/local_optimizer.py",
                 "        steps.note_zeroed()\n",
                 "",
             ),
         ),
         tests=(
-            f"{WORKER_TESTS}/test_local_prepare.py"
+            f"{WORKER_TESTS}/backends/test_local_prepare.py"
             "::test_a_report_tells_what_was_skipped",
         ),
     ),

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from psctl.demo.tasks import Task, load_task
 from pswire.compression import Compression
-from psworker.compression import CompressionChoice
-from psworker.ctl.demo.tasks import Task, load_task
+from psworker.tensors.compression import CompressionChoice
 from tests.integration.job import Job, connect, run_workers
 
 EPOCH_COUNT: Final = 16

@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from psctl.__main__ import app as psctl_app
+from psctl.failures import exit_code_of
 from psserver.__main__ import app as psserver_app
 from pswire.exit_codes import ExitCode
 from psworker.__main__ import app as psworker_app
-from psworker.ctl.__main__ import app as psctl_app
-from psworker.ctl.failures import exit_code_of
 
-COMMANDS = ["psserver", "psworker", "psworker.ctl"]
+COMMANDS = ["psserver", "psworker", "psctl"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

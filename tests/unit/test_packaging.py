@@ -50,10 +50,10 @@ def pins(name: str) -> dict[str, str]:
     return dict(line.strip().split("==") for line in named)
 
 
-def test_wheel_holds_the_three_packages_with_their_types(
+def test_wheel_holds_the_packages_with_their_types(
     wheel_names: set[str],
 ) -> None:
-    for package in ("psserver", "psworker", "pswire"):
+    for package in ("psserver", "psworker", "psctl", "pswire"):
         assert f"{package}/__init__.py" in wheel_names
         assert f"{package}/py.typed" in wheel_names
     for stub in ("push_pb2.py", "push_pb2.pyi", "parameter_service_pb2_grpc.pyi"):
@@ -65,6 +65,7 @@ def test_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "psserver",
         "psworker",
+        "psctl",
         "pswire",
     }
 

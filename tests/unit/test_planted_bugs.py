@@ -60,7 +60,7 @@ CORE_FILE = "psserver/core/dedupe.py"
         (bug_in(CORE_FILE, "t.py::a", "t.py::b"), False, (("t.py::a", "t.py::b"),)),
         (bug_in(CORE_FILE, "t.py::a"), True, CORE_SUITES),
         (bug_in(CORE_FILE), False, CORE_SUITES),
-        (bug_in("psworker/optimizer.py", "t.py"), True, (("t.py",),)),
+        (bug_in("psworker/optim/optimizer.py", "t.py"), True, (("t.py",),)),
     ],
 )
 def test_a_bug_is_tried_on_the_tests_that_it_names(
@@ -73,7 +73,7 @@ def test_what_passes_without_bugs_has_each_test_once() -> None:
     bugs = [
         bug_in(CORE_FILE, "b.py::x"),
         bug_in(CORE_FILE, "b.py::x", "a.py"),
-        bug_in("psworker/optimizer.py", "a.py"),
+        bug_in("psworker/optim/optimizer.py", "a.py"),
     ]
     assert every_suite(bugs, is_whole=False) == (["a.py", "b.py::x"],)
     assert every_suite(bugs, is_whole=True) == (["a.py"], *CORE_SUITES)

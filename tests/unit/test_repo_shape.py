@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LIBRARIES = ("protos", "psserver", "psworker")
+LIBRARIES = ("protos", "psserver", "psworker", "psctl")
 FUNCTION_LINES_MAX = 70
 TEST_TIMEOUT_S_MAX = 300
 SOAK_TIMEOUT_S_MAX = 2400

@@ -132,7 +132,7 @@ def test_a_stopped_process_goes_on_when_continued() -> None:
 def names_in_code() -> set[str]:
     """First arguments of every `failpoints.hit(...)` in the libraries."""
     found = set()
-    for folder in ("protos/pswire", "psserver", "psworker"):
+    for folder in ("protos/pswire", "psserver", "psworker", "psctl"):
         for path in (REPOSITORY / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             if "failpoints.hit(" not in text:

@@ -1,9 +1,9 @@
 import pytest
 import torch.distributed as dist
 
+from psworker.backends.local_connection import alone_text
 from psworker.config import find_worker_id
-from psworker.launch_plan import LaunchPlan
-from psworker.local_connection import alone_text
+from psworker.launch.launch_plan import LaunchPlan
 from psworker.torchrun import TorchrunProcess, count_text, find_torchrun, rank_text
 from tests.doubles.free_addresses import free_address
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from psworker.backends.group_connection import GroupConnection
+from psworker.backends.local_connection import LocalConnection
 from psworker.connection import Connection
-from psworker.group_connection import GroupConnection
-from psworker.local_connection import LocalConnection
 from psworker.worker_connection import WorkerConnection
 
 

@@ -18,8 +18,8 @@ from pswire.frames import (
 from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of
-from psworker.held_values import HeldValues
-from psworker.value_store import ValueStore
+from psworker.tensors.held_values import HeldValues
+from psworker.tensors.value_store import ValueStore
 
 A, B = WorkerKey("a", 1), WorkerKey("b", 1)
 

@@ -22,9 +22,9 @@ from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import GradientLayout, SegmentKind, SharedRun
 from pswire.torch_types import buffer_of
-from psworker.tensor_chunks import ChunkSource
+from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.shard_segments import ShardSegments
-from psworker.value_store import CheckedChunk, ValueStore
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 

@@ -1,0 +1,242 @@
+"""The commands of `psctl` that measure paramserver on this machine."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psctl.options import JsonOption, interruptible, parsed, print_json, say
+from pswire.exit_codes import ExitCode
+from pswire.number_range import NumberRange
+from pswire.options import number_option
+from psworker.launch.cores import usable_core_count
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measures paramserver beside what others have.",
+)
+
+
+@app.command("all")
+def bench_all_command(
+    *,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure this workload alone; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    repetitions: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000),
+            help="Measured repetitions of each contender.",
+        ),
+    ] = 15,
+    mib: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1024), help="Size of the big parameter, in MiB."
+        ),
+    ] = 64,
+    parameters: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            metavar="N",
+            help="Parameters of the model, about.",
+        ),
+    ] = 25_000_000,
+    batch: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Samples of a worker's training step.",
+        ),
+    ] = 256,
+    calls: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Small steps and empty calls of a repetition.",
+        ),
+    ] = 50,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="For JSON, table and picture."),
+    ] = Path("paramserver-bench"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measures every workload beside what people would use instead.
+
+    Example: psctl bench all --only exchange --only shards
+
+    The contenders of a workload take turns within one run, so that whatever else the
+    machine does meets all of them. Sizes other than the default ones are for trying
+    things out: targets are set for those. `psctl bench list` tells the workloads, and
+    about how long each takes.
+    """
+    from psctl.bench.command import bench_all
+    from psctl.bench.report import report_json, report_text
+    from psctl.bench.suite import WORKLOADS, workload_named
+    from psctl.bench.workload import Sizes
+
+    names = only or [each.name for each in WORKLOADS]
+    workloads = parsed("--only", lambda: [workload_named(name) for name in names])
+    sizes = Sizes(
+        mebibyte_count=mib,
+        parameter_count=parameters,
+        batch_size=batch,
+        call_count=calls,
+        repetition_count=repetitions,
+    )
+    with interruptible():
+        report = bench_all(
+            workloads,
+            sizes,
+            out=out,
+            arguments=("psctl", *sys.argv[1:]),
+            tell=say,
+        )
+    if as_json:
+        print_json(report_json(report))
+    else:
+        typer.echo(report_text(report))
+    if any(each.failure for each in report.figures):
+        raise typer.Exit(ExitCode.ERROR)
+
+
+@app.command("list")
+def bench_list_command(*, as_json: JsonOption = False) -> None:
+    """Tells the workloads of `psctl bench all`.
+
+    What each measures, beside what, its targets, and about how long it takes.
+    """
+    from psctl.bench.suite import WORKLOADS, workloads_json, workloads_text
+
+    if as_json:
+        print_json(workloads_json(WORKLOADS))
+    else:
+        typer.echo(workloads_text(WORKLOADS))
+
+
+@app.command("step")
+def bench_step_command(
+    *,
+    mib: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1024), help="Size of the parameter, in MiB."
+        ),
+    ] = 64,
+    repetitions: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000), help="Measured steps of each side."
+        ),
+    ] = 15,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures push + apply + pull, beside torch.distributed.rpc.
+
+    Example: psctl bench step --mib 64 --json
+    """
+    from psctl.bench.step import bench_step, bench_text
+
+    with interruptible():
+        figures = bench_step(mib, repetitions, say)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(bench_text(figures))
+
+
+@app.command("overlap")
+def bench_overlap_command(
+    *,
+    parameters: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            metavar="N",
+            help="Parameters, about.",
+        ),
+    ] = 25_000_000,
+    batch: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000), help="Samples of a worker's step."
+        ),
+    ] = 256,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 2), help="Workers.")
+    ] = 1,
+    shards: Annotated[
+        int, number_option(allowed=NumberRange(1, 16), help="Shards.")
+    ] = 2,
+    turns: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(2, 1_000_000), help="Measured turns of each contender."
+        ),
+    ] = 9,
+    steps: Annotated[
+        int, number_option(allowed=NumberRange(1, 1_000_000), help="Steps of a turn.")
+    ] = 4,
+    bandwidth: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.0, 1e6),
+            metavar="MBIT",
+            help="Puts a link of this speed, in Mbit/s, before the shards; 0 for none.",
+        ),
+    ] = 0,
+    latency: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.0, 60_000.0),
+            metavar="MS",
+            help="Of that link, one way.",
+        ),
+    ] = 0,
+    threads: Annotated[
+        int | None,
+        number_option(
+            allowed=NumberRange(1, 1024),
+            help="Of torch in each worker; by default all cores but one, which is left "
+            "to those who send.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measures what prepare(overlap=True) gains, beside one process.
+
+    Example: psctl bench overlap --bandwidth 1000 --latency 0.2 --json
+    """
+    from psctl.bench.overlap import (
+        OverlapSettings,
+        bench_overlap,
+        overlap_text,
+    )
+
+    settings = OverlapSettings(
+        parameter_count=parameters,
+        batch_size=batch,
+        worker_count=workers,
+        shard_count=shards,
+        turn_count=turns,
+        step_count=steps,
+        bandwidth_mbit=bandwidth,
+        latency_ms=latency,
+        thread_count=threads or max(1, usable_core_count() - 1),
+    )
+    with interruptible():
+        figures = bench_overlap(settings, say)
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(overlap_text(figures))

@@ -1,0 +1,225 @@
+"""`psctl compare`, from the first process to the last figure."""
+
+import math
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from psctl.compare.figures import Figures, RunConditions, figures_of
+from psctl.compare.job import SHARD_COUNT, Tell, run_job
+from psctl.compare.loads import Load
+from psctl.compare.modes import ComparedMode
+from psctl.compare.picture import NOT_INSTALLED, can_draw, draw
+from psctl.compare.ratios import ideal_s, ratios_to_bsp
+from psctl.compare.report import Comparison, write_tables
+from psctl.compare.steps import Step
+from psctl.compare.training import TASK_NAME
+from psctl.demo.tasks import Task, load_task
+from psctl.out_folder import made_folder
+from psctl.processes import signals_interrupt
+from psctl.scratch import scratch_folder
+from psworker import event_loop
+
+_BSP: Final = ComparedMode(name="bsp", mode="bsp")
+
+_BASE_MS_MIN: Final = 100
+_BASE_MS_MAX: Final = 120
+_BASE_OVER_WORK: Final = 5
+"""How many times longer an undisturbed step is than one without any wait, so that the
+delays are what is measured."""
+
+_MEASURED_CLOCKS: Final = 40
+_START_S: Final = 10.0
+"""What the start of a job's processes takes on two cores, for the forecast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSettings:
+    """What to compare.
+
+    Attributes:
+        modes: Modes.
+        loads: Loads under which each of them runs.
+        worker_count: Workers.
+        sample_count: Samples in updates, of each run.
+        base_ms: Time of an undisturbed step, `None` to choose it.
+        target_accuracy: Accuracy whose time is told.
+        seed: Of data and delays.
+        snapshot_interval_s: Time between two points of the accuracy's curve.
+        out: Folder for the files; made if new.
+    """
+
+    modes: tuple[ComparedMode, ...]
+    loads: tuple[Load, ...]
+    worker_count: int
+    sample_count: int
+    base_ms: float | None
+    target_accuracy: float
+    seed: int
+    snapshot_interval_s: float
+    out: Path
+
+
+def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
+    """Runs every mode under every load.
+
+    Raises:
+        CommandError: A process failed; the text has the end of its log.
+        KeyboardInterrupt: Stopped by a signal; everything is gone by then.
+    """
+    folder = made_folder(settings.out)
+    if not can_draw():
+        tell(NOT_INSTALLED)
+    torch.set_num_threads(1)
+    task = load_task(TASK_NAME)
+    with (
+        signals_interrupt(),
+        scratch_folder("paramserver-compare-") as scratch,
+        _event_loop_kept(),
+    ):
+        base_s, reason = _choose_base(settings, task, scratch, tell)
+        figures = _run_all(settings, base_s, task, scratch, tell)
+    files = write_tables(figures, folder)
+    if can_draw():
+        files.append(draw(figures, settings.target_accuracy, folder))
+    return Comparison(
+        worker_count=settings.worker_count,
+        shard_count=SHARD_COUNT,
+        sample_count=_gradient_count(settings, task) * task.batch_size,
+        seed=settings.seed,
+        base_s=base_s,
+        base_reason=reason,
+        target_accuracy=settings.target_accuracy,
+        figures=tuple(figures),
+        ratios=tuple(ratios_to_bsp(figures)),
+        files=tuple(files),
+    )
+
+
+@contextmanager
+def _event_loop_kept() -> Iterator[None]:
+    """Keeps one event loop for all runs: gRPC can't follow to another."""
+    event_loop.acquire()
+    try:
+        yield
+    finally:
+        event_loop.release()
+
+
+def _run_all(
+    settings: CompareSettings, base_s: float, task: Task, scratch: Path, tell: Tell
+) -> list[Figures]:
+    runs = [
+        _conditions(settings, task, mode=mode, load=load, base_s=base_s)
+        for load in settings.loads
+        for mode in settings.modes
+    ]
+    expected_s = sum(ideal_s(each) + _START_S for each in runs)
+    tell(f"{len(runs)} runs, about {math.ceil(expected_s / 60)} min together")
+    _tell_rounding(settings, task, tell)
+    figures = []
+    for number, conditions in enumerate(runs, start=1):
+        name = f"[{number}/{len(runs)}] {conditions.load}, {conditions.mode.label}"
+        tell(f"{name}: starting {settings.worker_count} workers")
+        steps, curve = run_job(
+            conditions,
+            task,
+            _new_folder(scratch, f"run-{number}"),
+            snapshot_interval_s=settings.snapshot_interval_s,
+            tell=lambda text, name=name: tell(f"{name}: {text}"),  # type: ignore[misc]
+        )
+        figures.append(
+            figures_of(
+                conditions, steps, curve, target_accuracy=settings.target_accuracy
+            )
+        )
+        tell(
+            f"{name}: {figures[-1].duration_s:.1f} s, accuracy "
+            f"{figures[-1].final_accuracy:.3f}"
+        )
+    return figures
+
+
+def _choose_base(
+    settings: CompareSettings, task: Task, scratch: Path, tell: Tell
+) -> tuple[float, str]:
+    """Time of an undisturbed step, and why."""
+    if settings.base_ms is not None:
+        return settings.base_ms / 1000, "as --base-ms says"
+    tell("measuring what a step takes without any wait")
+    conditions = _conditions(settings, task, mode=_BSP, load=Load.EVEN, base_s=0.0)
+    steps, _ = run_job(
+        conditions,
+        task,
+        _new_folder(scratch, "measure"),
+        snapshot_interval_s=settings.snapshot_interval_s,
+        tell=tell,
+    )
+    work_ms = 1000 * _clock_duration_s(steps)
+    wanted_ms = 10 * math.ceil(_BASE_OVER_WORK * work_ms / 10)
+    base_ms = min(_BASE_MS_MAX, max(_BASE_MS_MIN, wanted_ms))
+    reason = (
+        f"{_BASE_OVER_WORK} times the {work_ms:.0f} ms of a BSP step without any "
+        f"wait, but from {_BASE_MS_MIN} to {_BASE_MS_MAX} ms"
+    )
+    if wanted_ms > _BASE_MS_MAX:
+        tell(
+            f"this machine is busy or slow: a step's own work takes {work_ms:.0f} ms, "
+            "so the differences between modes will look smaller than they are"
+        )
+    return base_ms / 1000, reason
+
+
+def _clock_duration_s(steps: list[Step]) -> float:
+    ends = sorted(step.ended_s for step in steps if step.worker_index == 0)
+    return statistics.median(later - earlier for earlier, later in pairwise(ends))
+
+
+def _conditions(
+    settings: CompareSettings,
+    task: Task,
+    *,
+    mode: ComparedMode,
+    load: Load,
+    base_s: float,
+) -> RunConditions:
+    return RunConditions(
+        mode=mode,
+        load=load,
+        worker_count=settings.worker_count,
+        batch_size=task.batch_size,
+        gradient_count=_MEASURED_CLOCKS * settings.worker_count
+        if base_s == 0
+        else _gradient_count(settings, task),
+        base_s=base_s,
+        seed=settings.seed,
+    )
+
+
+def _gradient_count(settings: CompareSettings, task: Task) -> int:
+    """Gradients of a run, a whole number of clocks."""
+    of_clock = task.batch_size * settings.worker_count
+    return math.ceil(settings.sample_count / of_clock) * settings.worker_count
+
+
+def _tell_rounding(settings: CompareSettings, task: Task, tell: Tell) -> None:
+    """Says it when more samples are trained than were asked for."""
+    sample_count = _gradient_count(settings, task) * task.batch_size
+    if sample_count != settings.sample_count:
+        tell(
+            f"--samples {settings.sample_count} is rounded up to {sample_count}: whole "
+            f"steps of all workers, {task.batch_size} samples for each of "
+            f"{settings.worker_count}"
+        )
+
+
+def _new_folder(scratch: Path, name: str) -> Path:
+    folder = scratch / name
+    folder.mkdir()
+    return folder

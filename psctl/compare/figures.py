@@ -1,0 +1,151 @@
+"""What a run has to show, from the steps of its workers and its snapshots. Pure."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psctl.compare.loads import Load
+from psctl.compare.modes import ComparedMode
+from psctl.compare.steps import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConditions:
+    """Under which a run was made.
+
+    Attributes:
+        mode: How its workers kept together.
+        load: What disturbed them.
+        worker_count: Workers.
+        batch_size: Samples of one gradient.
+        gradient_count: Gradients in updates after which it ends.
+        base_s: Time of an undisturbed step.
+        seed: Of data and delays.
+    """
+
+    mode: ComparedMode
+    load: Load
+    worker_count: int
+    batch_size: int
+    gradient_count: int
+    base_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Held-out accuracy at a moment of a run.
+
+    Attributes:
+        at_s: Seconds since its first step began.
+        accuracy: Share of the held-out samples.
+    """
+
+    at_s: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one run, up to the end of the last step that was asked for.
+
+    Attributes:
+        conditions: Under which it was made.
+        duration_s: From the beginning of the first step.
+        steps_per_s: Steps of all workers, with those whose gradient was dropped.
+        samples_per_s: Samples in updates.
+        sample_count: Samples in updates.
+        dropped_sample_count: Samples whose gradient is in no update.
+        step_cost: What a step took, in undisturbed steps, with its waiting for others.
+        call_ms: What `optimizer.step()` took, the median.
+        own_work_ms: What the step's own computation took, the median.
+        target_s: When the stated accuracy was first seen, `None` for never.
+        final_accuracy: Accuracy at the end.
+        staleness_counts: Gradients in updates by their staleness.
+        curve: Accuracy over time.
+    """
+
+    conditions: RunConditions
+    duration_s: float
+    steps_per_s: float
+    samples_per_s: float
+    sample_count: int
+    dropped_sample_count: int
+    step_cost: float
+    call_ms: float
+    own_work_ms: float
+    target_s: float | None
+    final_accuracy: float
+    staleness_counts: Mapping[int, int]
+    curve: tuple[CurvePoint, ...]
+
+    @property
+    def staleness_mean(self) -> float:
+        """Over all gradients in updates."""
+        total = sum(self.staleness_counts.values())
+        return sum(s * n for s, n in self.staleness_counts.items()) / total
+
+    @property
+    def staleness_max(self) -> int:
+        """Of any gradient in an update."""
+        return max(self.staleness_counts)
+
+
+def first_began_s(steps: Sequence[Step]) -> float:
+    """When the first step of a run began."""
+    return min(step.began_s for step in steps)
+
+
+def figures_of(
+    conditions: RunConditions,
+    steps: Sequence[Step],
+    curve: Sequence[CurvePoint],
+    *,
+    target_accuracy: float,
+) -> Figures:
+    """Counts a run.
+
+    Args:
+        conditions: Under which it was made.
+        steps: Of all workers, in any order; those after the last one asked for are
+            left out.
+        curve: Accuracy over time; its last point is the end.
+        target_accuracy: Whose time is asked for.
+    """
+    counted = _counted(steps, conditions.gradient_count)
+    useful = [step for step in counted if not step.is_dropped]
+    duration_s = counted[-1].ended_s - first_began_s(counted)
+    sample_count = len(useful) * conditions.batch_size
+    return Figures(
+        conditions=conditions,
+        duration_s=duration_s,
+        steps_per_s=len(counted) / duration_s,
+        samples_per_s=sample_count / duration_s,
+        sample_count=sample_count,
+        dropped_sample_count=(len(counted) - len(useful)) * conditions.batch_size,
+        step_cost=statistics.mean(step.ended_s - step.began_s for step in counted)
+        / conditions.base_s,
+        call_ms=1000
+        * statistics.median(step.ended_s - step.pushed_s for step in counted),
+        own_work_ms=1000
+        * statistics.median(step.computed_s - step.began_s for step in counted),
+        target_s=next(
+            (point.at_s for point in curve if point.accuracy >= target_accuracy), None
+        ),
+        final_accuracy=curve[-1].accuracy,
+        staleness_counts=dict(sorted(Counter(s.staleness for s in useful).items())),
+        curve=tuple(curve),
+    )
+
+
+def _counted(steps: Sequence[Step], gradient_count: int) -> list[Step]:
+    """Steps up to the one with which enough gradients are in updates."""
+    counted = []
+    useful_count = 0
+    for step in sorted(steps, key=lambda step: step.ended_s):
+        counted.append(step)
+        useful_count += not step.is_dropped
+        if useful_count >= gradient_count:
+            break
+    return counted

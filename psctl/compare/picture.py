@@ -1,0 +1,134 @@
+"""The comparison as a picture, where matplotlib is installed."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from psctl.compare.figures import Figures
+from psctl.compare.ratios import ideal_s
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PICTURE_FILE: Final = "compare.png"
+
+NOT_INSTALLED: Final = (
+    "no picture: matplotlib is not installed; run `pip install 'paramserver[plot]'`"
+)
+
+# Of Okabe and Ito, which people who see colours differently can tell apart.
+_COLOURS: Final = ("#4D4D4D", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_PANEL_INCHES: Final = (4.6, 3.4)
+_ACCURACY_MARGIN: Final = 0.05
+"""Of the accuracy axis, above and below what it shows."""
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(figures: Sequence[Figures], target_accuracy: float, folder: Path) -> Path:
+    """Draws all runs; where the picture is."""
+    # Not `pyplot`: it would look for a screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    loads = list(dict.fromkeys(each.conditions.load for each in figures))
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(3 * width, len(loads) * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(loads), 3, squeeze=False)
+    for row, load in zip(panels, loads, strict=True):
+        runs = [each for each in figures if each.conditions.load is load]
+        _draw_accuracy(row[0], runs, target_accuracy)
+        _draw_rates(row[1], runs)
+        _draw_staleness(row[2], runs)
+        titles = (
+            f"{load}: {load.description}",
+            f"{load}: pace",
+            f"{load}: staleness (BSP has none)",
+        )
+        for panel, title in zip(row, titles, strict=True):
+            panel.set_title(title, loc="left", fontsize=10)
+    path = folder / PICTURE_FILE
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def accuracy_limits(runs: Sequence[Figures]) -> tuple[float, float]:
+    """Ends of the accuracy axis, which fits what the runs have.
+
+    Where all runs got beyond 0.5, their climb up to there is left out, so that the
+    differences at the end can be seen.
+    """
+    if min(run.final_accuracy for run in runs) > 0.5:
+        return 0.5, 1.0
+    seen = [point.accuracy for run in runs for point in run.curve]
+    return (
+        max(0.0, min(seen) - _ACCURACY_MARGIN),
+        min(1.0, max(seen) + _ACCURACY_MARGIN),
+    )
+
+
+def _draw_accuracy(
+    axes: "Axes", runs: Sequence[Figures], target_accuracy: float
+) -> None:
+    for colour, run in zip(_COLOURS, runs, strict=False):
+        axes.plot(
+            [point.at_s for point in run.curve],
+            [point.accuracy for point in run.curve],
+            color=colour,
+            label=run.conditions.mode.label,
+        )
+        axes.plot(run.curve[-1].at_s, run.curve[-1].accuracy, "o", color=colour)
+    axes.axhline(target_accuracy, color="0.6", linestyle=":", linewidth=1)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("held-out accuracy")
+    axes.set_ylim(*accuracy_limits(runs))
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower right", frameon=False)
+
+
+def _draw_rates(axes: "Axes", runs: Sequence[Figures]) -> None:
+    labels = [run.conditions.mode.label for run in runs]
+    rates = [run.samples_per_s for run in runs]
+    bars = axes.bar(labels, rates, color=_COLOURS[: len(runs)], width=0.6)
+    axes.bar_label(
+        bars, [f"{rate:.0f}" for rate in rates], label_type="center", color="white"
+    )
+    for index, run in enumerate(runs):
+        ideal = run.sample_count / ideal_s(run.conditions)
+        axes.plot([index - 0.4, index + 0.4], [ideal, ideal], color="0.1", linewidth=1)
+    axes.plot([], [], color="0.1", linewidth=1, label="if only the delays took time")
+    axes.set_ylabel("samples in updates a second")
+    axes.set_xlim(-0.6, len(runs) - 0.4)
+    axes.margins(y=0.25)
+    axes.legend(loc="upper left", frameon=False)
+
+
+def _draw_staleness(axes: "Axes", runs: Sequence[Figures]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for colour, run in zip(_COLOURS, runs, strict=False):
+        if run.conditions.mode.is_synchronous:
+            continue  # Always 0, which would hide what the others have there.
+        total = sum(run.staleness_counts.values())
+        axes.plot(
+            range(run.staleness_max + 1),
+            [
+                run.staleness_counts.get(each, 0) / total
+                for each in range(run.staleness_max + 1)
+            ],
+            color=colour,
+            marker=".",
+            label=run.conditions.mode.label,
+        )
+    axes.set_xlim(-0.5, max(run.staleness_max for run in runs) + 1)
+    axes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(loc="upper right", frameon=False)
+    axes.set_xlabel("staleness, in updates")
+    axes.set_ylabel("share of gradients")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

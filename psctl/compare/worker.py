@@ -1,0 +1,138 @@
+"""A worker of the comparison: a training script whose steps take a set time.
+
+The time of a step is a wait that leaves the processor free, so that two cores can
+show four workers. Prints one line a step, which the comparison reads.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import torch
+from torch import nn
+
+import psworker
+from psctl.compare.loads import Load, step_factors
+from psctl.compare.steps import Step
+from psctl.compare.training import (
+    TASK_NAME,
+    batches,
+    learning_rate,
+    new_optimizer,
+)
+from psctl.demo.tasks import load_task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """What a worker does.
+
+    Attributes:
+        worker_index: Which one it is.
+        worker_count: Of how many.
+        load: What disturbs its steps.
+        base_s: Time of an undisturbed step.
+        gradient_count: It ends when so many gradients of all workers are in updates.
+        gradients_per_update: Of how many an update is the mean.
+        is_synchronous: Whether updates are counted by clocks, else by the version.
+        seed: Of data and delays.
+    """
+
+    worker_index: int
+    worker_count: int
+    load: str
+    base_s: float
+    gradient_count: int
+    gradients_per_update: int
+    is_synchronous: bool
+    seed: int
+
+    def to_argument(self) -> str:
+        """As an argument of the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_argument(cls, text: str) -> Self:
+        """Reads it again."""
+        return cls(**json.loads(text))
+
+
+class Trainer:
+    """The training of one worker."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self._plan = plan
+        task = load_task(TASK_NAME)
+        model = task.new_model()
+        optimizer = new_optimizer(model, plan.gradients_per_update)
+        self._connection = psworker.connect()
+        self._model, self._optimizer = self._connection.prepare(model, optimizer)
+        self._criterion = nn.CrossEntropyLoss()
+        self._images, self._labels, _ = task.train_set.tensors
+        self._batch_size = task.batch_size
+        self._batches = batches(
+            len(self._labels),
+            batch_size=task.batch_size,
+            worker_index=plan.worker_index,
+            seed=plan.seed,
+        )
+        self._factors = step_factors(
+            Load(plan.load),
+            worker_index=plan.worker_index,
+            worker_count=plan.worker_count,
+            seed=plan.seed,
+        )
+
+    def run(self) -> None:
+        """Trains until all workers together have done enough."""
+        while self._progress < 1:
+            print(self._step().to_line(), flush=True)
+        self._connection.close()
+
+    @property
+    def _progress(self) -> float:
+        last = self._connection.last_push
+        if last is None:
+            return 0.0
+        if self._plan.is_synchronous:
+            done = self._connection.clock * self._plan.gradients_per_update
+        else:
+            done = last.version
+        return done / self._plan.gradient_count
+
+    def _step(self) -> Step:
+        began_s = time.monotonic()
+        rate = learning_rate(self._plan.gradients_per_update, self._progress)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        positions = next(self._batches)
+        loss = self._criterion(
+            self._model(self._images[positions]), self._labels[positions]
+        )
+        loss.backward()
+        computed_s = time.monotonic()
+        ready_s = began_s + self._plan.base_s * next(self._factors)
+        time.sleep(max(0.0, ready_s - computed_s))
+        pushed_s = time.monotonic()
+        self._optimizer.step(weight=self._batch_size)
+        self._optimizer.zero_grad()
+        last = self._connection.last_push
+        assert last is not None, "it was just pushed"
+        return Step(
+            worker_index=self._plan.worker_index,
+            began_s=began_s,
+            computed_s=computed_s,
+            pushed_s=pushed_s,
+            ended_s=time.monotonic(),
+            clock=self._connection.clock,
+            is_dropped=last.dropped,
+            staleness=last.staleness,
+        )
+
+
+if __name__ == "__main__":
+    # The processes share the machine's cores as it is.
+    torch.set_num_threads(1)
+    Trainer(WorkerPlan.from_argument(sys.argv[1])).run()

@@ -1,0 +1,201 @@
+"""The commands of `psctl` that run whole jobs on this machine."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psctl.job_commands import ModeName
+from psctl.options import JsonOption, interruptible, parsed, print_json, say
+from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.number_range import NumberRange
+from pswire.options import choice_option, number_option
+
+
+class DemoData(StrEnum):
+    """Data sets of the demo."""
+
+    DIGITS = "digits"
+    MNIST5K = "mnist5k"
+
+
+def demo(
+    *,
+    data: Annotated[
+        DemoData, choice_option(DemoData, help="What to train on: both are real data.")
+    ] = DemoData.DIGITS,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
+    ] = 3,
+    shards: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Shards.")
+    ] = 2,
+    epochs: Annotated[
+        int | None,
+        number_option(
+            allowed=NumberRange(1, 1_000_000),
+            help="Epochs; by default about ten seconds of them.",
+        ),
+    ] = None,
+    mode: Annotated[
+        ModeName,
+        choice_option(
+            ModeName,
+            help="How workers keep together: in lockstep, a bounded number of clocks "
+            "apart, or freely.",
+        ),
+    ] = ModeName.BSP,
+    staleness: Annotated[
+        int | None,
+        number_option(
+            allowed=NumberRange(0, STALENESS_BOUND_MAX),
+            metavar="S",
+            help="With ssp, clocks that a worker may be ahead of the slowest one; "
+            f"{STALENESS_BOUND_DEFAULT} by default.",
+            show_default=False,
+        ),
+    ] = None,
+    kill: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE-INDEX@STEP",
+            help="Kill a process with SIGKILL at a step, and tell what comes of it: "
+            "worker-1@40, coordinator@40 or shard-0@40.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="File or folder for the snapshot; by default "
+            "./paramserver-demo.safetensors.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Trains a real model on real data with a whole job here.
+
+    Example: psctl demo --data mnist5k --workers 4
+
+    Example: psctl demo --mode ssp --kill worker-1@40
+
+    Needs no network beyond loopback. Ctrl-C ends it and leaves nothing behind.
+    """
+    from psctl.demo.kill import parse_kill
+
+    if staleness is not None and mode is not ModeName.SSP:
+        raise typer.BadParameter(
+            f"only --mode ssp has a bound, not {mode}", param_hint="--staleness"
+        )
+    wanted = parsed(
+        "--kill",
+        lambda: (
+            None
+            if kill is None
+            else parse_kill(kill, worker_count=workers, shard_count=shards)
+        ),
+    )
+    from psctl.demo.command import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        task_name=data.value,
+        worker_count=workers,
+        shard_count=shards,
+        epoch_count=epochs,
+        mode=mode.value,
+        staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
+        kill=wanted,
+        out=out,
+    )
+    with interruptible():
+        report_text = run_demo(settings)
+    typer.echo(report_text)
+
+
+def compare(
+    *,
+    workers: Annotated[
+        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
+    ] = 4,
+    samples: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(1, 1_000_000_000),
+            help="Samples in updates, the same for each mode.",
+        ),
+    ] = 25_600,
+    modes: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Any of bsp, bsp+B, ssp:S and asp."),
+    ] = "bsp,bsp+1,ssp:3,asp",
+    loads: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Any of hiccups, straggler and even."),
+    ] = "hiccups,straggler",
+    base_ms: Annotated[
+        float | None,
+        number_option(
+            allowed=NumberRange(1.0, 3_600_000.0),
+            metavar="MS",
+            help="How long an undisturbed step takes; by default 100, or more where "
+            "that is not long against the step's own work.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.0, 1.0), help="Accuracy whose time is told."
+        ),
+    ] = 0.9,
+    seed: Annotated[
+        int,
+        number_option(
+            allowed=NumberRange(0, NUMBER_MAX), help="Seed of data and delays."
+        ),
+    ] = 1,
+    snapshot_interval: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.05, 3_600.0, unit="seconds"),
+            metavar="SECONDS",
+            help="Between points of the curve.",
+        ),
+    ] = 1.0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for CSV files and picture.")
+    ] = Path("paramserver-compare"),
+    as_json: JsonOption = False,
+) -> None:
+    """Shows what BSP, backup workers, SSP and ASP are good for.
+
+    Example: psctl compare --modes bsp,ssp:3,ssp:8 --loads hiccups
+
+    Trains the convolutional network of `psctl demo` once for each mode and load, with
+    workers whose steps are waits of a set length, hiccups and stragglers among them.
+    Takes about 8 minutes as it is. docs/modes.md tells what to expect and why.
+    """
+    from psctl.compare.command import CompareSettings, run_comparison
+    from psctl.compare.loads import parse_loads
+    from psctl.compare.modes import parse_modes
+    from psctl.compare.report import comparison_json, comparison_text
+
+    settings = CompareSettings(
+        modes=parsed("--modes", lambda: parse_modes(modes, workers)),
+        loads=parsed("--loads", lambda: parse_loads(loads)),
+        worker_count=workers,
+        sample_count=samples,
+        base_ms=base_ms,
+        target_accuracy=target,
+        seed=seed,
+        snapshot_interval_s=snapshot_interval,
+        out=out,
+    )
+    with interruptible():
+        comparison = run_comparison(settings, say)
+    if as_json:
+        print_json(comparison_json(comparison))
+    else:
+        typer.echo(comparison_text(comparison))

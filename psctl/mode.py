@@ -1,0 +1,104 @@
+"""`psctl mode`: changes how workers keep together while the job runs."""
+
+from typing import Final, TypedDict
+
+from psctl.failures import CommandError
+from psctl.status import ask, mode_text, read_status
+from pswire.addresses import Address
+from pswire.exit_codes import ExitCode
+from pswire.limits import STALENESS_BOUND_DEFAULT
+from psworker.transport.status_client import change_mode
+from psworker.transport.values import Mode
+
+SCHEMA_VERSION: Final = 1
+
+
+RATES_OF_SINGLE_UPDATES: Final = (
+    "N updates of one worker each go N times as far as their mean: with N workers "
+    "divide the learning rate by N and leave momentum out; see docs/modes.md"
+)
+
+RATES_OF_MEANS: Final = (
+    "one update with the mean of N workers goes as far as one of their own: with N "
+    "workers multiply the learning rate by N again, momentum may come back; see "
+    "docs/modes.md"
+)
+
+
+class ChangedMode(TypedDict):
+    """The mode that rules, and since when."""
+
+    schema_version: int
+    coordinator: str
+    mode: str
+    previous_mode: str
+    staleness_bound: int | None
+    generation: int
+    mode_clock: int
+
+
+def set_mode(
+    coordinator: Address, mode: Mode, *, staleness: int | None, timeout_s: float
+) -> ChangedMode:
+    """Changes the mode; returns when the coordinator has written it down.
+
+    Args:
+        coordinator: Of the job.
+        mode: The new mode.
+        staleness: With SSP, clocks that workers may be apart; None for the default.
+        timeout_s: Longest wait.
+
+    Raises:
+        CommandError: The bound does not go with the mode.
+        PsError: The mode could not be changed, or not in time.
+    """
+    bound = _bound(mode, staleness)
+    previous = read_status(coordinator).mode
+    changed = ask(
+        coordinator,
+        change_mode(str(coordinator), mode, bound, timeout_s=timeout_s),
+        timeout_s=timeout_s,
+    )
+    return ChangedMode(
+        schema_version=SCHEMA_VERSION,
+        coordinator=str(coordinator),
+        mode=mode.value,
+        previous_mode=previous.value,
+        staleness_bound=None if mode is Mode.ASP else bound,
+        generation=changed.generation,
+        mode_clock=changed.mode_clock,
+    )
+
+
+def changed_text(changed: ChangedMode) -> str:
+    """The change for people."""
+    mode = mode_text(Mode(changed["mode"]), changed["staleness_bound"] or 0)
+    return (
+        f"{mode}, after clock {changed['mode_clock']} (generation "
+        f"{changed['generation']})"
+    )
+
+
+def rate_hint(changed: ChangedMode) -> str:
+    """What the change means for learning rates; empty when nothing.
+
+    Only BSP applies means: SSP and ASP both apply the updates of single workers.
+    """
+    was_bsp, is_bsp = (
+        mode == Mode.BSP.value for mode in (changed["previous_mode"], changed["mode"])
+    )
+    if was_bsp == is_bsp:
+        return ""
+    return RATES_OF_MEANS if is_bsp else RATES_OF_SINGLE_UPDATES
+
+
+def _bound(mode: Mode, staleness: int | None) -> int:
+    if mode is not Mode.SSP:
+        if staleness is not None:
+            raise CommandError(
+                f"--staleness {staleness} has no meaning in {mode.value}: only ssp "
+                "bounds how far workers are apart; leave it out, or say ssp",
+                ExitCode.USAGE,
+            )
+        return 0
+    return STALENESS_BOUND_DEFAULT if staleness is None else staleness

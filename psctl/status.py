@@ -1,0 +1,449 @@
+"""`psctl status`: where a job stands, for people and for programs.
+
+The JSON keeps its names within a `schema_version`; new ones may be added.
+`docs/psctl.md` describes it.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any, Final, TypeVar
+
+from psctl.tables import fitted
+from pswire.addresses import Address
+from pswire.byte_text import byte_text
+from pswire.names import printable
+from pswire.reasons import Refusal
+from psworker.data.epoch_report import EpochReport
+from psworker.errors import error_of_refusal
+from psworker.launch.reachability import (
+    problem_behind_call,
+    unreachable,
+    wait_reachable,
+)
+from psworker.transport.call_error import CallError
+from psworker.transport.status_client import (
+    JobRules,
+    JobStatus,
+    ShardState,
+    WorkerState,
+    fetch_status,
+)
+from psworker.transport.values import Mode
+
+T = TypeVar("T")
+
+SCHEMA_VERSION: Final = 2
+
+CONNECT_TIMEOUT_S: Final = 2.0
+"""Longest wait for something to listen there. A person looks now, not later."""
+
+TIMEOUT_S: Final = 5.0
+"""Longest wait for the coordinator's answer."""
+
+
+def read_status(coordinator: Address) -> JobStatus:
+    """Asks the coordinator.
+
+    Raises:
+        ConnectError: It can't be reached; the text says why.
+        PsError: It refused.
+    """
+    return ask(
+        coordinator,
+        fetch_status(str(coordinator), timeout_s=TIMEOUT_S),
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def ask(
+    coordinator: Address, question: Coroutine[Any, Any, T], *, timeout_s: float
+) -> T:
+    """The coordinator's answer.
+
+    Args:
+        coordinator: Where it is.
+        question: The call.
+        timeout_s: Longest time that the call takes, for texts.
+
+    Raises:
+        ConnectError: It can't be reached; the text says why.
+        PsError: It refused.
+    """
+    try:
+        wait_reachable(coordinator, CONNECT_TIMEOUT_S)
+        return asyncio.run(question)
+    except CallError as error:
+        if error.refusal is not None:
+            raise error.to_ps_error() from error
+        problem = problem_behind_call(coordinator, error.code, error.text)
+        raise unreachable(coordinator, timeout_s, problem) from error
+    except Refusal as refusal:
+        raise error_of_refusal(refusal) from refusal
+    finally:
+        question.close()
+
+
+def lag_of(worker: WorkerState, status: JobStatus) -> int | None:
+    """Completed clocks a member is behind the one that is ahead.
+
+    None for who has no clock. In BSP all have completed the same ones, also who does
+    not push for the next: `_state_text` says who is waited for.
+    """
+    if not worker.is_member:
+        return None
+    return max(each.clock for each in status.workers if each.is_member) - worker.clock
+
+
+def clock_of(shard: ShardState, mode: Mode) -> int:
+    """Newest clock that all members have completed on a shard.
+
+    Clocks are closed in BSP only; in the other modes that number would stand still,
+    and the frontier is the same thing.
+    """
+    return shard.clock if mode is Mode.BSP else shard.frontier
+
+
+def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
+    """The status for programs. Unknown is `null`, never a magic number."""
+    is_asp = status.mode is Mode.ASP
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "coordinator": str(coordinator),
+        "job": _rules_json(status.rules),
+        "phase": status.phase,
+        "mode": status.mode.value,
+        "staleness_bound": None if is_asp else status.staleness_bound,
+        "mode_clock": status.mode_clock,
+        "generation": status.generation,
+        "workers_floor": status.workers_floor,
+        "evicted_count": status.evicted_count,
+        "waiting_for": status.waiting_for or None,
+        "failure": status.failure or None,
+        "clip_grad_norm": status.clip_grad_norm or None,
+        "compression": status.compression or None,
+        "snapshot_version": _known(status.snapshot_version),
+        "tensor_count": status.tensor_count,
+        "parameter_bytes": status.parameter_bytes,
+        "workers": [_worker_json(worker, status) for worker in status.workers],
+        "shards": [_shard_json(shard, status.mode) for shard in status.shards],
+        "splits": [
+            {
+                "name": split.name,
+                "digest": split.digest,
+                "item_count": split.item_count,
+                "recorder": split.recorder,
+            }
+            for split in status.splits
+        ],
+        "epochs": [_epoch_json(epoch) for epoch in status.epochs],
+    }
+
+
+def _rules_json(rules: JobRules) -> dict[str, object]:
+    return {
+        "job_id": rules.job_id,
+        "shard_count": rules.shard_count,
+        "workers_min": rules.workers_min,
+        "lease_ttl_ms": rules.lease_ttl_ms,
+        "worker_loss_policy": rules.worker_loss_policy,
+        "step_atomicity": rules.step_atomicity,
+        "backup_worker_count": rules.backup_worker_count,
+        "staleness_scaling": rules.is_staleness_scaled,
+        "delay_compensation": rules.delay_compensation,
+        "chunk_bytes": rules.chunk_bytes or None,
+    }
+
+
+def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
+    return {
+        "worker_id": worker.worker_id,
+        "incarnation": worker.incarnation,
+        "rank": _known(worker.rank),
+        "state": worker.state,
+        "clock": worker.clock if worker.is_member else None,
+        "lead": worker.lead if worker.is_member else None,
+        "lag": lag_of(worker, status),
+        "silent_ms": _known(worker.silent_ms),
+        "step_ms": _known(worker.step_ms),
+        "address": worker.address or None,
+        "shared_memory_shard_count": worker.shared_memory_shard_count,
+        "brought_other": list(worker.brought_other),
+        "unreached_shards": list(worker.unreached_shards),
+    }
+
+
+def _shard_json(shard: ShardState, mode: Mode) -> dict[str, object]:
+    waiting = shard.waiting
+    return {
+        "shard_index": shard.shard_index,
+        "incarnation": shard.incarnation,
+        "state": shard.state,
+        "address": shard.address or None,
+        "silent_ms": _known(shard.silent_ms),
+        "parameter_bytes": shard.parameter_bytes,
+        "optimizer_bytes": shard.optimizer_bytes,
+        "clock": clock_of(shard, mode),
+        "frontier": shard.frontier,
+        "version": shard.version,
+        "queued_push_count": shard.queued_push_count,
+        "torn_step_count": shard.torn_step_count,
+        "staleness_counts": _trimmed(shard.staleness_counts),
+        "waiting": None
+        if waiting is None
+        else {
+            "clock": waiting.clock,
+            "waited_ms": waiting.waited_ms,
+            "reason": waiting.reason,
+            "awaited": [
+                {
+                    "name": other.name,
+                    "clock": other.clock,
+                    "silent_ms": _known(other.step_ms),
+                    "lost_ms": _known(other.lost_ms),
+                }
+                for other in waiting.awaited
+            ],
+        },
+    }
+
+
+def _epoch_json(epoch: EpochReport) -> dict[str, object]:
+    return {
+        "loader": epoch.loader,
+        "epoch": epoch.epoch,
+        "over": epoch.is_over,
+        "position_count": epoch.count,
+        "seen_once_count": epoch.seen_once,
+        "seen_again_count": epoch.seen_again,
+        "torn_count": epoch.torn,
+        "dropped_count": epoch.dropped,
+        "skipped_count": epoch.skipped,
+        "never_count": epoch.never,
+        "left_out_count": epoch.left_out,
+    }
+
+
+def status_text(status: JobStatus) -> str:
+    """The status for people."""
+    return "\n".join(
+        [
+            *_facts(status),
+            "",
+            "as of the last reports of the shards, usually less than 1 s old:",
+            _shard_table(status),
+            "",
+            _worker_table(status) if status.workers else "no workers",
+        ]
+    )
+
+
+def mode_text(mode: Mode, staleness_bound: int) -> str:
+    """A mode in words, such as `ssp, at most 3 clocks apart`."""
+    bound = f", at most {staleness_bound} clocks apart" if mode is Mode.SSP else ""
+    return f"{mode.value}{bound}"
+
+
+def _facts(status: JobStatus) -> list[str]:
+    since = f", after clock {status.mode_clock}" if status.mode_clock else ""
+    facts = [
+        f"job         {printable(status.rules.job_id)}",
+        f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
+        f"phase       {status.phase}, generation {status.generation}",
+        f"evictions   {_evictions_text(status)}",
+        f"model       {_count_text(status.tensor_count, 'tensor')}, "
+        f"{byte_text(status.parameter_bytes)}",
+        f"snapshot    {_version_text(status.snapshot_version)}",
+    ]
+    if not status.failure:
+        facts.append(f"waits for   {printable(status.waiting_for) or 'nobody'}")
+    if transport := _transport_text(status):
+        facts.append(f"tensors     {transport}")
+    if unreached := _unreached_text(status):
+        facts.append(f"cut off     {unreached}")
+    if brought := _brought_text(status):
+        facts.append(f"began with  {brought}")
+    if status.clip_grad_norm:
+        facts.append(f"gradients   clipped to a norm of {status.clip_grad_norm:g}")
+    if status.compression:
+        facts.append(f"compressed  {printable(status.compression)}")
+    facts += [
+        f"split       {printable(split.name)}: {split.item_count} items, digest "
+        f"{printable(split.digest)[:12]}"
+        for split in status.splits
+    ]
+    if status.epochs:
+        facts.append(f"data        {_epoch_text(status.epochs[0])}")
+    staleness = _staleness_text(status.shards)
+    if staleness:
+        facts.append(f"staleness   {staleness}")
+    if status.failure:
+        facts.append(f"failure     {printable(status.failure)}")
+    return facts
+
+
+def _evictions_text(status: JobStatus) -> str:
+    """Who was evicted and, while more can be, what becomes of the next one lost."""
+    text = f"{_count_text(status.evicted_count, 'worker')} evicted or replaced"
+    if status.phase in ("finished", "failed"):
+        return text
+    return (
+        f"{text}, never below {status.workers_floor}; on a loss: "
+        f"{printable(status.rules.worker_loss_policy)}"
+    )
+
+
+def _brought_text(status: JobStatus) -> str:
+    """Whose values the job began with, where workers brought others; else empty."""
+    others = [
+        f"{printable(each.worker_id)} brought other "
+        f"{' and '.join(printable(what) for what in each.brought_other)}"
+        for each in status.workers
+        if each.brought_other
+    ]
+    if not others:
+        return ""
+    return f"the values of the worker of rank 0; {', '.join(others)}"
+
+
+def _unreached_text(status: JobStatus) -> str:
+    """Who gets no answer from which shards; empty when all do."""
+    return ", ".join(
+        f"{printable(each.worker_id)} gets no answer from shard "
+        f"{' and '.join(map(str, each.unreached_shards))}"
+        for each in status.workers
+        if each.unreached_shards
+    )
+
+
+def _transport_text(status: JobStatus) -> str:
+    """How tensors of members travel; empty when all go over gRPC."""
+    members = [worker for worker in status.workers if worker.is_member]
+    shard_count = len(status.shards)
+    if all(each.shared_memory_shard_count == shard_count for each in members):
+        return "through shared memory" if members else ""
+    sharing = [
+        f"{printable(each.worker_id)} with {each.shared_memory_shard_count} of "
+        f"{_count_text(shard_count, 'shard')}"
+        for each in members
+        if each.shared_memory_shard_count
+    ]
+    return f"through shared memory: {', '.join(sharing)}" if sharing else ""
+
+
+def _epoch_text(epoch: EpochReport) -> str:
+    """How far the newest epoch is, and what was not seen exactly once."""
+    other = {
+        "seen more than once": epoch.seen_again,
+        "torn": epoch.torn,
+        "dropped": epoch.dropped,
+        "skipped": epoch.skipped,
+    }
+    parts = [f"{count} {name}" for name, count in other.items() if count]
+    state = ", over" if epoch.is_over else ""
+    return ", ".join(
+        [
+            f"epoch {epoch.epoch} of {printable(epoch.loader)}{state}: "
+            f"{epoch.seen_once} of {epoch.count} seen once",
+            *parts,
+        ]
+    )
+
+
+def _staleness_text(shards: tuple[ShardState, ...]) -> str:
+    """How many pushes had which staleness, over all shards; empty when none had."""
+    length = max((len(shard.staleness_counts) for shard in shards), default=0)
+    totals = [0] * length
+    for shard in shards:
+        for staleness, count in enumerate(shard.staleness_counts):
+            totals[staleness] += count
+    total = sum(totals)
+    return ", ".join(
+        f"{staleness}{'+' if staleness == length - 1 else ''}: {count / total:.1%}"
+        for staleness, count in enumerate(totals)
+        if count
+    )
+
+
+def _shard_table(status: JobStatus) -> str:
+    return fitted(
+        (
+            *("SHARD", "STATE", "CLOCK", "VERSION", "QUEUE", "TORN", "SILENT"),
+            *("SIZE", "ADDRESS"),
+        ),
+        [
+            (
+                shard.shard_index,
+                shard.state,
+                clock_of(shard, status.mode),
+                shard.version,
+                shard.queued_push_count,
+                shard.torn_step_count,
+                _silence_text(shard.silent_ms),
+                byte_text(shard.parameter_bytes),
+                shard.address or "-",
+            )
+            for shard in status.shards
+        ],
+        least_useful=("TORN", "SILENT", "QUEUE", "SIZE"),
+    )
+
+
+def _worker_table(status: JobStatus) -> str:
+    awaited = {
+        other.name
+        for shard in status.shards
+        if shard.waiting is not None and not status.failure
+        for other in shard.waiting.awaited
+    }
+    return fitted(
+        (
+            *("WORKER", "RANK", "STATE", "CLOCK", "LEAD", "LAG", "IN STEP"),
+            *("LOST", "ADDRESS"),
+        ),
+        [
+            (
+                worker.worker_id,
+                "-" if worker.rank < 0 else str(worker.rank),
+                _state_text(worker, awaited),
+                worker.clock if worker.is_member else "-",
+                worker.lead if worker.is_member else "-",
+                lag_of(worker, status) if worker.is_member else "-",
+                "-" if worker.step_ms < 0 else f"{worker.step_ms / 1000:.1f} s",
+                f"{worker.silent_ms / 1000:.1f} s" if worker.silent_ms else "-",
+                worker.address or "-",
+            )
+            for worker in status.workers
+        ],
+        least_useful=("LEAD", "RANK"),
+    )
+
+
+def _state_text(worker: WorkerState, awaited: Collection[str]) -> str:
+    """The state, and whether shards wait for this worker, who is a member then."""
+    if not worker.is_member or worker.worker_id not in awaited:
+        return worker.state
+    return "awaited" if worker.state == "member" else f"{worker.state}, awaited"
+
+
+def _trimmed(counts: tuple[int, ...]) -> list[int]:
+    """Counts up to the last one that is not 0."""
+    length = max((i + 1 for i, count in enumerate(counts) if count), default=0)
+    return list(counts[:length])
+
+
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number
+
+
+def _version_text(version: int) -> str:
+    return (
+        "none (`psctl snapshot get` makes one)" if version < 0 else f"version {version}"
+    )
+
+
+def _silence_text(silent_ms: int) -> str:
+    return "never" if silent_ms < 0 else f"{silent_ms / 1000:.1f} s"

@@ -1,0 +1,1 @@
+"""What stands behind a connection: a job, no job, a torch group, a host group."""

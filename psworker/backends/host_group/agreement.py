@@ -1,0 +1,368 @@
+"""What the processes of a host group tell each other: plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pswire.reasons import ErrorReason
+from psworker.data.pending import DataRange, DataReport
+from psworker.errors import PsError
+from psworker.optim.push_result import PushResult
+from psworker.optim.steps import Groups
+from psworker.transport.values import Identity
+
+
+class Seat(NamedTuple):
+    """One life of one process of a group; in the order of sums and of succession.
+
+    Attributes:
+        number: On this machine, which a later life of it has too.
+        life: Drawn when it entered.
+    """
+
+    number: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class View:
+    """Who is in a group. A later one counts; of two, that of the later leader.
+
+    Attributes:
+        number: Grows with every change.
+        leader: Who speaks to the job.
+        members: Whose gradients a step waits for, in order.
+        founder: Who began the group. Where two were begun at once, one gives way.
+    """
+
+    number: int
+    leader: Seat
+    members: tuple[Seat, ...]
+    founder: Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One process's part of a step. Its gradient lies in its own memory.
+
+    Attributes:
+        weight: Samples behind it.
+        presence: Entries of the schema that it has.
+        groups: Hyperparameters of the optimizer.
+        is_finite: Whether a loss scaler found it finite.
+        ranges: Data behind it.
+        spec_digest: Declaration of the optimizer.
+        scheduler_steps: Steps of its schedulers.
+        loads_state: Whether state was loaded that the optimizer shall go on from.
+        optimizer: Name of the optimizer.
+    """
+
+    weight: float
+    presence: tuple[bool, ...]
+    groups: Groups = ()
+    is_finite: bool = True
+    ranges: tuple[DataRange, ...] = ()
+    spec_digest: str = ""
+    scheduler_steps: tuple[int, ...] = ()
+    loads_state: bool = False
+    optimizer: str = ""
+
+
+NO_PART = Contribution(weight=0.0, presence=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the group stands in the job when a push begins, as its leader knows.
+
+    Attributes:
+        worker: The group's identity.
+        sequence: Number of the push.
+        clock: Clock that it completes.
+        is_first_worker: Whether the buffers of the job's first worker are this one's.
+        is_of_longest: Whether no worker has been in the job for longer.
+        is_stale: Whether the values that gradients are of were not the job's.
+        is_void: Whether the data behind them is not the group's any more either, since
+            it was evicted.
+    """
+
+    worker: Identity
+    sequence: int
+    clock: int
+    is_first_worker: bool = False
+    is_of_longest: bool = False
+    is_stale: bool = False
+    is_void: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """One try to add up the gradients of a step.
+
+    Attributes:
+        step: The step.
+        view: Number of the view.
+        number: Of the tries of that view.
+    """
+
+    step: int
+    view: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """The leader's order to add up.
+
+    Attributes:
+        attempt: Which try.
+        parts: What each contributor has brought, in the order of seats, which is the
+            order of sums.
+    """
+
+    attempt: Attempt
+    parts: Mapping[Seat, Contribution]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A process has added up its share.
+
+    Attributes:
+        attempt: Of which try.
+        square_sum: Sum of squares of its share of the mean.
+    """
+
+    attempt: Attempt
+    square_sum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """A step as it leaves the host, once and for all.
+
+    Everything that another leader needs to send the same bytes under the same number.
+
+    Attributes:
+        step: Number of the step.
+        place: Where the group stands.
+        parts: What each contributor has brought.
+        square_sum: Sum of squares of the mean gradient.
+    """
+
+    step: int
+    place: Place
+    parts: Mapping[Seat, Contribution]
+    square_sum: float
+
+    @property
+    def weight(self) -> float:
+        """Samples behind the push."""
+        if self.place.is_stale:
+            return 0.0
+        return sum(part.weight for part in self.parts.values())
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every process found its gradient finite."""
+        return all(part.is_finite for part in self.parts.values() if part.weight > 0)
+
+    @property
+    def ranges(self) -> tuple[DataRange, ...]:
+        """Data behind the push, in the order of seats."""
+        return () if self.place.is_stale else self.drawn
+
+    @property
+    def drawn(self) -> tuple[DataRange, ...]:
+        """Data that the processes have drawn for it, in the order of seats."""
+        if self.place.is_void:
+            return ()
+        return tuple(each for part in self.parts.values() for each in part.ranges)
+
+    @property
+    def leading(self) -> Contribution:
+        """Whose hyperparameters count: the first that has weight, else the first."""
+        return leading_part(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A process keeps the seal of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The group in the job after a step, for all its processes.
+
+    Attributes:
+        token: Under which its leaders register at the coordinator.
+        worker: Its identity.
+        rank: Its index among the workers.
+        worker_count: Workers of the job.
+        sequence: Last push that is settled.
+        clock: Clocks it has completed.
+        generation: Newest one known.
+        mode: How workers keep together.
+        rejoin_count: How often it was evicted and has joined again.
+        last_push: What became of the newest push.
+        unreported: Data of its pushes that the coordinator may not have heard of.
+    """
+
+    token: str
+    worker: Identity
+    rank: int
+    worker_count: int
+    sequence: int
+    clock: int
+    generation: int
+    mode: str
+    rejoin_count: int = 0
+    last_push: PushResult | None = None
+    unreported: DataReport = field(default_factory=DataReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A step is over, and its values are there to be copied.
+
+    Attributes:
+        step: Number of the step; 0 before the first.
+        source: In whose memory the values are.
+        standing: Of the group.
+        parts: Whose gradients were in it.
+        is_discarded: Whether they were thrown away.
+        is_void: Whether the data behind them went back, as the group was evicted.
+        written: Buffers that have new values.
+        is_whole: Whether everything is to be copied, not only what steps change.
+    """
+
+    step: int
+    source: Seat
+    standing: Standing
+    parts: Mapping[Seat, Contribution] = field(default_factory=dict)
+    is_discarded: bool = False
+    is_void: bool = False
+    written: frozenset[int] = frozenset()
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A member's contribution to a step, for the leader."""
+
+    step: int
+    part: Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """A process asks the leader to be taken in.
+
+    Attributes:
+        met: Whose memory it has. Of the others it can't read what they bring: they
+            were gone when it came, and the leader will hear of that.
+    """
+
+    met: frozenset[Seat]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The leader takes a process in.
+
+    Attributes:
+        view: Who is in the group now.
+        done: The last step, whose values it copies.
+    """
+
+    view: View
+    done: Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a member knows, for a new leader.
+
+    Attributes:
+        view: Number of the view that it answers.
+        seal: Of the newest step that it has the seal of.
+        done: The last step that is over for it.
+        part: What it brings to the next step, if it has got so far.
+        hand: Data that was dealt to it, and is behind no step that is over.
+    """
+
+    view: int
+    seal: Seal | None
+    done: Done
+    part: Contribution | None
+    hand: frozenset[DataRange] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The leader could not finish a step, or its way into the job.
+
+    Attributes:
+        leader: Whose error it is.
+        kind: Class of the error.
+        text: What it says.
+        reason: Why, in the words of the protocol.
+        facts: With it.
+    """
+
+    leader: Seat
+    kind: type[PsError]
+    text: str
+    reason: ErrorReason | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, leader: Seat, error: BaseException) -> "Failed":
+        """What the others are told of an error of the leader."""
+        if isinstance(error, PsError):
+            return cls(leader, type(error), str(error), error.reason, error.facts)
+        return cls(leader, PsError, f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> PsError:
+        """The same error, for a process that follows."""
+        return self.kind(
+            f"process {self.leader.number} of this host's group, which speaks to the "
+            f"job for all of it, failed: {self.text}",
+            reason=self.reason,
+            facts=dict(self.facts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The group goes on without the process that is told so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """A process leaves in good order."""
+
+
+Message = (
+    View
+    | Offered
+    | Reduce
+    | Reduced
+    | Seal
+    | Sealed
+    | Done
+    | Enter
+    | Admit
+    | State
+    | Failed
+    | Excluded
+    | Bye
+)
+
+
+def leading_part(parts: Mapping[Seat, Contribution]) -> Contribution:
+    """Of the parts of a step, whose hyperparameters count."""
+    ordered: Sequence[Contribution] = [parts[seat] for seat in sorted(parts)]
+    return next((part for part in ordered if part.weight > 0), ordered[0])

@@ -1,0 +1,301 @@
+"""The lives of a process in its host group: it comes in, again after it was left out.
+
+In the user's thread.
+"""
+
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pswire.placement import place
+from pswire.reasons import ErrorReason
+from psworker.backends.host_group.agreement import (
+    Admit,
+    Done,
+    Excluded,
+    Failed,
+    Seat,
+    Standing,
+)
+from psworker.backends.host_group.core import HostCore
+from psworker.backends.host_group.desk import Desk
+from psworker.backends.host_group.leader import HostLeader, entries_of
+from psworker.backends.host_group.memory import HostMemory
+from psworker.backends.host_group.orders import Found, Lead
+from psworker.backends.host_group.place import HostPlace
+from psworker.backends.host_group.room import BACK_LIMIT_MS, FORM_LIMIT_MS, Room
+from psworker.config import WorkerConfig
+from psworker.data.pending import PendingData
+from psworker.errors import (
+    StartTimeoutError,
+)
+from psworker.event_loop import EventLoop
+from psworker.member.waiting_log import WaitingLog
+from psworker.optim.buffers import Buffers
+from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.edited_values import EditedValues
+from psworker.optim.prepare import Prepared
+from psworker.tensors.value_store import ValueStore
+
+logger: Final = logging.getLogger("psworker")
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of this process in its group; after an exclusion there is another."""
+
+    core: HostCore
+    memory: HostMemory
+    room: Room
+    leader: HostLeader | None = None
+
+
+class Attendance:
+    """A process of a host group, and the model that it holds the group's values in.
+
+    Attributes:
+        pending: Data that was drawn and not yet pushed.
+        standing: Where the group stands in the job.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: WorkerConfig,
+        place_on_host: HostPlace,
+        given: Prepared,
+        *,
+        digest: str,
+    ) -> None:
+        """Enters the group; returns when the model holds the job's values.
+
+        Args:
+            loop: Where sockets and calls are.
+            config: Where the job is.
+            place_on_host: Which process of which group this is.
+            given: What the user has prepared.
+            digest: Of that; the same in all processes.
+
+        Raises:
+            PsError: As `Connection.prepare`, in all processes.
+        """
+        self._loop = loop
+        self._config = config
+        self._host = place_on_host
+        self._given = given
+        self._digest = digest
+        self.pending = PendingData()
+        self._buffers = Buffers(given.bound, given.buffers, given.specs.values())
+        self._declared = DeclaredTensors(given.bound, given.buffers, given.followed)
+        schema = given.bound.schema
+        self._store = ValueStore(
+            self._tensors,
+            place(schema, 1),
+            buffers=given.buffers,
+            local=self._buffers.local,
+        )
+        self._edited = EditedValues(schema, self._tensors, held=given.held)
+        self._rejoin_count = 0
+        self._life_count = 0
+        self.standing: Standing
+        self._life = self._begin_life()
+        try:
+            self._come_in()
+        except BaseException:
+            self._end_life()
+            raise
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job."""
+        return self._life.core.is_leader
+
+    @property
+    def room(self) -> Room:
+        """This process in its group."""
+        return self._life.room
+
+    @property
+    def member_count(self) -> int:
+        """Processes of the group now."""
+        return max(1, len(self._life.core.members))
+
+    @property
+    def place(self) -> int:
+        """This process's place among these, in which batches are dealt."""
+        core = self._life.core
+        members = core.members
+        return members.index(core.seat) if core.seat in members else 0
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often this process, or its group, was left out and has come again."""
+        return self._life_count + self._rejoin_count
+
+    @property
+    def leader(self) -> HostLeader | None:
+        """What of this process speaks to the job, if it leads."""
+        return self._life.leader
+
+    # Coming in
+
+    def _begin_life(self) -> Life:
+        seat = Seat(self._host.index, secrets.randbits(62))
+        is_back = self._host.is_restart or self._life_count > 0
+        patience_ms = BACK_LIMIT_MS if is_back else FORM_LIMIT_MS
+        core = HostCore(seat, count=self._host.count, patience_ms=patience_ms)
+        memory = HostMemory(
+            self._given.bound.schema,
+            seat,
+            self._given.buffers,
+            adds_up=self._given.loss == "sum",
+        )
+        room = Room(
+            self._loop,
+            core,
+            memory,
+            digest=self._digest,
+            marks=self._given.bound.schema.marks,
+            on_lead=self._take_lead,
+        )
+        return Life(core, memory, room)
+
+    def _take_lead(self, lead: Lead) -> Desk:
+        """On the event loop: the group's sign of life comes from here now."""
+        standing = lead.done.standing
+        life = self._life
+        life.leader = HostLeader(
+            self._loop, self._config, self._given, life.memory, token=standing.token
+        )
+        life.leader.open(standing)
+        logger.warning(
+            "process %d of this host's group leads it now, as worker %s",
+            life.core.seat.number,
+            standing.worker.worker_id,
+        )
+        return Desk(life.core, life.leader, self._config.step_timeout_s)
+
+    def _come_in(self) -> None:
+        """Enters; once more for each time that the group went on without it."""
+        deadline = time.monotonic() + self._config.start_timeout_s
+        while True:
+            life = self._life
+            life.room.enter(self._host.group, self._host.count)
+            if self._is_taken_in(deadline):
+                return
+            self._end_life()
+            self._life = self._begin_life()
+
+    def _is_taken_in(self, deadline: float) -> bool:
+        log = WaitingLog()
+        life = self._life
+        while True:
+            task = life.room.next_task(deadline, log)
+            match task:
+                case None:
+                    raise StartTimeoutError(
+                        f"the job did not start in time: waiting for "
+                        f"{life.room.waited_for()}; start what is missing",
+                        reason=ErrorReason.NOT_STARTED,
+                    )
+                case Found():
+                    self._found()
+                    return True
+                case Admit(done=done):
+                    self._take_values(done, is_whole=True)
+                    self._rejoin_count = done.standing.rejoin_count
+                    return life.room.settle()
+                case Failed():
+                    raise task.to_error()
+                case Excluded():
+                    return False
+
+    def _found(self) -> None:
+        """Joins the job, as the first leader of the group."""
+        life = self._life
+        life.leader = HostLeader(
+            self._loop, self._config, self._given, life.memory, token=uuid.uuid4().hex
+        )
+        with self._telling():
+            life.leader.open()
+            standing = life.leader.found()
+        everything = frozenset(range(len(self._tensors)))
+        life.memory.copy(life.core.seat, self._tensors, everything - self._local)
+        self._note_values(standing)
+        life.room.serve(Desk(life.core, life.leader, self._config.step_timeout_s))
+        life.room.post(lambda core: core.founded(standing))
+
+    def _end_life(self) -> None:
+        life = self._life
+        life.room.close()
+        if life.leader is not None:
+            life.leader.close(leaves=False)
+        life.memory.close()
+
+    # Values
+
+    @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """One for each entry of the schema, as of the last look."""
+        return self._declared.tensors
+
+    def _look(self) -> None:
+        """Looks what the script has done to its tensors, and follows them.
+
+        Raises:
+            ConfigurationError: The job can't follow one.
+        """
+        for index in self._declared.look():
+            self._store.put(index, self._declared.tensors[index])
+            self._buffers.forget(index)
+
+    @property
+    def _local(self) -> frozenset[int]:
+        return self._buffers.local
+
+    @property
+    def _stepped(self) -> frozenset[int]:
+        return entries_of(self._given.specs)
+
+    def _take_values(self, done: Done, *, is_whole: bool) -> None:
+        everything = frozenset(range(len(self._tensors)))
+        entries = everything if is_whole else self._stepped | done.written
+        entries -= self._local
+        if not is_whole:
+            for optimizer in {part.optimizer for part in done.parts.values()}:
+                withheld = self._buffers.scope_of(optimizer).withheld
+                self._store.passed_over |= entries & withheld
+                entries -= withheld
+        self._life.memory.copy(done.source, self._tensors, entries)
+        self._store.written |= entries & self._given.buffers.keys()
+        self._note_values(done.standing)
+
+    def _note_values(self, standing: Standing) -> None:
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        self.standing = standing
+
+    def _telling(self) -> "_Telling":
+        room, seat = self._life.room, self._life.core.seat
+        return _Telling(
+            lambda error: room.post(lambda core: core.failed(Failed.of(seat, error)))
+        )
+
+
+class _Telling:
+    """What the leader fails at, the others are told."""
+
+    def __init__(self, tell: Callable[[BaseException], None]) -> None:
+        self._tell = tell
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._tell(error)

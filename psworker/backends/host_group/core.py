@@ -1,0 +1,440 @@
+"""Who leads a host group, and what of its steps is settled.
+
+Pure: no I/O, no threads, no clock of the machine; the owner feeds it events one by one
+and does what `take_effects` returns, in order. Each process of a group has one.
+
+A step goes: every member offers a part; the leader finds the group's place in the job;
+each adds up its share of the gradients; the leader *seals* the step, and when every
+member has the seal it pushes; then all copy the values. What holds:
+
+- Nothing leaves the host before every living member has the seal. So whoever leads next
+  either has the seal, and sends the same bytes under the same number, or nobody outside
+  has seen anything, and the rest adds up anew without the dead.
+- A leader that was taken for dead wrongly (it stood still) can do no harm: for its next
+  push it needs the word of all members, and they have told it `Excluded` instead.
+- A seal's memory is not written to before its step is over, also that of the dead.
+
+Invariants: `done.step` never decreases; a member's steps differ by one at most.
+"""
+
+from dataclasses import replace
+from enum import Enum
+
+from psworker.backends.host_group.agreement import (
+    Admit,
+    Attempt,
+    Bye,
+    Contribution,
+    Done,
+    Enter,
+    Excluded,
+    Failed,
+    Message,
+    Offered,
+    Place,
+    Reduce,
+    Reduced,
+    Seal,
+    Sealed,
+    Seat,
+    Standing,
+    State,
+    View,
+)
+from psworker.backends.host_group.orders import (
+    Arrive,
+    Order,
+    Push,
+    Send,
+)
+from psworker.backends.host_group.succession import Succession
+from psworker.data.pending import DataRange
+
+
+class Phase(Enum):
+    """What a leader waits for."""
+
+    FOUNDING = "its way into the job"
+    GATHERING = "what the others know"
+    COLLECTING = "the parts of a step"
+    ARRIVING = "its place in the job"
+    REDUCING = "shares of the sum"
+    SEALING = "all to have the seal"
+    PUSHING = "the shards"
+
+
+class HostCore(Succession):
+    """One process's part in the agreement; attributes as `Succession`."""
+
+    def __init__(self, seat: Seat, *, count: int, patience_ms: int) -> None:
+        """Knows nobody yet.
+
+        Args:
+            seat: Which process.
+            count: Processes that the group waits for before it begins.
+            patience_ms: How long it waits for them at most.
+        """
+        super().__init__(seat, count=count, patience_ms=patience_ms)
+        # Of the step after `done`: what this process brings, and its seal.
+        self._part: Contribution | None = None
+        self._seal: Seal | None = None
+        # Of a leader.
+        self._phase = Phase.FOUNDING
+        self._offers: dict[Seat, tuple[int, Contribution]] = {}
+        self._states: dict[Seat, State] = {}
+        self._gathers_from = 0
+        self._place: Place | None = None
+        self._attempt_count = 0
+        self._attempt: Attempt | None = None
+        self._square_sums: dict[Seat, float] = {}
+        self._holders: set[Seat] = set()
+        self._is_repeat = False
+        self._is_parked = False
+        # Data: what this process has, and, of a leader, what others have told.
+        self.hand: set[DataRange] = set()
+        self.hands: dict[Seat, frozenset[DataRange]] = {}
+
+    # What the owner asks
+
+    @property
+    def sealed(self) -> Seal | None:
+        """The step that is under way, if it is sealed."""
+        return self._seal if self.is_settling else None
+
+    @property
+    def used(self) -> tuple[DataRange, ...]:
+        """Data of the last step, and of those that nobody may have been told of."""
+        if self.done is None:
+            return ()
+        unreported = self.done.standing.unreported
+        parts = () if self.done.is_void else self.done.parts.values()
+        return (
+            *(each for part in parts for each in part.ranges),
+            *unreported.consumed,
+            *unreported.dropped,
+        )
+
+    def is_awaited_from(self, seat: Seat) -> bool:
+        """Of a leader, whether others have begun a step that waits for a process."""
+        if not self.is_leader or self._phase is not Phase.COLLECTING:
+            return False
+        parts = self._parts()
+        return bool(parts) and seat not in parts
+
+    @property
+    def missing(self) -> tuple[Seat, ...]:
+        """Of a leader, whom it waits for in its own group."""
+        if not self.is_leader:
+            return ()
+        if self._phase is Phase.COLLECTING:
+            return tuple(each for each in self.members if each not in self._parts())
+        if self._phase is Phase.REDUCING:
+            return tuple(e for e in self.members if e not in self._square_sums)
+        return ()
+
+    @property
+    def is_gathering(self) -> bool:
+        """Of a new leader, whether it does not know yet what all members know."""
+        return self.is_leader and self._phase is Phase.GATHERING
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the next call of a step ends an earlier one, that is sealed."""
+        done = self.done
+        return bool(done and self._seal is not None and self._seal.step > done.step)
+
+    def counts(self, step: int) -> bool:
+        """Of a process that was excluded: whether a step has its part all the same."""
+        return (
+            self._seal is not None
+            and self._seal.step == step
+            and self.seat in self._seal.parts
+        )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Of a leader, whether others have begun a step and it has not."""
+        return self.is_awaited_from(self.seat)
+
+    # What happens around this process
+
+    def take(self, seat: Seat, message: Message) -> None:
+        """Another process has said something."""
+        if isinstance(message, Seal) and seat == self._leader:
+            self._note_seal(message)  # also of one that is out: its part counts
+        if self.is_out or seat not in self._here:
+            return
+        match message:
+            case Excluded():
+                self._end()
+            case Bye():
+                self.lost(seat)
+            case View():
+                self._take_view(seat, message)
+            case Enter(met=met):
+                if self.is_leader and seat not in (*self._entering, *self.members):
+                    self._met[seat] = met
+                    self._entering.append(seat)
+                    self._admit()
+            case Admit():
+                self._take_admission(message)
+            case State() | Offered() | Reduced() | Sealed():
+                if self.is_leader:
+                    self._take_answer(seat, message)
+            case Reduce() | Seal() | Done() | Failed():
+                if self.view is not None and seat == self.view.leader:
+                    self._take_order(message)
+
+    # What the user's thread has done
+
+    def founded(self, standing: Standing) -> None:
+        """The group is a member of the job, and this process holds the values."""
+        self.done = Done(step=0, source=self.seat, standing=standing, is_whole=True)
+        self._phase = Phase.COLLECTING
+        self._admit()
+
+    def offer(self, part: Contribution) -> None:
+        """The user steps: this process's part of the next step."""
+        assert self.done is not None, "only members step"
+        if self.is_settling:
+            if self.is_leader and self._is_parked:
+                self._is_parked, self._is_repeat = False, True
+                self._push()
+            return  # what is under way ends first
+        self._part = part
+        offered = Offered(self.done.step + 1, part)
+        if self.is_leader:
+            self._take_answer(self.seat, offered)
+        elif self.view is not None and self.view.leader in self._here:
+            self._effects.append(Send(self.view.leader, offered))
+
+    def arrived(self, place: Place, standing: Standing) -> None:
+        """The leader knows where the group stands, and holds the values."""
+        assert self.done is not None, "only members step"
+        if not self.is_leader or self._phase is not Phase.ARRIVING:
+            return
+        self._place = place
+        self.done = replace(self.done, source=self.seat, standing=standing)
+        self._phase = Phase.COLLECTING
+        self._admit()
+        if len(self._parts()) == len(self.members):
+            self._reduce()
+
+    def reduced(self, attempt: Attempt, square_sum: float) -> None:
+        """This process has added up its share."""
+        answer = Reduced(attempt, square_sum)
+        if self.is_leader:
+            self._take_answer(self.seat, answer)
+        elif self.view is not None and self.view.leader in self._here:
+            self._effects.append(Send(self.view.leader, answer))
+
+    def pushed(self, done: Done) -> None:
+        """The shards have answered, and this process holds the values."""
+        if not self.is_leader:
+            return  # excluded meanwhile
+        self._finish(done)
+        self._effects += [Send(e, done) for e in self.members if e != self.seat]
+        self._phase = Phase.COLLECTING
+        self._admit()
+        self._advance()
+
+    def failed(self, failure: Failed) -> None:
+        """The leader could not do what it was to do."""
+        if not self.is_leader:
+            return
+        self._effects += [Send(seat, failure) for seat in sorted(self._here)]
+        if self._phase is Phase.FOUNDING:
+            self.leave()
+        elif self._phase is Phase.PUSHING:
+            self._is_parked = True
+        else:
+            self._phase = Phase.COLLECTING
+            self._offers.clear()
+            self._part = None
+
+    # Succession, of the step under way
+
+    @property
+    def _is_between_steps(self) -> bool:
+        return self._phase is Phase.COLLECTING
+
+    def _begin_to_lead(self) -> None:
+        self._phase = Phase.FOUNDING
+        self._offers.clear()
+        self._states.clear()
+        self._attempt_count = 0
+        self.hands.clear()
+        self._is_repeat = True  # of a seal that it finds
+        self._is_parked = False
+
+    def _gather(self) -> None:
+        self._gathers_from = self.view.number if self.view is not None else 0
+        self._phase = Phase.GATHERING
+        self._take_state(self.seat, self._state())
+
+    def _state(self) -> State:
+        assert self.view is not None, "only a view is answered"
+        assert self.done is not None, "only members answer"
+        return State(
+            view=self.view.number,
+            seal=self._seal,
+            done=self.done,
+            part=self._part,
+            hand=frozenset(self.hand),
+        )
+
+    def _take_state(self, seat: Seat, state: State) -> None:
+        """Of a new leader: goes on once it knows what all living members know."""
+        assert self.done is not None, "a member has a last step"
+        if self._phase is not Phase.GATHERING or state.view < self._gathers_from:
+            return
+        self._states[seat] = state
+        self.hands[seat] = state.hand
+        if state.part is not None:
+            self._offers[seat] = (state.done.step + 1, state.part)
+        if not set(self.members) <= self._states.keys():
+            return
+        states = [self._states[each] for each in self.members]
+        newest = max((each.done for each in states), key=lambda done: done.step)
+        if newest.step > self.done.step:
+            self._finish(newest)
+        self._effects += [
+            Send(each, newest)
+            for each in self.members
+            if each != self.seat and self._states[each].done.step < newest.step
+        ]
+        seals = [each.seal for each in states if each.seal is not None]
+        seal = max(seals, key=lambda each: each.step, default=None)
+        self._phase = Phase.COLLECTING
+        if seal is not None and seal.step > self.done.step:
+            self._spread_seal(seal)
+        else:
+            self._advance()
+
+    def _go_on_without(self, seat: Seat) -> None:
+        """Of a leader: a member is gone."""
+        self._change_members(tuple(e for e in self.members if e != seat))
+        self._offers.pop(seat, None)
+        match self._phase:
+            case Phase.GATHERING:
+                self._take_state(self.seat, self._states[self.seat])  # looks again
+            case Phase.COLLECTING:
+                self._admit()
+                self._advance()
+            case Phase.REDUCING:
+                self._reduce()
+            case Phase.SEALING:
+                self._push_if_sealed()
+
+    # A step, as the leader sees it
+
+    def _take_answer(
+        self, seat: Seat, answer: State | Offered | Reduced | Sealed
+    ) -> None:
+        match answer:
+            case State():
+                self._take_state(seat, answer)
+            case Offered(step=step, part=part):
+                self._offers[seat] = (step, part)
+                self._advance()
+            case Reduced(attempt=attempt, square_sum=square_sum):
+                if self._phase is Phase.REDUCING and attempt == self._attempt:
+                    self._square_sums[seat] = square_sum
+                    self._seal_if_reduced()
+            case Sealed(step=step):
+                if self._seal is not None and step == self._seal.step:
+                    self._holders.add(seat)
+                    self._push_if_sealed()
+
+    def _parts(self) -> dict[Seat, Contribution]:
+        """What members have brought to the step after the last one, by seat."""
+        assert self.done is not None, "a leader of steps is in the job"
+        wanted = self.done.step + 1
+        offers = {seat: self._offers.get(seat) for seat in self.members}
+        return {
+            seat: offer[1]
+            for seat, offer in offers.items()
+            if offer is not None and offer[0] == wanted
+        }
+
+    def _advance(self) -> None:
+        if self._phase is not Phase.COLLECTING or self.done is None:
+            return
+        if len(self._parts()) == len(self.members):
+            self._phase = Phase.ARRIVING
+            self._effects.append(Order(Arrive(self.done.step + 1, self.done)))
+
+    def _reduce(self) -> None:
+        assert self.view is not None, "a leader has a view"
+        assert self.done is not None, "a leader of steps is in the job"
+        self._phase = Phase.REDUCING
+        self._attempt_count += 1
+        self._attempt = Attempt(
+            self.done.step + 1, self.view.number, self._attempt_count
+        )
+        self._square_sums.clear()
+        order = Reduce(attempt=self._attempt, parts=self._parts())
+        self._effects += [Send(e, order) for e in self.members if e != self.seat]
+        self._effects.append(Order(order))
+
+    def _seal_if_reduced(self) -> None:
+        if set(self.members) <= self._square_sums.keys():
+            assert self._place is not None, "found before"
+            assert self.done is not None, "a leader of steps is in the job"
+            self._is_repeat = False
+            self._spread_seal(
+                Seal(
+                    step=self.done.step + 1,
+                    place=self._place,
+                    parts=self._parts(),
+                    # In the order of seats, so that it comes out the same.
+                    square_sum=sum(self._square_sums[e] for e in self.members),
+                )
+            )
+
+    def _spread_seal(self, seal: Seal) -> None:
+        self._seal = seal
+        self._phase = Phase.SEALING
+        self._holders = {self.seat}
+        self._effects += [Send(e, seal) for e in self.members if e != self.seat]
+        self._push_if_sealed()
+
+    def _push_if_sealed(self) -> None:
+        if self._phase is Phase.SEALING and set(self.members) <= self._holders:
+            self._phase = Phase.PUSHING
+            self._push()
+
+    def _push(self) -> None:
+        assert self._seal is not None, "nothing else is pushed"
+        assert self.done is not None, "a leader of steps is in the job"
+        self._effects.append(Order(Push(self._seal, self.done, self._is_repeat)))
+
+    # A step, as the others see it
+
+    def _take_order(self, message: Reduce | Seal | Done | Failed) -> None:
+        match message:
+            case Failed():
+                if not self.is_settling:
+                    self._part = None
+                self._effects.append(Order(message))
+            case Reduce(attempt=attempt):
+                if self.done is not None and attempt.step == self.done.step + 1:
+                    self._effects.append(Order(message))
+            case Seal(step=step):
+                assert self.view is not None, "orders come from its leader"
+                self._effects.append(Send(self.view.leader, Sealed(step)))
+            case Done(step=step):
+                if self.done is not None and step > self.done.step:
+                    self._finish(message)
+
+    def _note_seal(self, seal: Seal) -> None:
+        if self.done is not None and seal.step > self.done.step:
+            self._seal = seal
+
+    def _finish(self, done: Done) -> None:
+        before, self.done = self.done, done
+        self.hand.difference_update(self.used)
+        if before and before.standing.rejoin_count < done.standing.rejoin_count:
+            self.hand.clear()  # what the start before held is not its own any more
+        self._part = None
+        self._effects.append(Order(done))

@@ -1,0 +1,119 @@
+"""What leased loaders need, in a process of a host group: a `psworker.data.DataSource`.
+
+Everything is asked of the group's leader, who leases for all of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from psworker.backends.host_group.asking import AwaitTurn, LeaseBatches, OpenEpoch
+from psworker.data.order import EpochShape
+from psworker.data.pending import DataReport, PendingData
+from psworker.data.source import Lease, LeaseRequest, part_in_rounds
+from psworker.transport.values import Mode
+
+if TYPE_CHECKING:
+    from psworker.backends.host_group.steps import HostSteps
+    from psworker.data.origin import Origin
+    from psworker.event_loop import LoopFuture
+    from psworker.optim.optimizer import PreparedOptimizer
+
+
+class HostDataLink:
+    """A process of a group, as its loaders see it."""
+
+    def __init__(self) -> None:
+        """Knows nobody: loaders are named before the group meets."""
+        self._steps: HostSteps | None = None
+        self._optimizer: PreparedOptimizer | None = None
+
+    def start(self, steps: "HostSteps", optimizer: "PreparedOptimizer") -> None:
+        """The process is in its group now."""
+        self._steps = steps
+        self._optimizer = optimizer
+
+    @property
+    def _here(self) -> "HostSteps":
+        assert self._steps is not None, "loaders are handed out after joining"
+        return self._steps
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        return self._here.pending
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often this process, or its group, was left out and has come again."""
+        return self._here.rejoin_count
+
+    @property
+    def sharer_count(self) -> int:
+        """Processes that take ranges on demand; 0 where they are dealt in rounds."""
+        standing = self._here.standing
+        if standing.mode == Mode.BSP.value:
+            return 0
+        return standing.worker_count * self._here.member_count
+
+    @property
+    def worker_count(self) -> int:
+        """Processes that share the data, if all workers are groups like this one."""
+        return max(1, self._here.standing.worker_count) * self._here.member_count
+
+    @property
+    def rank(self) -> int:
+        """This process's place among these, from 0."""
+        return self._here.standing.rank * self._here.member_count + self._here.place
+
+    def dealt_count(self, batch_count: int) -> int:
+        """Of the batches of an epoch those that this process gets."""
+        if self.sharer_count:
+            return part_in_rounds(batch_count, 0, self.worker_count)
+        standing, here = self._here.standing, self._here
+        of_group = part_in_rounds(
+            batch_count, standing.rank, max(1, standing.worker_count)
+        )
+        return part_in_rounds(of_group, here.place, here.member_count)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._here.has_gradient
+
+    def settle(self) -> None:
+        """Checks that the group has not gone on without this process."""
+        self._here.refuse_out()
+
+    def rejoin(self) -> None:
+        """Comes again after the group, or the job, has gone on without it."""
+        self._here.rejoin()
+
+    def open_epoch(
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> "LoopFuture[Origin]":
+        """Opens an epoch; what its order is drawn from."""
+        self._here.refuse_out()
+        return self._here.room.ask(OpenEpoch(loader, epoch, shape, origin, report))
+
+    def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
+        """Leases ranges."""
+        self._here.refuse_out()
+        return self._here.room.ask(LeaseBatches(request))
+
+    def await_contribution(self) -> "LoopFuture[None]":
+        """Done once a step of the group, or of the job, waits for nobody with data."""
+        self._here.refuse_out()
+        return self._here.room.ask(AwaitTurn())
+
+    def holders(self) -> str:
+        """Empty: what the coordinator tells of it comes to the leading process only."""
+        return ""
+
+    def push_nothing(self) -> None:
+        """Takes part in the group's next push with nothing."""
+        assert self._optimizer is not None, "loaders are handed out after joining"
+        self._optimizer.push_nothing()

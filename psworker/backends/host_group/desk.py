@@ -1,0 +1,306 @@
+"""Where a host group's leader answers what its processes ask beside steps.
+
+On the event loop; what needs the group's pushes runs in a thread beside, which is safe
+while any member is outside of a step: no push is under way then.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from psworker.backends.host_group.agreement import Failed, Seat
+from psworker.backends.host_group.asking import (
+    AwaitTurn,
+    GiveBack,
+    LeaseBatches,
+    OpenEpoch,
+    OptimizerStateOf,
+    Question,
+    Refused,
+    RejoinJob,
+    SettingsOf,
+)
+from psworker.backends.host_group.core import HostCore
+from psworker.backends.host_group.deal import Deal
+from psworker.backends.host_group.leader import HostLeader
+from psworker.data.origin import Origin
+from psworker.data.pending import DataRange, DataReport
+from psworker.data.source import Lease, LeaseRequest
+from psworker.errors import EvictedError
+from psworker.member.session import CALL_TIMEOUT_S, Session
+from psworker.transport.retries import now, told_to_users, until_decided
+
+if TYPE_CHECKING:
+    from psworker.data.epoch_report import EpochReport
+
+T = TypeVar("T")
+
+_BATCH_COUNT_MAX: Final = 1024
+
+
+class Desk:
+    """Answers of one leader."""
+
+    def __init__(self, core: HostCore, leader: HostLeader, timeout_s: float) -> None:
+        """Begins, with what the members have told when this process came to lead.
+
+        Args:
+            core: The state machine, read on the event loop.
+            leader: Speaks to the job.
+            timeout_s: Longest time for the coordinator to answer.
+        """
+        self._core = core
+        self._leader = leader
+        self._timeout_s = timeout_s
+        self._deals: dict[tuple[str, int], Deal] = {}
+        self._reports: dict[tuple[str, int], EpochReport | None] = {}
+        self._waiting: dict[tuple[str, int], asyncio.Task[Lease]] = {}
+        self._idle: set[Seat] = set()
+        self._turn: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._step = 0
+        self._lock = threading.Lock()
+        self._rejoin_count = -1
+
+    def note_change(self) -> None:
+        """Something may have happened in the group."""
+        core = self._core
+        seal, done = core.sealed, core.done
+        if done is not None and done.standing.rejoin_count != self._rejoin_count:
+            if self._rejoin_count >= 0:
+                self._deals.clear()  # what the start before held is not its own
+            self._rejoin_count = done.standing.rejoin_count
+        for (loader, epoch), deal in self._deals.items():
+            for ranges in (seal.ranges if seal else (), core.used):
+                deal.note_used(
+                    e for e in ranges if (e.loader, e.epoch) == (loader, epoch)
+                )
+            gone = deal.seats - set(core.members)
+            if gone:
+                deal.lose(gone, core.members)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def answer(self, seat: Seat, question: Question) -> object:
+        """The answer, or `Refused`."""
+        try:
+            with told_to_users():
+                return await self._answered(seat, question)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # told to who asks
+            return Refused(Failed.of(self._core.seat, error))
+
+    async def _answered(self, seat: Seat, question: Question) -> object:
+        while self._core.is_gathering:  # who has what is not known yet
+            await self._changed.wait()
+        match question:
+            case OpenEpoch():
+                return await self._open_epoch(seat, question)
+            case LeaseBatches(request=request):
+                return await self._lease(seat, request)
+            case GiveBack(ranges=ranges):
+                for each in ranges:
+                    self._deal_of(each.loader, each.epoch).give_back(seat, (each,))
+                self.note_change()
+                return None
+            case AwaitTurn():
+                await self._await_turn(seat)
+                return None
+            case OptimizerStateOf(optimizer=name, spec_digest=digest):
+                return await self._beside(
+                    lambda: self._stepper().optimizer_state(name, digest)
+                )
+            case SettingsOf(optimizer=name):
+                return await self._beside(lambda: self._stepper().settings_used(name))
+            case RejoinJob(rejoin_count=count):
+                assert self._core.done is not None, "members ask"
+                before = self._core.done.standing
+                standing = await self._beside(
+                    lambda: self._leader.rejoin(before, count)
+                )
+                if self._rejoin_count < standing.rejoin_count:
+                    self._rejoin_count = standing.rejoin_count
+                    self._deals.clear()
+                    self._core.hands.clear()
+                return standing
+
+    def _stepper(self) -> Any:  # noqa: ANN401
+        assert self._core.done is not None, "members ask"
+        return self._leader.going_on(self._core.done.standing)
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        def alone() -> T:
+            with self._lock:
+                return work()
+
+        return await asyncio.to_thread(alone)
+
+    # Data
+
+    async def _open_epoch(self, seat: Seat, question: OpenEpoch) -> Origin:
+        session = await self._leader.ready()
+        for (loader, epoch), deal in self._deals.items():
+            if loader == question.loader and epoch < question.epoch:
+                deal.give_all_back(seat)
+        report = self._report(question.report)
+
+        async def attempt(timeout_s: float) -> Origin:
+            return await session.control.open_epoch(
+                session.worker,
+                question.loader,
+                question.epoch,
+                position_count=question.shape.position_count,
+                batch_size=question.shape.batch_size,
+                drop_last=question.shape.drop_last,
+                origin=question.origin,
+                report=report,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+
+        origin: Origin = await self._called(session, attempt, report)
+        self._deal_of(question.loader, question.epoch)
+        return origin
+
+    async def _lease(self, seat: Seat, request: LeaseRequest) -> Lease:
+        key = request.loader, request.epoch
+        deal = self._deal_of(*key)
+        for each in request.report.skipped:
+            self._deal_of(each.loader, each.epoch).note_used((each,))
+        count = request.batch_count_max
+        wanted = deal.wanted(seat, count, self._core.members)
+        has_news = bool(request.report.skipped) or self._leader.pending.has_news
+        if (wanted or has_news) and not deal.is_closed:
+            await self._fetch(request, max(1, wanted))
+        while request.wait and not deal.is_closed:
+            if (given := deal.hand_out(seat, count)) or seat not in self._core.members:
+                return Lease(given, closed=False)
+            if deal.is_idle and not self._core.is_settling:
+                await self._fetch_waiting(key, request)
+            else:
+                await self._changed.wait()
+                if self._leader.pending.has_news:
+                    await self._fetch(request, 1)
+        given = deal.hand_out(seat, count)
+        return Lease(given, deal.is_closed, self._reports.get(key))
+
+    async def _fetch_waiting(self, key: tuple[str, int], request: LeaseRequest) -> None:
+        """One call for all that wait, until there is more or the epoch is closed."""
+        task = self._waiting.get(key)
+        if task is None or task.done():
+            task = asyncio.ensure_future(self._fetch(request, 1, wait=True))
+            self._waiting[key] = task
+        change = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            change.cancel()
+
+    async def _fetch(
+        self, request: LeaseRequest, count: int, *, wait: bool = False
+    ) -> Lease:
+        """Asks the coordinator for the group, and deals what comes."""
+        session = await self._leader.ready()
+        key = request.loader, request.epoch
+        report = self._report(DataReport(skipped=request.report.skipped))
+
+        async def attempt(timeout_s: float) -> Lease:
+            ranges, is_closed, account = await session.control.lease_data(
+                session.worker,
+                request.loader,
+                request.epoch,
+                order_digest=request.order_digest,
+                report=report,
+                batch_count_max=min(count, _BATCH_COUNT_MAX),
+                wait=wait,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+            return Lease(ranges, is_closed, account)
+
+        lease: Lease = await self._called(session, attempt, report)
+        deal = self._deal_of(*key)
+        deal.take_in(lease.ranges, self._core.members)
+        deal.is_closed = deal.is_closed or lease.closed
+        self._reports[key] = lease.report or self._reports.get(key)
+        self.note_change()
+        return lease
+
+    def _report(self, asked: DataReport) -> DataReport:
+        """What the coordinator is told of the group's data with the next call."""
+        own = self._leader.pending.take_report()
+        return DataReport(
+            own.consumed, own.dropped, own.incarnation, (*own.skipped, *asked.skipped)
+        )
+
+    async def _called(
+        self, session: Session, attempt: Callable[[float], Any], report: DataReport
+    ) -> Any:  # noqa: ANN401, as the call
+        try:
+            return await session.membership.unless_failed(
+                until_decided(attempt, now() + self._timeout_s)
+            )
+        except BaseException:
+            self._leader.pending.return_report(report)
+            raise
+
+    def _deal_of(self, loader: str, epoch: int) -> Deal:
+        key = loader, epoch
+        if key not in self._deals:
+            hands: dict[Seat, list[DataRange]] = {
+                seat: [e for e in hand if (e.loader, e.epoch) == key]
+                for seat, hand in self._core.hands.items()
+            }
+            deal = self._deals[key] = Deal(hands)
+            seal = self._core.sealed
+            for ranges in (seal.ranges if seal else (), self._core.used):
+                deal.note_used(e for e in ranges if (e.loader, e.epoch) == key)
+        return self._deals[key]
+
+    # Turns of those that have no data
+
+    async def _await_turn(self, seat: Seat) -> None:
+        self._idle.add(seat)
+        try:
+            while not self._core.is_awaited_from(seat):
+                members = set(self._core.members)
+                if members and members <= self._idle:
+                    await self._await_job()
+                else:
+                    await self._changed.wait()
+                if self._turn is not None and self._turn.done():
+                    self._turn.result()
+                    return
+        finally:
+            self._idle.discard(seat)
+            if not self._idle and self._turn is not None:
+                self._turn.cancel()
+                self._turn = None
+
+    async def _await_job(self) -> None:
+        """All are idle: until a clock of the job waits for the group."""
+        if self._turn is None or self._turn.done():
+            self._turn = asyncio.ensure_future(self._contribution())
+        change = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait(
+                {self._turn, change}, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            change.cancel()
+
+    async def _contribution(self) -> None:
+        session = await self._leader.ready()
+        assert self._core.done is not None, "members ask"
+        record = session.membership.record
+        member = session.membership.member
+        if record is None or member is None:
+            raise EvictedError(
+                f"worker {session.worker.worker_id} is no member of the job any more"
+            )
+        sequence = self._core.done.standing.sequence + 1
+        await session.shards.await_contribution(
+            record.generation, member.clock_of(sequence), sequence
+        )

@@ -1,0 +1,313 @@
+"""The part of a host group's leader that speaks to the job.
+
+The first leader joins; each later one goes on as the member that the group is, under
+the token that all its leaders register with. The watch, which is the group's sign of
+life, is opened on the event loop at once, the rest in the user's thread when a step
+needs it.
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from pswire import failpoints
+from pswire.placement import Placement, place
+from psworker.backends.host_group.agreement import Place, Seal, Standing
+from psworker.backends.host_group.memory import HostMemory
+from psworker.backends.host_group.shared_stepper import SharedStepper
+from psworker.config import WorkerConfig
+from psworker.data.pending import PendingData
+from psworker.errors import PsError
+from psworker.event_loop import EventLoop, LoopFuture
+from psworker.member.rejoining import EvictedWorker, join_first
+from psworker.member.session import Session
+from psworker.optim.buffers import Buffers
+from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.edited_values import EditedValues
+from psworker.optim.model_schema import BoundSchema
+from psworker.optim.prepare import Prepared
+from psworker.optim.push_result import PushResult
+from psworker.optim.steps import PushExtras
+from psworker.tensors.push_compression import PushCompression
+from psworker.tensors.value_store import CheckedChunk, ValueStore
+from psworker.transport.call_error import CallError
+from psworker.transport.retries import told_to_users
+from psworker.transport.values import JobSettings, Member
+
+
+class HostStore(ValueStore):
+    """Takes values into shared memory.
+
+    Attributes:
+        watched: Buffers into which values were written; the owner clears it.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **named)
+        self.watched: set[int] = set()
+
+    def write_checked(self, checked: CheckedChunk) -> None:
+        """Writes a chunk that `check` has returned."""
+        super().write_checked(checked)
+        self.watched |= self.written
+
+
+@dataclass(frozen=True, slots=True)
+class HostModel:
+    """The group's model, in shared memory, and what it is to the job.
+
+    Attributes:
+        given: What was prepared, over tensors in this process's memory.
+        placement: How tensors are cut.
+        store: Takes values from the shards.
+        buffers: Buffers of the group's model.
+    """
+
+    given: Prepared
+    placement: Placement
+    store: "HostStore"
+    buffers: Buffers
+
+    @classmethod
+    def of(
+        cls, given: Prepared, memory: HostMemory, settings: JobSettings
+    ) -> "HostModel":
+        """The same model as the user's, in another place."""
+        schema = given.bound.schema
+        tensors = tuple(memory.values())
+        holder = nn.Module()
+        for index in given.buffers:
+            holder.register_buffer(f"entry{index}", tensors[index])
+        bound = BoundSchema(schema, tensors, {"host": holder})
+        own = replace(given, bound=bound)
+        buffers = Buffers(bound, given.buffers)
+        placement = place(schema, settings.shard_count, settings.chunk_bytes)
+        local: Collection[int] = buffers.local
+        return cls(
+            own,
+            placement,
+            HostStore(tensors, placement, buffers=given.buffers, local=local),
+            buffers,
+        )
+
+
+class HostLeader:
+    """Speaks to the job for a group.
+
+    Attributes:
+        token: Under which the group's leaders register.
+        pending: Data behind pushes, to be reported.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: WorkerConfig,
+        given: Prepared,
+        memory: HostMemory,
+        *,
+        token: str,
+    ) -> None:
+        """Says nothing yet.
+
+        Args:
+            loop: Where calls run.
+            config: Where the job is.
+            given: What the user has prepared.
+            memory: Of the group.
+            token: Under which the group's leaders register.
+        """
+        self._loop = loop
+        self._config = config
+        self._given = given
+        self._memory = memory
+        self.token = token
+        self.pending = PendingData()
+        self._opening: LoopFuture[Session] | None = None
+        self._stepper: SharedStepper | None = None
+        self._model: HostModel | None = None
+
+    def open(self, standing: Standing | None = None) -> None:
+        """Begins to be the group's sign of life; from any thread."""
+        self._opening = self._loop.submit(self._open(standing))
+
+    @property
+    def session(self) -> Session:
+        """The group's start of a worker; waits for it to be there.
+
+        Raises:
+            PsError: The coordinator was not reached, or it refused.
+        """
+        assert self._opening is not None, "opened by whoever has made it leader"
+        with told_to_users():
+            return self._opening.result()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the job is over, or goes on without the group."""
+        opening = self._opening
+        if opening is None or not opening.done() or opening.failed:
+            return False
+        return opening.result().membership.failure is not None
+
+    async def ready(self) -> Session:
+        """As `session`, on the event loop."""
+        assert self._opening is not None, "opened by whoever has made it leader"
+        return await self._opening.awaited()
+
+    @property
+    def stepper(self) -> SharedStepper | None:
+        """The group's pushes, if this process has made any."""
+        return self._stepper
+
+    def found(self) -> Standing:
+        """Joins the job as a new start of a worker; the memory then has its values.
+
+        Raises:
+            PsError: See `Connection.prepare`.
+        """
+        deadline = time.monotonic() + self._config.start_timeout_s
+        self._memory.fill(self._given.bound.tensors)
+        session = self.session
+        model = self._model_of(session)
+        joined = join_first(self._loop, session, model.store, model.given, deadline)
+        if failpoints.armed:
+            failpoints.hit("worker.joined")
+        self._stepper = self._made_stepper(joined.member, stand_in=joined.stand_in)
+        return self._stepper.standing(self.token)
+
+    def arrive(self, standing: Standing) -> tuple[Place, Standing]:
+        """Where the next push of the group goes.
+
+        Args:
+            standing: As of the last step, for a leader that goes on.
+        """
+        stepper = self.going_on(standing)
+        found = stepper.arrive()
+        return found, stepper.standing(self.token)
+
+    def rejoin(self, standing: Standing, rejoin_count: int) -> Standing:
+        """Joins the job again after an eviction, unless that was done since.
+
+        Args:
+            standing: Of the group when it was evicted.
+            rejoin_count: How often it had joined again, as who asks knows.
+        """
+        stepper = self.going_on(standing)
+        if stepper.rejoin_count <= rejoin_count:
+            stepper.rejoin()
+            stepper.is_behind = True
+        return stepper.standing(self.token)
+
+    def push(
+        self, seal: Seal, standing: Standing, extras: PushExtras, *, is_repeat: bool
+    ) -> tuple[PushResult, Standing, frozenset[int]]:
+        """Pushes a sealed step.
+
+        Returns:
+            What became of it, where the group stands then, and the buffers with new
+            values.
+        """
+        stepper = self.going_on(standing)
+        model = self._model
+        assert model is not None, "made with the stepper"
+        spec = model.given.specs[seal.leading.optimizer]
+        mean = self._memory.mean(seal.parts, with_leaders=seal.place.is_first_worker)
+        model.store.watched.clear()
+        result = stepper.push(spec, seal, mean, extras, is_repeat=is_repeat)
+        written = frozenset(model.store.watched)
+        return result, stepper.standing(self.token), written
+
+    def close(self, *, leaves: bool) -> None:
+        """Ends the group's membership, or lets another leader go on with it."""
+        if self._opening is None:
+            return
+        try:
+            session = self._opening.result()
+        except (PsError, CallError, CancelledError):
+            return  # it was told when it was wanted
+        try:
+            if leaves and session.membership.failure is None:
+                sequence = self._stepper.settled_sequence() if self._stepper else 0
+                report = self.pending.take_last_report()
+                self._loop.run(session.leave(sequence, report))
+        finally:
+            if self._stepper is not None:
+                self._stepper.close()
+            self._loop.run(session.close())
+
+    async def _open(self, standing: Standing | None) -> Session:
+        config = self._config
+        if standing is not None:
+            config = replace(config, worker_id=standing.worker.worker_id)
+        session = await Session.open(
+            config, config.connect_timeout_s, process_id=self.token
+        )
+        if standing is not None and session.worker == standing.worker:
+            await session.wait_start(None, timeout_s=config.step_timeout_s)
+        while not session.membership.view_count:
+            await session.membership.wait_change()
+        return session
+
+    def going_on(self, standing: Standing) -> SharedStepper:
+        """The pushes of a group whose member this process has become the leader of."""
+        if self._stepper is not None:
+            return self._stepper
+        session = self.session
+        member = session.membership.member or Member(
+            standing.worker, standing.rank, standing.clock, standing.sequence
+        )
+        model = self._model_of(session)
+        self._stepper = stepper = self._made_stepper(member)
+        stepper.resume(standing)
+        if session.worker == standing.worker:
+            self._loop.run(session.share_memory(model.placement))
+        return stepper
+
+    def _model_of(self, session: Session) -> HostModel:
+        if self._model is None:
+            self._model = HostModel.of(self._given, self._memory, session.settings)
+            session.shards.clip_grad_norm = self._given.clip_grad_norm
+        return self._model
+
+    def _made_stepper(
+        self,
+        member: Member,
+        stand_in: Any = None,  # noqa: ANN401, as the stepper takes it
+    ) -> SharedStepper:
+        model, session = self._model, self.session
+        assert model is not None, "made before"
+        given = model.given
+        timeout_s = self._config.step_timeout_s
+        return SharedStepper(
+            self._loop,
+            session,
+            model.store,
+            pending=self.pending,
+            member=member,
+            stand_in=stand_in,
+            rejoining=EvictedWorker(
+                self._loop, session, model.store, given=given, timeout_s=timeout_s
+            ),
+            edited=EditedValues(
+                given.bound.schema, given.bound.tensors, held=given.held
+            ),
+            buffers=model.buffers,
+            declared=DeclaredTensors(given.bound, given.buffers, given.followed),
+            compression=PushCompression(given.compression, given.bound.schema),
+            timeout_s=timeout_s,
+        )
+
+
+def entries_of(specs: Mapping[str, Any]) -> frozenset[int]:
+    """Entries that steps change: all that an optimizer holds."""
+    return frozenset(
+        index
+        for spec in specs.values()
+        for group in spec.groups
+        for index in group.entry_indexes
+    )

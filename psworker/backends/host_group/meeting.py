@@ -1,0 +1,295 @@
+"""How the processes of a host group find each other, and the sockets between them.
+
+Each listens at an abstract address that follows from the group's name and its number.
+Who comes passes a door that lets in one at a time, and meets all that are there: both
+hand their memory over, and the socket stays. The kernel says whose processes they are.
+Nothing is left in any file system, whatever becomes of the processes.
+Source: https://man7.org/linux/man-pages/man7/unix.7.html
+"""
+
+import errno
+import os
+import pickle
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from pswire.memory_segments import SegmentError
+from pswire.object_marks import ObjectMark
+from pswire.segment_handshake import address_of, check_peer
+from pswire.shared_layout import SegmentHeader
+from psworker.backends.host_group.agreement import Seat, View
+from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
+
+PROCESS_COUNT_MAX: Final = 256
+"""Processes of a group: each listens under its number, which others try."""
+
+_BACKLOG: Final = 2 * PROCESS_COUNT_MAX
+_DOOR_PACE_S: Final = 0.01
+_ANSWER_TIMEOUT_S: Final = 20.0
+_READ_BYTES: Final = 256 << 10
+_LENGTH: Final = struct.Struct("<I")
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
+_STOPPED: Final = ("T", "t")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What two processes tell each other first, with their memory's descriptor.
+
+    Attributes:
+        seat: Who it is.
+        digest: Of what it has prepared, which must be the same.
+        count: Processes of the group, as it was told; the same, since it looks for
+            those alone.
+        header: Of its memory.
+        view: Of who was there before, the newest one it knows.
+        marks: What tells its models and loaders apart.
+    """
+
+    seat: Seat
+    digest: str
+    count: int
+    header: SegmentHeader
+    view: View | None = None
+    marks: tuple[ObjectMark, ...] = ()
+
+
+class Link:
+    """A socket to one other process. Not blocking.
+
+    Attributes:
+        descriptors: Received with messages and not yet taken.
+        process_id: Of the other process.
+        is_over: Whether the other end is closed.
+    """
+
+    def __init__(self, peer: socket.socket) -> None:
+        """Takes over a connected socket.
+
+        Raises:
+            SegmentError: The other end is a process of another user, or out of sight.
+        """
+        check_peer(peer)
+        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.process_id: int = _CREDENTIALS.unpack(data)[0]
+        if not self.process_id:
+            raise SegmentError("the other process is in a PID namespace out of sight")
+        peer.setblocking(False)
+        self.socket = peer
+        self.descriptors: deque[int] = deque()
+        self.is_over = False
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._given: list[int] = []
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self._unsent)
+
+    def send(self, message: object, descriptor: int | None = None) -> None:
+        """Sends a message, as far as there is room; see `flush`."""
+        data = pickle.dumps(message)
+        self._unsent += _LENGTH.pack(len(data)) + data
+        if descriptor is not None:
+            self._given.append(descriptor)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as there is room."""
+        try:
+            while self._unsent and not self.is_over:
+                if self._given:
+                    sent = socket.send_fds(self.socket, [self._unsent], self._given)
+                    self._given.clear()
+                else:
+                    sent = self.socket.send(self._unsent)
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # what it has said before is still to be read
+
+    def receive(self) -> Iterator[Any]:
+        """Messages that are there."""
+        while not self.is_over:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self.socket, _READ_BYTES, 4, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno == errno.ECONNRESET:
+                    continue  # told once, and what is there is read after it
+                self.is_over = True
+                break
+            self.descriptors.extend(descriptors)
+            self._received += data
+            self.is_over = not data
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            end = _LENGTH.size + length
+            if len(self._received) < end:
+                return
+            message = bytes(self._received[_LENGTH.size : end])
+            del self._received[:end]
+            yield pickle.loads(message)
+
+    def stands_still(self) -> bool:
+        """Whether the other process is stopped, as by SIGSTOP, or gone."""
+        try:
+            stat = Path(f"/proc/{self.process_id}/stat").read_text()
+        except OSError:
+            return True
+        return stat.rpartition(")")[2].split()[0] in (*_STOPPED, "Z", "X")
+
+    def close(self) -> None:
+        """Ends it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+        self.socket.close()
+
+
+class Door:
+    """The way into a group, for one process at a time.
+
+    Attributes:
+        listener: Where later ones come to this process.
+    """
+
+    def __init__(self, group: str, index: int) -> None:
+        """Waits for its turn, and listens.
+
+        Args:
+            group: Names the group and nothing else on this machine.
+            index: Number of this process.
+
+        Raises:
+            ConfigurationError: A living process has this number.
+        """
+        self._group = group
+        self._index = index
+        self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        try:
+            while not _binds(self._lock, _address(group, "door")):
+                if time.monotonic() >= deadline:
+                    raise StartTimeoutError(
+                        "another process of this host's group has been entering it "
+                        f"for {_ANSWER_TIMEOUT_S:g} s and does not come to an end; "
+                        "look whether one of them is stopped"
+                    )
+                time.sleep(_DOOR_PACE_S)
+            self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if not _binds(self.listener, _address(group, str(index))):
+                self.listener.close()
+                raise ConfigurationError(
+                    f"a living process is number {index} of this host's group already: "
+                    "give each process a PS_LOCAL_RANK of its own, and each group of "
+                    "a job on this machine another PS_HOST_GROUP"
+                )
+        except BaseException:
+            self._lock.close()
+            raise
+        self.listener.setblocking(False)
+        self.listener.listen(_BACKLOG)
+
+    def meet(self, own: Hello, descriptor: int, count: int) -> list[tuple[Link, Hello]]:
+        """Meets all that are there.
+
+        Args:
+            own: What they are told.
+            descriptor: Of this process's memory.
+            count: Processes that there may be.
+
+        Raises:
+            ConfigurationError: They have prepared something else.
+            StartTimeoutError: One does not answer.
+        """
+        links: list[Link] = []
+        met = []
+        try:
+            for index in range(max(count, self._index + 1)):
+                link = self._connected(index) if index != self._index else None
+                if link is None:
+                    continue
+                links.append(link)
+                link.send(own, descriptor)
+                answer = self._answer(link, index)
+                if answer is None:
+                    link.close()
+                else:
+                    met.append((link, answer))
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
+        return met
+
+    def close(self) -> None:
+        """Lets the next one in. The listener stays."""
+        self._lock.close()
+
+    def _connected(self, index: int) -> Link | None:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer.connect(_address(self._group, str(index)))
+            return Link(peer)
+        except OSError:
+            peer.close()
+            return None
+        except SegmentError as error:
+            peer.close()
+            raise ConfigurationError(
+                f"process {index} of this host's group can't share memory with this "
+                f"one: {error}; start all of them as one user in one container"
+            ) from None
+
+    def _answer(self, link: Link, index: int) -> Hello | None:
+        """What a process answers; None if it is gone, or stands still."""
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while time.monotonic() < deadline:
+            link.flush()
+            for message in link.receive():
+                if isinstance(message, Hello):
+                    return message
+                raise ConfigurationError(
+                    f"process {index} of this host's group does not take this one: "
+                    f"{message}"
+                )
+            if link.is_over or link.stands_still():
+                return None
+            time.sleep(_DOOR_PACE_S / 10)
+        raise UnavailableError(
+            f"process {index} of this host's group (PID {link.process_id}) did not "
+            f"answer within {_ANSWER_TIMEOUT_S:g} s: end it if it hangs"
+        )
+
+
+def group_of(name: str, coordinator: str) -> str:
+    """What names a group of one job and user, and nothing else on this machine."""
+    text = f"{os.geteuid()}\0{coordinator}\0{name}"
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _address(group: str, part: str) -> bytes:
+    return address_of(f"paramserver-host-{group}-{part}")
+
+
+def _binds(made: socket.socket, address: bytes) -> bool:
+    try:
+        made.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True

@@ -1,0 +1,487 @@
+"""Carries what a host group's state machine says, and tells it what happens.
+
+On the event loop, but for what the user's thread asks: to offer, to hear what to do. So
+the group goes on, and its leader's loss is noticed, while the script computes.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Final
+
+from pswire.memory_segments import SegmentError
+from pswire.object_marks import LOADER, MODEL, ObjectMark, order_difference
+from psworker.backends.host_group.agreement import Excluded, Seat, View
+from psworker.backends.host_group.asking import Answer, Ask, GiveBack, Question
+from psworker.backends.host_group.core import HostCore
+from psworker.backends.host_group.desk import Desk
+from psworker.backends.host_group.meeting import Door, Hello, Link
+from psworker.backends.host_group.memory import HostMemory
+from psworker.backends.host_group.orders import Drop, Lead, Order, Send, Task
+from psworker.data.source import Lease
+from psworker.errors import EvictedError, PsError
+from psworker.event_loop import EventLoop, LoopFuture
+from psworker.member.waiting_log import WaitingLog
+
+if TYPE_CHECKING:
+    import socket
+
+logger: Final = logging.getLogger("psworker")
+
+LOOK_MS: Final = 250
+"""How often a process looks whether those that it waits for stand still."""
+
+STILL_MS: Final = 750
+"""How long one may. Before the coordinator takes the group for lost, which hears of a
+stopped leader after about two seconds."""
+
+FORM_LIMIT_MS: Final = 30_000
+"""How long a group waits for processes that never came, before it begins without."""
+
+BACK_LIMIT_MS: Final = 2_000
+"""The same for a process that was in it before: the others are there, or done."""
+
+_OUT_TEXT: Final = (
+    "this process of a host's group is not part of it any more: it stood still for too "
+    "long, and the group went on without it"
+)
+
+_rooms: "weakref.WeakSet[Room]" = weakref.WeakSet()
+
+
+class Room:
+    """One process in its group.
+
+    Attributes:
+        core: The state machine. On the event loop; others read single facts of it.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        core: HostCore,
+        memory: HostMemory,
+        *,
+        digest: str,
+        marks: tuple[ObjectMark, ...],
+        on_lead: Callable[[Lead], Desk],
+    ) -> None:
+        """Is alone yet.
+
+        Args:
+            loop: Where sockets are.
+            core: The state machine.
+            memory: Takes the memory of others.
+            digest: Of what was prepared.
+            marks: What tells its models and loaders apart.
+            on_lead: Called on the loop when this process is to lead; who answers what
+                others ask from now on.
+        """
+        self.core = core
+        self._loop = loop
+        self._memory = memory
+        self._digest = digest
+        self._marks = marks
+        self._count = 0
+        self._on_lead = on_lead
+        self._links: dict[Seat, Link] = {}
+        self._strangers: list[Link] = []
+        self._closing: list[Link] = []
+        self._still_since: dict[Seat, float] = {}
+        self._orders: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._listener: socket.socket | None = None
+        self._asyncio: Any = None
+        self._timer: Any = None
+        self._is_closed = False
+        self._desk: Desk | None = None
+        self._asks: dict[int, tuple[Question, LoopFuture[Any]]] = {}
+        self._asked: Seat | None = None
+        self._ask_count = 0
+        self._answering: dict[tuple[Seat, int], asyncio.Task[None]] = {}
+        _rooms.add(self)
+
+    # The user's thread
+
+    def enter(self, group: str, count: int) -> None:
+        """Meets all that are there, and stays.
+
+        Raises:
+            ConfigurationError: They have prepared something else.
+            StartTimeoutError: The way in is blocked.
+        """
+        door = Door(group, self.core.seat.number)
+        self._listener = door.listener
+        try:
+            self._count = count
+            own = self._hello()
+            met = door.meet(own, self._memory.segment.descriptor, count)
+            self._loop.run(self._begin(met))
+        finally:
+            door.close()
+
+    def post(self, event: Callable[[HostCore], None]) -> None:
+        """Tells the state machine something."""
+        self._loop.post(lambda: self._act(event))
+
+    def ask(self, question: Question) -> "LoopFuture[Any]":
+        """Asks the leader, the next one too if it is lost. Cancelling takes it back.
+
+        The future raises `EvictedError` when the group goes on without this process.
+        """
+        future: LoopFuture[Any] = LoopFuture(
+            lambda: self._loop.post(lambda: self._take_back(future))
+        )
+        self._loop.post(lambda: self._begin_asking(question, future))
+        return future
+
+    def serve(self, desk: Desk) -> None:
+        """From now on this process leads, and answers."""
+
+        def begin() -> None:
+            self._desk = desk
+
+        self._loop.post(begin)
+
+    def settle(self) -> bool:
+        """Takes in all that was said so far; whether this process is still in."""
+
+        async def look() -> bool:
+            self._act(lambda _: None)
+            return not self.core.is_out
+
+        return self._loop.run(look())
+
+    def next_task(self, deadline: float, log: WaitingLog) -> Task | None:
+        """What to do next; waits for it, `None` when nothing came in time."""
+        while True:
+            try:
+                left = min(log.quiet_s, deadline - time.monotonic())
+                return self._orders.get(timeout=max(0.01, left))
+            except queue.Empty:
+                if time.monotonic() >= deadline:
+                    return None
+                log.remind(self.waited_for())
+
+    def pending_task(self) -> Task | None:
+        """What came while the user's thread was elsewhere, one at a time."""
+        try:
+            return self._orders.get_nowait()
+        except queue.Empty:
+            return None
+
+    def waited_for(self) -> str:
+        """Whom this process waits for in its group, in words."""
+        core = self.core
+        if core.view is None:
+            return "the processes of this host's group that are not here yet"
+        missing = core.missing
+        if missing:
+            names = ", ".join(str(seat.number) for seat in missing)
+            return f"process {names} of this host's group"
+        if core.is_leader:
+            return "the shards"
+        return f"process {core.view.leader.number}, which leads this host's group"
+
+    def close(self) -> None:
+        """Leaves the group, if it is in it, and ends all sockets."""
+
+        async def end() -> None:
+            self._act(HostCore.leave)
+            self._end()
+
+        if not self._is_closed:
+            self._loop.run(end())
+
+    # The event loop
+
+    async def _begin(self, met: list[tuple[Link, Hello]]) -> None:
+        self._asyncio = asyncio.get_running_loop()
+        assert self._listener is not None, "it listens"
+        self._asyncio.add_reader(self._listener, self._accept)
+        for link, hello in met:
+            self._take_in(link, hello)
+        self._act(lambda core: core.entered(_now_ms()))
+        self._look()
+
+    def _take_in(self, link: Link, hello: Hello) -> None:
+        self._memory.adopt(hello.seat, hello.header, link.descriptors.popleft())
+        self._links[hello.seat] = link
+        self.core.connected(hello.seat, hello.view)
+        self._asyncio.add_reader(link.socket, self._act, _nothing)
+
+    def _accept(self) -> None:
+        assert self._listener is not None, "it listens"
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:
+            return  # gone before it was taken
+        try:
+            link = Link(peer)
+        except SegmentError as error:
+            logger.warning("a process can't enter this host's group: %s", error)
+            peer.close()
+            return
+        self._strangers.append(link)
+        self._asyncio.add_reader(peer, self._hear_stranger, link)
+
+    def _hear_stranger(self, link: Link) -> None:
+        """The first words of a process that comes."""
+        for hello in link.receive():
+            self._asyncio.remove_reader(link.socket)
+            self._strangers.remove(link)
+            if refusal := self._refusal(hello):
+                link.send(refusal)
+                self._finish(link)
+                return
+            own = self._hello(self.core.view)
+            link.send(own, self._memory.segment.descriptor)
+            self._take_in(link, hello)
+            self._act(_nothing)
+            return
+        if link.is_over:
+            self._asyncio.remove_reader(link.socket)
+            self._strangers.remove(link)
+            link.close()
+
+    def _hello(self, view: View | None = None) -> Hello:
+        header = self._memory.segment.header
+        return Hello(
+            self.core.seat, self._digest, self._count, header, view, self._marks
+        )
+
+    def _refusal(self, hello: object) -> str:
+        """Why a process that comes is not taken in; empty if it is."""
+        if not isinstance(hello, Hello) or hello.digest != self._digest:
+            return (
+                "it has prepared other models, optimizers, loaders or options, or has "
+                "registered modules in another order (as from a set: fill them from "
+                "sorted(...)); all processes of a host's group run the same script"
+            )
+        for kind in (MODEL, LOADER):
+            lines = order_difference(self._marks, hello.marks, kind)
+            if lines:
+                return (
+                    f"it gives its {kind}s in another order ({'; '.join(lines)}); name "
+                    "them, as in ps.prepare(generator=G, discriminator=D, ...)"
+                )
+        if hello.count != self._count:
+            return (
+                f"it was told that the group has {hello.count} processes, the others "
+                f"that it has {self._count}; give all of them the same PS_LOCAL_SIZE, "
+                "and each group of a job on this machine another PS_HOST_GROUP"
+            )
+        return ""
+
+    def _act(self, event: Callable[[HostCore], None]) -> None:
+        """Takes in what others have said, what ends this process's part first."""
+        if self._is_closed:
+            return
+        said: list[tuple[Seat, Any]] = []
+        over: list[Seat] = []
+        for seat, link in list(self._links.items()):
+            said += [(seat, message) for message in link.receive()]
+            if link.is_over:
+                over.append(seat)
+        for seat, message in sorted(said, key=lambda e: not isinstance(e[1], Excluded)):
+            match message:
+                case Ask():
+                    self._take_ask(seat, message)
+                case Answer():
+                    self._take_answer(message)
+                case _:
+                    self.core.take(seat, message)
+        for seat in over:
+            self.core.lost(seat)
+        event(self.core)
+        self._carry()
+        for seat in over:
+            if seat in self._links:  # nothing to do with it, and nothing to hear
+                self._drop(seat)
+        self._follow()
+
+    # Questions to the leader
+
+    def _begin_asking(self, question: Question, future: "LoopFuture[Any]") -> None:
+        self._ask_count += 1
+        number = self._ask_count
+        self._asks[number] = question, future
+        self._act(_nothing)  # asks whoever leads
+        self._send_ask(number)
+
+    def _take_back(self, future: LoopFuture[Any]) -> None:
+        for number, (_, asked) in list(self._asks.items()):
+            if asked is future:
+                del self._asks[number]
+                self._send(self._asked, Ask(number, None))
+        future.set_exception(CancelledError())
+
+    def _follow(self) -> None:
+        """Asks a new leader what the one before has not answered."""
+        core = self.core
+        if self._desk is not None and core.is_leader:
+            self._desk.note_change()
+        leader = core.view.leader if core.view is not None and core.is_member else None
+        if core.is_out:
+            for _, future in self._asks.values():
+                future.set_exception(EvictedError(_OUT_TEXT))
+            self._asks.clear()
+        elif leader != self._asked:
+            self._asked = leader
+            for number in list(self._asks):
+                self._send_ask(number)
+
+    def _send_ask(self, number: int) -> None:
+        if number in self._asks:
+            self._send(self._asked, Ask(number, self._asks[number][0]))
+
+    def _send(self, seat: Seat | None, message: Ask | Answer) -> None:
+        if seat == self.core.seat:
+            if isinstance(message, Ask):
+                self._take_ask(self.core.seat, message)
+            else:
+                self._take_answer(message)
+        elif seat in self._links:
+            self._links[seat].send(message)
+            self._watch_room(self._links[seat])
+
+    def _take_ask(self, seat: Seat, ask: Ask) -> None:
+        key = seat, ask.number
+        under_way = self._answering.get(key)
+        if ask.question is None:
+            if under_way is not None:
+                under_way.cancel()
+        elif under_way is None and self._desk is not None:
+            task = self._asyncio.create_task(self._reply(self._desk, seat, ask))
+            self._answering[key] = task
+            task.add_done_callback(lambda _: self._answering.pop(key, None))
+
+    async def _reply(self, desk: Desk, seat: Seat, ask: Ask) -> None:
+        assert ask.question is not None, "there is something to answer"
+        result = await desk.answer(seat, ask.question)
+        self._send(seat, Answer(ask.number, result))
+
+    def _take_answer(self, answer: Answer) -> None:
+        asked = self._asks.pop(answer.number, None)
+        leased = answer.result.ranges if isinstance(answer.result, Lease) else ()
+        if asked is None:
+            if leased:  # nobody wants them here any more
+                self._begin_asking(GiveBack(leased), LoopFuture())
+            return
+        self.core.hand.update(leased)
+        try:
+            asked[1].set_result(answer.value())
+        except PsError as error:
+            asked[1].set_exception(error)
+
+    # Effects
+
+    def _carry(self) -> None:
+        for effect in self.core.take_effects():
+            match effect:
+                case Order(task=task):
+                    self._orders.put(task)
+                case Send(seat=seat, message=message):
+                    link = self._links.get(seat)
+                    if link is not None:
+                        link.send(message)
+                        self._watch_room(link)
+                case Drop(seat=seat):
+                    if seat in self._links:
+                        self._drop(seat)
+                case Lead():
+                    self._desk = self._on_lead(effect)
+
+    def _watch_room(self, link: Link) -> None:
+        if link.has_unsent:
+            self._asyncio.add_writer(link.socket, self._flush, link)
+
+    def _flush(self, link: Link) -> None:
+        link.flush()
+        if not link.has_unsent:
+            self._asyncio.remove_writer(link.socket)
+            if link in self._closing:
+                self._closing.remove(link)
+                link.close()
+
+    def _drop(self, seat: Seat) -> None:
+        link = self._links.pop(seat)
+        self._still_since.pop(seat, None)
+        self._asyncio.remove_reader(link.socket)
+        self._finish(link)
+
+    def _finish(self, link: Link) -> None:
+        """Closes a link once all is sent."""
+        link.flush()
+        if link.has_unsent:
+            self._closing.append(link)
+            self._watch_room(link)
+        else:
+            self._asyncio.remove_writer(link.socket)
+            link.close()
+
+    def _look(self) -> None:
+        """Whether anybody that is waited for stands still."""
+        self._timer = self._asyncio.call_later(LOOK_MS / 1000, self._look)
+        self._act(_nothing)  # what was said comes first
+        now = time.monotonic()
+        for seat in sorted(self.core.watched):
+            link = self._links.get(seat)
+            if link is None or not link.stands_still():
+                self._still_since.pop(seat, None)
+            elif now - self._still_since.setdefault(seat, now) >= STILL_MS / 1000:
+                logger.warning(
+                    "process %d of this host's group (PID %d) stands still: the group "
+                    "goes on without it",
+                    seat.number,
+                    link.process_id,
+                )
+                self.core.lost(seat)
+        self._act(lambda core: core.tick(_now_ms()))
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._follow()
+        for task in list(self._answering.values()):
+            task.cancel()
+        if self._listener is not None:
+            if self._asyncio is not None:
+                self._asyncio.remove_reader(self._listener)
+            self._listener.close()
+        if self._asyncio is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for seat in list(self._links):
+            self._drop(seat)
+        for link in (*self._closing, *self._strangers):
+            self._asyncio.remove_reader(link.socket)
+            self._asyncio.remove_writer(link.socket)
+            link.close()
+
+    def close_inherited(self) -> None:
+        """In a forked child: lets go of what would keep its parent alive for others."""
+        links = (*self._links.values(), *self._strangers, *self._closing)
+        for descriptor in (*(each.socket for each in links), self._listener):
+            if descriptor is not None:
+                descriptor.close()
+
+
+def _close_inherited() -> None:
+    for room in _rooms:
+        room.close_inherited()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _nothing(_: HostCore) -> None:
+    """Only what others have said is taken in."""
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

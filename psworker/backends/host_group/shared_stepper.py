@@ -1,0 +1,197 @@
+"""The steps of a host group as the member of the job that it is, in its leader.
+
+In the user's thread. A sealed step says everything that goes into a push, so that the
+next leader's push of it is the same, byte by byte.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from typing_extensions import override
+
+from pswire.frames import bits_to_bytes
+from pswire.schema import OptimizerSpec
+from psworker.backends.host_group.agreement import Place, Seal, Standing
+from psworker.errors import EvictedError
+from psworker.member.eviction import LostStart
+from psworker.member.exchange import PushExchange
+from psworker.optim import gradients
+from psworker.optim.buffer_policies import BufferPolicy
+from psworker.optim.buffers import leads
+from psworker.optim.push_result import PushResult
+from psworker.optim.steps import PushExtras
+from psworker.steps.next_push import incarnations_of_shards
+from psworker.steps.stepper import Stepper
+from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.value_store import Scope
+from psworker.transport.values import Identity, PushHeader, PushTrailer
+
+
+class SharedStepper(Stepper):
+    """Pushes of a group.
+
+    Attributes:
+        is_behind: Whether it has joined again since the last step, so that what the
+            processes compute is of values that are not the job's any more.
+    """
+
+    is_behind = False
+
+    @override
+    def _scope_of(self, exchange: PushExchange) -> Scope | None:
+        return None  # processes copy what they want of the memory that these are in
+
+    def resume(self, standing: Standing) -> None:
+        """Goes on where the leader before was, as the same start or another one."""
+        self.sequence_acknowledged = standing.sequence
+        self.rejoin_count = standing.rejoin_count
+        self.last_push = standing.last_push
+        self.pending.acknowledge(standing.unreported.consumed)
+        self.pending.drop(standing.unreported.dropped)
+        if self._session.worker != standing.worker:
+            self._lost = LostStart(standing.worker)
+
+    def arrive(self) -> Place:
+        """Where the next push goes; joins again first if the group was evicted."""
+        rejoin_count = self.rejoin_count
+        before = self.sequence_acknowledged
+        self.as_member(lambda _: None)
+        sequence = self.sequence_acknowledged + 1
+        worker = self._session.worker
+        record = self._session.membership.record
+        is_void = self.is_behind or self.rejoin_count > rejoin_count
+        is_stale = is_void or self.sequence_acknowledged > before
+        self.is_behind = False
+        return Place(
+            worker=worker,
+            sequence=sequence,
+            clock=self._place.clock_of(sequence),
+            is_first_worker=leads(record, worker, sequence),
+            is_of_longest=record is not None and record.has_longest(worker),
+            is_stale=is_stale,
+            is_void=is_void,
+        )
+
+    def standing(self, token: str) -> Standing:
+        """Where the group stands, for all of its processes."""
+        record = self._session.membership.record
+        members = record.members if record is not None else ()
+        mode = record.mode if record is not None else self._session.settings.mode
+        return Standing(
+            token=token,
+            worker=self._session.worker,
+            rank=self.member.rank,
+            worker_count=len(members),
+            sequence=self.sequence_acknowledged,
+            clock=self.clock,
+            generation=self.generation,
+            mode=mode.value,
+            rejoin_count=self.rejoin_count,
+            last_push=self.last_push,
+            unreported=self.pending.unreported,
+        )
+
+    def push(
+        self,
+        spec: OptimizerSpec,
+        seal: Seal,
+        mean: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+        *,
+        is_repeat: bool,
+    ) -> PushResult:
+        """Pushes a sealed step, or goes on with it.
+
+        Args:
+            spec: The optimizer.
+            seal: The step.
+            mean: The gradient, one for each entry.
+            extras: State to load, of this process's call.
+            is_repeat: Whether another process may have sent some of it.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
+        if self._unfinished is not None:  # an earlier call of this process
+            if self._lost is not None:
+                return self._lose(self._unfinished)
+            return self._finish(self._unfinished, self._store)
+        norm = gradients_norm(seal)
+        is_finite = seal.is_finite and gradients.is_finite(norm)
+        held = list(mean) if is_finite and seal.weight else [None] * len(mean)
+        trailer = self._trailer(seal, held, norm if is_finite else 0.0)
+        source = ChunkSource(held)
+        if is_repeat and self._is_other_start(seal.place.worker):
+            return self._settle_lost(spec, seal, trailer, source)
+        try:
+            if extras.loads is not None:
+                digest = seal.leading.spec_digest
+                self._states.stage(spec.name, seal.place.sequence, extras.loads, digest)
+            exchange = self._begin(spec, trailer, source)
+        except EvictedError:
+            if not is_repeat:
+                return self._lose(None)
+            return self._settle_lost(spec, seal, trailer, source)
+        exchange.ranges = seal.drawn
+        exchange.is_discarded = seal.place.is_stale
+        exchange.on_loaded = extras.on_loaded
+        exchange.asks_first = is_repeat
+        return self._finish(exchange, self._store)
+
+    def _is_other_start(self, worker: Identity) -> bool:
+        return self._session.worker != worker or self._lost is not None
+
+    def _settle_lost(
+        self,
+        spec: OptimizerSpec,
+        seal: Seal,
+        trailer: PushTrailer,
+        source: ChunkSource,
+    ) -> PushResult:
+        """Joins again; whether the push counts is what the record has decided."""
+        place = seal.place
+        header = PushHeader(
+            job_id=self._session.settings.job_id,
+            optimizer=spec.name,
+            worker=place.worker,
+            generation=self.generation,
+            sequence=place.sequence,
+            sequence_unacknowledged_min=place.sequence,
+            clock=place.clock,
+        )
+        exchange = PushExchange.begin(
+            header,
+            trailer,
+            source,
+            placement=self._store.placement,
+            incarnations=incarnations_of_shards(self._session),
+            loop=self._loop,
+        )
+        self._lost = LostStart(place.worker, exchange.pushes)
+        return self._lose(exchange)
+
+    def _trailer(
+        self, seal: Seal, held: Sequence[torch.Tensor | None], norm: float
+    ) -> PushTrailer:
+        leading = seal.leading
+        policies = sorted(self._buffers.policies.items())
+        is_finite = seal.is_finite and gradients.is_finite(gradients_norm(seal))
+        has_buffers = any(held[index] is not None for index, _ in policies)
+        averaged = [each is BufferPolicy.MEAN for _, each in policies]
+        return PushTrailer(
+            weight=seal.weight,
+            groups=leading.groups,
+            is_finite=is_finite,
+            ranges=seal.ranges,
+            gradient_norm=norm,
+            optimizer_digest=leading.spec_digest,
+            loads_state=leading.loads_state,
+            is_of_longest=seal.place.is_of_longest,
+            scheduler_steps=leading.scheduler_steps,
+            averaged_buffers=bits_to_bytes(averaged) if has_buffers else b"",
+        )
+
+
+def gradients_norm(seal: Seal) -> float:
+    """The L2 norm of a sealed gradient; may be infinite or not a number."""
+    return float(seal.square_sum**0.5) if seal.weight else 0.0

@@ -1,0 +1,443 @@
+"""The steps of one process of a host group.
+
+In the user's thread. It writes its gradient where the others can read it, does what the
+group's state machine wants done, and copies the values that come of it.
+"""
+
+import logging
+import time
+from collections.abc import Collection
+from typing import Final
+
+import torch
+
+from pswire import failpoints
+from pswire.reasons import ErrorReason
+from pswire.schema import OptimizerSpec
+from psworker.backends.host_group.agreement import (
+    Contribution,
+    Done,
+    Excluded,
+    Failed,
+    Reduce,
+    Standing,
+)
+from psworker.backends.host_group.asking import OptimizerStateOf, RejoinJob, SettingsOf
+from psworker.backends.host_group.attendance import Attendance
+from psworker.backends.host_group.orders import Arrive, Push, Task
+from psworker.backends.host_group.place import HostPlace
+from psworker.backends.host_group.refused import FLOAT16_TEXT, SPARSE_TEXT
+from psworker.config import WorkerConfig
+from psworker.data.batch_tensors import watch_calls
+from psworker.errors import (
+    EvictedError,
+    StepTimeoutError,
+    UnsupportedError,
+    refuse_closed,
+)
+from psworker.event_loop import EventLoop
+from psworker.member.waiting_log import WaitingLog
+from psworker.optim import gradients
+from psworker.optim.optimizer_state import States
+from psworker.optim.prepare import Prepared
+from psworker.optim.push_result import PushResult
+from psworker.optim.spent_gradients import SpentGradients
+from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
+from psworker.steps.push_account import PushAccount
+from psworker.transport.values import OptimizerSettings
+
+logger: Final = logging.getLogger("psworker")
+
+LOADED_TEXT: Final = (
+    "a model and an optimizer were loaded after prepare(), and a group of processes "
+    "that push as one can't write the model's values to the job: load both before "
+    "prepare()"
+)
+
+_MARGIN_S: Final = 5.0
+"""Beyond its own limit, the time that a leader may take to tell how it failed."""
+
+_LINGER_S: Final = 5.0
+"""How long a leader that is done waits for the others to be done too. Then another one
+leads, which costs the group a moment."""
+
+
+class HostSteps(Attendance):
+    """Takes the steps of the optimizer of one process.
+
+    Attributes:
+        pending: Data that was drawn and not yet pushed.
+        standing: Where the group stands in the job.
+        last_push: What became of the newest push, `None` before the first.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: WorkerConfig,
+        place_on_host: HostPlace,
+        given: Prepared,
+        *,
+        digest: str,
+    ) -> None:
+        """Enters the group; see `Attendance`."""
+        super().__init__(loop, config, place_on_host, given, digest=digest)
+        self._account = PushAccount(self.pending)
+        self._spent = SpentGradients(len(self._tensors))
+        self._sample_count = 1
+        self._looked = SpentGradients(len(self._tensors))
+        self.pending.watch(
+            lambda: self._looked.differ_from(self._tensors),
+            parameters=self._tensors,
+            optimizer_count=len(given.optimizers),
+        )
+        watch_calls(given.models.values(), self.pending)
+        self._is_stale = False
+        self._is_closed = False
+        self.last_push: PushResult | None = None
+
+    @property
+    def worker_count(self) -> int:
+        """Processes of the group, whose samplers split its data."""
+        return self.member_count
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._spent.has_others(self._tensors)
+
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool = True,
+        scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Brings a gradient to the group's next push, and leaves the newest values.
+
+        Raises:
+            StepTimeoutError: Some process, worker or shard did not come in time.
+            UnsupportedError: The gradient is sparse.
+        """
+        if failpoints.armed:
+            failpoints.hit("worker.step")
+        if (earlier := self._settle_earlier()) is not None:
+            return earlier
+        if extras.loads is not None and self._edited.has_writes:
+            raise UnsupportedError(LOADED_TEXT)
+        self._look()
+        self._edited.check(self.standing.clock + 1)
+        held = gradients.gradients_of(spec, groups, self._tensors)
+        if any(each is not None and each.is_sparse for each in held):
+            raise UnsupportedError(SPARSE_TEXT)
+        if scale is not None and gradients.unscale(held, scale) != 1.0:
+            raise UnsupportedError(FLOAT16_TEXT)
+        self._spent.note(held)
+        drawn = self.pending.take()
+        if drawn.sample_count is not None:
+            self._sample_count = drawn.sample_count
+        is_stale, self._is_stale = self._is_stale or drawn.is_of_lost, False
+        weight = float(self._sample_count) if weight is None else weight
+        if is_stale:
+            weight = 0.0
+        if weight and is_finite:
+            for index, value in self._buffers.changed(
+                self._store, is_leader=True
+            ).items():
+                held[index] = value
+        else:
+            held = [None] * len(held)
+        part = Contribution(
+            weight=weight,
+            presence=self._life.memory.offer(held),
+            groups=groups,
+            is_finite=is_finite,
+            ranges=() if is_stale else drawn.ranges,
+            spec_digest=extras.spec_digest,
+            scheduler_steps=extras.scheduler_steps,
+            loads_state=extras.loads is not None,
+            optimizer=spec.name,
+        )
+        return self._take_part(part, extras, is_discarded=is_stale)
+
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
+        """Takes part in the group's next push with nothing."""
+        if (earlier := self._settle_earlier()) is not None:
+            return earlier
+        self._look()
+        nothing: list[torch.Tensor | None] = [None] * len(self._tensors)
+        part = Contribution(
+            weight=0.0,
+            presence=self._life.memory.offer(nothing),
+            groups=groups,
+            spec_digest=extras.spec_digest,
+            scheduler_steps=extras.scheduler_steps,
+            loads_state=extras.loads is not None,
+            optimizer=spec.name,
+        )
+        return self._take_part(part, extras)
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Not in a group: each process would need the values of all others.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "a group of processes that push as one can't publish values: set them "
+            "before prepare(), or start the processes without --one-push-per-host"
+        )
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self.pending.has_trained and not self.has_gradient:
+            self.pending.throw_away()
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Refused: processes that lead later would not know of it.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "an optimizer keeps its groups with one push per host, and takes no "
+            "add_param_group(): give it all its groups before prepare(), freeze "
+            "parameters by requires_grad_(False), or start the processes without "
+            "--one-push-per-host"
+        )
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state: by its leader."""
+        return True
+
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
+        """The state of an optimizer after the group's last push, by its leader.
+
+        Raises:
+            WaitTimeoutError: It did not come in time.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        question = OptimizerStateOf(optimizer, spec_digest)
+        states: States = self.room.ask(question).result()
+        return states
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update was made with, by the group's leader."""
+        refuse_closed(is_closed=self._is_closed)
+        settings: OptimizerSettings = self.room.ask(SettingsOf(optimizer)).result()
+        return settings
+
+    def refuse_out(self) -> None:
+        """Checks that the group has not gone on without this process.
+
+        Raises:
+            EvictedError: It has.
+            ClosedError: The connection is closed.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        if self._life.core.is_out:
+            raise EvictedError(
+                "the host's group went on without this process, which has not entered "
+                "again yet"
+            )
+
+    def rejoin(self) -> None:
+        """Between two steps: enters again, or has the group join the job again.
+
+        A gradient that was begun with data of before is thrown away by the next step.
+        """
+        refuse_closed(is_closed=self._is_closed)
+        is_begun = self.pending.has_drawn and self.has_gradient
+        if not self._life.core.is_out:
+            try:
+                asked = RejoinJob(self._rejoin_count)
+                standing: Standing = self.room.ask(asked).result()
+            except EvictedError:
+                pass  # left out meanwhile
+            else:
+                self._note_rejoined(standing)
+        if self._life.core.is_out:
+            self._come_back()
+        self._is_stale = self._is_stale or is_begun
+
+    def _note_rejoined(self, standing: Standing) -> None:
+        self._rejoin_count = standing.rejoin_count
+        self.pending.start_over()
+        self.standing = standing
+
+    def close(self, *, leaves: bool) -> None:
+        """Leaves the group; the last process of it leaves the job.
+
+        Args:
+            leaves: Whether the script is done. If not, this process counts as lost.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        life = self._life
+        deadline = time.monotonic() + _LINGER_S
+        while leaves and life.core.is_leader and life.core.others:
+            if life.core.is_awaited or time.monotonic() >= deadline:
+                break  # others go on: one of them leads
+            life.room.settle()
+            time.sleep(0.01)
+        is_last = life.core.is_leader and not life.core.others
+        life.room.close()
+        if life.leader is not None:
+            life.leader.close(leaves=leaves and is_last)
+        life.memory.close()
+
+    # A step
+
+    def _settle_earlier(self) -> PushResult | None:
+        """Ends a step whose call has failed, if the group has done so meanwhile."""
+        refuse_closed(is_closed=self._is_closed)
+        result: PushResult | None = None
+        while (task := self._life.room.pending_task()) is not None:
+            found = self._carry_out(task, NO_EXTRAS)
+            result = found or result
+        if result is None and self._life.core.is_settling:
+            return self._take_part(None, NO_EXTRAS)
+        if result is not None:
+            self.last_push = result
+        return result
+
+    def _take_part(
+        self,
+        part: Contribution | None,
+        extras: PushExtras,
+        *,
+        is_discarded: bool = False,
+    ) -> PushResult:
+        """Offers a part and does what the group needs until the step is over."""
+        room = self._life.room
+        offered = part or Contribution(weight=0.0, presence=())
+        room.post(lambda core: core.offer(offered))
+        limit_s = self._config.step_timeout_s + _MARGIN_S
+        deadline, log = time.monotonic() + limit_s, WaitingLog()
+        while True:
+            task = self._life.room.next_task(deadline, log)
+            if task is None:
+                raise StepTimeoutError(
+                    f"the step was not complete within {limit_s:g} s: waiting for "
+                    f"{self._life.room.waited_for()}; step() again goes on with it",
+                    reason=ErrorReason.WAIT_TIMEOUT,
+                )
+            result = self._carry_out(task, extras)
+            if result is not None:
+                self.last_push = result
+                ranges = part.ranges if part is not None else ()
+                done = self._life.core.done
+                is_told = is_discarded or bool(done and done.is_discarded)
+                if not result.rejoined:
+                    self._account.note(result, ranges, is_discarded=is_told)
+                return result
+
+    def _carry_out(self, task: Task, extras: PushExtras) -> PushResult | None:
+        """Does one thing; the result of the step, when that is over."""
+        life = self._life
+        match task:
+            case Arrive(done=done):
+                self._arrive(done)
+            case Reduce(attempt=attempt, parts=parts):
+                square_sum = life.memory.reduce(parts)
+                life.room.post(lambda core: core.reduced(attempt, square_sum))
+            case Push():
+                self._push(task, extras)
+            case Done():
+                return self._conclude(task, extras)
+            case Failed():
+                raise task.to_error()
+            case Excluded():
+                return self._come_back()
+        return None
+
+    def _arrive(self, done: Done) -> None:
+        life = self._life
+        assert life.leader is not None, "only leaders arrive"
+        if done.source != life.core.seat:
+            life.memory.fill(self._tensors)
+        with self._telling():
+            found, standing = life.leader.arrive(done.standing)
+        life.room.post(lambda core: core.arrived(found, standing))
+
+    def _push(self, task: Push, extras: PushExtras) -> None:
+        life = self._life
+        assert life.leader is not None, "only leaders push"
+        if task.done.source != life.core.seat:
+            life.memory.fill(self._tensors)
+        before = task.done.standing
+        with self._telling():
+            result, standing, written = life.leader.push(
+                task.seal, before, extras, is_repeat=task.is_repeat
+            )
+        is_whole = result.dropped or standing.rejoin_count > before.rejoin_count
+        done = Done(
+            step=task.seal.step,
+            source=life.core.seat,
+            standing=standing,
+            parts=task.seal.parts,
+            is_discarded=task.seal.place.is_stale,
+            is_void=task.seal.place.is_void or result.rejoined,
+            written=written,
+            is_whole=is_whole or task.seal.place.is_stale,
+        )
+        life.room.post(lambda core: core.pushed(done))
+
+    def _conclude(self, done: Done, extras: PushExtras) -> PushResult | None:
+        """Copies the values of a step that is over."""
+        life = self._life
+        self._take_values(done, is_whole=done.is_whole)
+        if not life.room.settle():
+            return None  # others have gone on; it hears so next
+        life.memory.forget(
+            life.memory.seats
+            - {life.core.seat, done.source, *life.core.members, *life.core.others}
+        )
+        if done.standing.rejoin_count > self._rejoin_count:
+            self._note_rejoined(done.standing)
+        result = done.standing.last_push
+        assert result is not None, "a step was pushed"
+        if extras.on_loaded is not None and life.leader is None and not result.dropped:
+            extras.on_loaded()
+        return result
+
+    def _come_back(self) -> PushResult:
+        """The group went on without this process, which stood still: enters again."""
+        core = self._life.core
+        counts = core.done is not None and core.counts(core.done.step + 1)
+        logger.warning(
+            "process %d of this host's group stood still for too long, and the group "
+            "went on without it: it enters again, and what it has computed %s",
+            core.seat.number,
+            "counts" if counts else "is thrown away",
+        )
+        self._end_life()
+        self._life_count += 1
+        self._life = self._begin_life()
+        self._come_in()
+        self.pending.start_over()  # what it had goes to the others
+        self._is_stale = False
+        last = self.standing.last_push
+        return PushResult(
+            outcome="applied" if counts else "dropped",
+            clock=self.standing.clock,
+            version=last.version if last else 0,
+            frontier=last.frontier if last else 0,
+            staleness=0,
+            mode=self.standing.mode,
+            duplicate=False,
+            rejoined=True,
+        )

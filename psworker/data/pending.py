@@ -1,0 +1,298 @@
+"""Data that was drawn from a prepared loader and not yet pushed or reported.
+
+A loader draws, the next push takes what went through a backward pass, and what
+became of the push turns the ranges into consumed or dropped ones, which the next lease
+request or the leave reports. What was drawn and is behind no push is skipped.
+Thread-safe: any thread may draw, autograd's tell of backward passes, and reports may
+fail on the event loop's.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from psworker.data.drawn_batches import (
+    Batch,
+    BatchMemory,
+    CallInputs,
+    DrawnBatches,
+)
+from psworker.data.drawn_batches import DataRange as DataRange
+
+logger: Final = logging.getLogger("psworker")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnData:
+    """What one push carries.
+
+    Attributes:
+        sample_count: Samples behind the gradient, `None` when no loader counted.
+        ranges: Leased ranges the samples came from.
+        is_of_lost: Whether some of the gradient is of batches that others have now.
+    """
+
+    sample_count: int | None
+    ranges: tuple[DataRange, ...]
+    is_of_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """What the coordinator is told next about this worker's data.
+
+    Attributes:
+        consumed: Ranges whose pushes are part of the parameters.
+        dropped: Ranges whose pushes were thrown away.
+        incarnation: How often the worker had rejoined when this was noted.
+        skipped: Ranges that were drawn and are behind no push.
+    """
+
+    consumed: tuple[DataRange, ...] = ()
+    dropped: tuple[DataRange, ...] = ()
+    incarnation: int = 0
+    skipped: tuple[DataRange, ...] = ()
+
+
+class PendingData:
+    """Ranges on their way from a loader through a push to the coordinator."""
+
+    def __init__(self) -> None:
+        # Of the same thread a signal handler may ask too, and complete a step: what is
+        # under way here must bear what that notes.
+        self._lock = threading.RLock()
+        self._batches = DrawnBatches()
+        self._gradient_is_new: Callable[[], bool] | None = None
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._is_doubt_told = False
+        self._stepping_thread: int | None = None
+        self._consumed: list[DataRange] = []
+        self._dropped: list[DataRange] = []
+        self._skipped: list[DataRange] = []
+        self._incarnation = 0
+
+    def watch(
+        self,
+        gradient_is_new: Callable[[], bool],
+        *,
+        parameters: Sequence[torch.Tensor],
+        optimizer_count: int,
+    ) -> None:
+        """From now on tells batches apart that are drawn between two steps.
+
+        Args:
+            gradient_is_new: Whether a gradient was begun since it was asked last, for
+                scripts whose calls of a model are not seen.
+            parameters: Those that are trained: once none of them has a gradient, what
+                was begun is gone, however the script has done that.
+            optimizer_count: Of the job: with one a step ends what is done with a batch.
+        """
+        with self._lock:
+            self._gradient_is_new = gradient_is_new
+            self._parameters = parameters
+            self._stepping_thread = threading.get_ident()
+            self._batches = DrawnBatches(optimizer_count)
+
+    def draw(
+        self,
+        sample_count: int,
+        data_range: DataRange | None = None,
+        loader: str = "",
+        memory: BatchMemory | None = None,
+    ) -> None:
+        """Notes a batch at the moment it's handed to the user.
+
+        Args:
+            sample_count: Samples of the batch.
+            data_range: The leased range it is of, if any.
+            loader: Name of the loader, where there is no range to tell it.
+            memory: Its tensors.
+        """
+        if data_range is not None:
+            loader = data_range.loader
+        with self._lock:
+            self._look()
+            batch = Batch(loader, sample_count, data_range, memory)
+            self._skip(self._batches.draw(batch))
+
+    def end(self, loader: str) -> None:
+        """A loader has no more for the script."""
+        with self._lock:
+            self._batches.end(loader)
+
+    def note_call(self, inputs: CallInputs) -> tuple[Batch, ...]:
+        """A model was called where gradients are recorded: the batches it was of."""
+        with self._lock:
+            if self._batches.has_trained and all(
+                each.grad is None for each in self._parameters
+            ):
+                self._batches.throw_away()
+            return self._batches.call(inputs)
+
+    def note_backward(self, batches: Iterable[Batch]) -> None:
+        """A backward pass has reached a call that was of these."""
+        with self._lock:
+            self._batches.reach(batches)
+
+    def throw_away(self) -> None:
+        """The gradient that was begun is gone: what is behind it has no weight."""
+        with self._lock:
+            self._batches.throw_away()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a batch is known to be behind the gradient that is there."""
+        with self._lock:
+            return self._batches.has_trained
+
+    def has_ahead(self, loader: str) -> bool:
+        """Whether a script that asks for more goes on with what it has drawn before."""
+        with self._lock:
+            return self._is_used_elsewhere(loader) or self._batches.has_ahead(loader)
+
+    def is_used_elsewhere(self, loader: str) -> bool:
+        """Whether another thread than this one goes on with what was drawn before."""
+        with self._lock:
+            return self._is_used_elsewhere(loader)
+
+    def _is_used_elsewhere(self, loader: str) -> bool:
+        is_here = self._stepping_thread in (None, threading.get_ident())
+        return not is_here and self._batches.has_open(loader)
+
+    def skip(self, loader: str) -> None:
+        """What was drawn from a loader since the last push is behind no gradient.
+
+        The next push neither names nor weighs it.
+        """
+        with self._lock:
+            self._look()
+            self._skip(self._batches.give_up(loader))
+
+    def take(self) -> DrawnData:
+        """What the next push carries. The caller says later what became of it."""
+        with self._lock:
+            batches = self._batches
+            self._stepping_thread = threading.get_ident()
+            if not (batches.sees_calls or batches.has_trained):
+                self._reach_unseen(is_all=self._gradient_is_new is None)
+            else:
+                self._look()
+            pushed = batches.push()
+            self._tell_doubt()
+            self._skip(pushed.passed_over)
+            trained = pushed.trained
+            # A count of 0 was counted, too: an empty batch weighs nothing.
+            return DrawnData(
+                sum(each.sample_count for each in trained) if trained else None,
+                tuple(e.data_range for e in trained if e.data_range is not None),
+                pushed.is_of_lost,
+            )
+
+    def _look(self) -> None:
+        """Without calls that are seen, a new gradient is of what was drawn before."""
+        if self._gradient_is_new is None or self._batches.sees_calls:
+            return
+        if self._gradient_is_new():
+            self._reach_unseen(is_all=False)
+
+    def _reach_unseen(self, *, is_all: bool) -> None:
+        self._batches.reach_unseen(is_all=is_all)
+
+    def _skip(self, batches: Iterable[Batch]) -> None:
+        ranges = (each.data_range for each in batches)
+        self._skipped.extend(each for each in ranges if each is not None)
+
+    def _tell_doubt(self) -> None:
+        counts, self._batches.in_doubt = self._batches.in_doubt, ()
+        if not counts or self._is_doubt_told:
+            return
+        self._is_doubt_told = True
+        logger.warning(
+            "batches of %s samples were drawn before one step, and it can't be seen "
+            "which of them it is of: its weight may be that of another batch; call the "
+            "prepared model itself with tensors of the batch, or name the number of "
+            "samples in optimizer.step(weight=n)",
+            " and ".join(map(str, counts)),
+        )
+
+    def acknowledge(self, ranges: tuple[DataRange, ...]) -> None:
+        """A push that carried these ranges is part of the parameters."""
+        with self._lock:
+            self._consumed.extend(ranges)
+
+    def drop(self, ranges: tuple[DataRange, ...]) -> None:
+        """A push that carried these ranges was thrown away."""
+        with self._lock:
+            self._dropped.extend(ranges)
+
+    def take_report(self) -> DataReport:
+        """What no report has carried yet."""
+        with self._lock:
+            # What is noted meanwhile is in the old lists, or in the new ones.
+            consumed, self._consumed = self._consumed, []
+            dropped, self._dropped = self._dropped, []
+            skipped, self._skipped = self._skipped, []
+            return DataReport(
+                tuple(consumed), tuple(dropped), self._incarnation, tuple(skipped)
+            )
+
+    def take_last_report(self, loader: str | None = None) -> DataReport:
+        """As `take_report`, of who is done with an epoch of a loader, or with all.
+
+        What was drawn and not pushed counts as skipped, unless it is pushed yet.
+        """
+        report = self.take_report()
+        with self._lock:
+            drawn = [
+                each.data_range
+                for each in self._batches.waiting
+                if each.data_range is not None and loader in (None, each.loader)
+            ]
+            return replace(report, skipped=(*report.skipped, *drawn))
+
+    def return_report(self, report: DataReport) -> None:
+        """A report failed: the next one tells what it should have."""
+        with self._lock:
+            if report.incarnation == self._incarnation:
+                self._consumed[:0] = report.consumed
+                self._dropped[:0] = report.dropped
+                self._skipped[:0] = report.skipped
+
+    def start_over(self) -> None:
+        """The worker has rejoined: what its start before held is not its own any more.
+
+        What the script has in hand of it may reach a step yet, which is of lost data.
+        What of it counts the coordinator learns from the shards.
+        """
+        with self._lock:
+            self._incarnation += 1
+            self._batches.lose()
+            self._consumed = []
+            self._dropped = []
+            self._skipped = []
+
+    @property
+    def unreported(self) -> DataReport:
+        """What no report has carried yet; it stays so."""
+        with self._lock:
+            return DataReport(
+                tuple(self._consumed), tuple(self._dropped), self._incarnation
+            )
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn that may be behind a gradient that is there."""
+        with self._lock:
+            if self._batches.sees_calls:
+                return self._batches.has_trained
+            return bool(self._batches.waiting)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to report."""
+        with self._lock:
+            return bool(self._consumed or self._dropped or self._skipped)

@@ -1,0 +1,1 @@
+"""Starting training processes: `psworker run`, and who can be reached."""

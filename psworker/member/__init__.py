@@ -1,0 +1,1 @@
+"""A worker's life in a job: it joins, pushes, pulls, is evicted, rejoins, leaves."""

@@ -1,0 +1,298 @@
+"""How a worker becomes a member: join, wait, seed or pull.
+
+In the user's thread; whoever is waited for is named in the log.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from pswire.frames import SEED_CHUNK_FIELD
+from pswire.reasons import ErrorReason
+from pswire.schema import SchemaEntry
+from psworker.errors import SchemaMismatchError, StartTimeoutError
+from psworker.event_loop import EventLoop
+from psworker.member.exchange import receive
+from psworker.member.jump import left_s
+from psworker.member.session import Session
+from psworker.member.stand_in import StandIn
+from psworker.member.waiting_log import WaitingLog
+from psworker.optim.optimizer_state import parts_of
+from psworker.optim.prepare import Prepared
+from psworker.tensors.samples import Samples
+from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.value_store import ValueStore
+from psworker.transport.call_error import CallError
+from psworker.transport.messages import seed_state_bytes
+from psworker.transport.values import Member, PushReply, Record, SeedOrder
+
+logger: Final = logging.getLogger("psworker")
+
+_SEED_RETRY_S: Final = 0.5
+_USELESS: Final = frozenset({ErrorReason.HYPERPARAMETER_INVALID})
+
+
+class OtherOrderError(SchemaMismatchError):
+    """The job has the same tensors in another order, which holds for all workers.
+
+    Attributes:
+        positions: Position in the job of each tensor here.
+    """
+
+    def __init__(self, positions: Sequence[int], names: Sequence[str]) -> None:
+        """Says how they differ.
+
+        Args:
+            positions: Position in the job of each tensor here.
+            names: Of the tensors here.
+        """
+        here = next(i for i, position in enumerate(positions) if i != position)
+        super().__init__(
+            f"the job's model has the same tensors in another order: {names[here]!r} "
+            f"is number {here} here and {positions[here]} there; a module that is "
+            "filled from a set or from a listing of files has another order in each "
+            "process: fill it from sorted(...)",
+            reason=ErrorReason.SCHEMA_MISMATCH,
+        )
+        self.positions = positions
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A place in the job.
+
+    Attributes:
+        member: The place.
+        generation: Of the record that gave it.
+        replies: Of all shards to the pull of the values; empty for who seeded them.
+        stand_in: Takes this worker's place until its first step, for one that has
+            joined others who train already.
+    """
+
+    member: Member
+    generation: int
+    replies: Sequence[PushReply]
+    stand_in: StandIn | None = None
+
+
+class Joining:
+    """One worker on its way into a job."""
+
+    def __init__(self, loop: EventLoop, session: Session, store: ValueStore) -> None:
+        self._loop = loop
+        self._session = session
+        self._store = store
+
+    def join(self, given: Prepared, *, timeout_s: float) -> Joined:
+        """Joins, and returns when the tensors hold the job's values.
+
+        Raises:
+            SchemaMismatchError: The job trains another model; it is an
+                `OtherOrderError` where only the order of the tensors differs.
+            OptimizerMismatchError: The job uses another optimizer.
+            HyperparameterError: This worker seeds, and its optimizer state is of other
+                switches than its groups.
+            StartTimeoutError: The job did not start in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        reaching = self._session.wait_shards(timeout_s=timeout_s)
+        self._loop.run(self._session.membership.unless_failed(reaching))
+        held_digests = self._store.digests()
+        looks = Samples(self._store.tensors).looks()
+        values_digest = _digest_of_all(held_digests)
+        state_digest = self._state_digest(given)
+        specs = list(given.specs.values())
+        loaders = list(given.loaders)
+        asking = self._session.join(
+            given.bound.schema,
+            specs,
+            loaders,
+            clip_grad_norm=given.clip_grad_norm,
+            compression=str(given.compression),
+            values_digest=values_digest,
+            state_digest=state_digest,
+        )
+        answer = self._loop.run(asking)
+        if answer.order:
+            entries = given.bound.schema.entries
+            raise OtherOrderError(answer.order, [entry.name for entry in entries])
+        for note in answer.notes:
+            logger.warning("%s", note)
+        self._loop.run(self._session.shards.reach.watch())
+        try:
+            member, seeded = self._wait_member(given, deadline)
+        finally:
+            self._loop.run(self._session.shards.reach.end_watch())
+        record = self._session.membership.record
+        assert record is not None, "only a record makes a member"
+        if seeded is not None and seeded.fence_number == record.fence_number:
+            self._loop.run(self._session.share_memory(self._store.placement))
+            return Joined(member, record.generation, ())
+        stand_in = None
+        if not record.is_start:
+            stand_in = self._loop.run(
+                StandIn.begin(self._session, given.specs, self._store.placement)
+            )
+        try:
+            self._loop.run(self._session.share_memory(self._store.placement))
+            replies = receive(
+                self._loop,
+                lambda receiver: self._session.shards.pull(
+                    record.generation,
+                    member.clock_of(0),
+                    receiver,
+                    held_digests=held_digests,
+                    timeout_s=left_s(deadline),
+                ),
+                self._store,
+            )
+        except BaseException:
+            if stand_in is not None:
+                self._loop.run(stand_in.abandon())
+            raise
+        others = [
+            entry
+            for entry, old, new in zip(
+                given.bound.schema.entries,
+                looks,
+                Samples(self._store.tensors).looks(),
+                strict=True,
+            )
+            if old[2] != new[2]
+        ]
+        self._tell_differing(given, record, others, values_digest, state_digest)
+        return Joined(member, record.generation, replies, stand_in)
+
+    def _tell_differing(
+        self,
+        given: Prepared,
+        record: Record,
+        others: Sequence[SchemaEntry],
+        values_digest: int,
+        state_digest: int,
+    ) -> None:
+        """Says what this worker has brought and the job does not go on from."""
+        first = self._session.membership.first_values
+        if not record.is_start:
+            if state_digest:
+                logger.warning(
+                    "this worker has joined a job that trains already: its optimizers "
+                    "go on from the job's state, and what was loaded into %s before "
+                    "prepare() is not used",
+                    " and ".join(given.states),
+                )
+            return
+        if first is None:
+            return
+        has_values = first.values_digest not in (0, values_digest)
+        if state_digest and state_digest != first.state_digest:
+            logger.warning(
+                "the job starts with the values and the optimizer state of worker %s, "
+                "and what was loaded into %s of this worker is other%s: load it on "
+                "every worker before prepare(), or after prepare() on all of them",
+                first.worker_id,
+                " and ".join(given.states),
+                f", as are its values of {_named(others)}" if has_values else "",
+            )
+        elif has_values:
+            logger.info(
+                "the job starts with the values of worker %s; those of this worker "
+                "were others%s, as they are when each draws its own. If they were "
+                "loaded, load them on every worker before prepare(), or call "
+                "ps.publish(model) after it on all of them",
+                first.worker_id,
+                f" of {_named(others)}" if others else "",
+            )
+
+    def _state_digest(self, given: Prepared) -> int:
+        """Of the state of all optimizers, as it would be sent; 0 for none."""
+        if not given.states:
+            return 0
+        digest = xxhash.xxh3_64()
+        for optimizer, states in sorted(given.states.items()):
+            digest.update(optimizer.encode())
+            for chunk in self._store.placement.chunks:
+                for part in parts_of(chunk, states):
+                    digest.update(part)
+        return digest.intdigest()
+
+    def _wait_member(
+        self, given: Prepared, deadline: float
+    ) -> tuple[Member, SeedOrder | None]:
+        """Waits for the start, seeding when told to; the order that was carried out.
+
+        Raises:
+            StartTimeoutError: It did not come in time.
+        """
+        log = WaitingLog()
+        done: SeedOrder | None = None
+        seeded: SeedOrder | None = None
+        while True:
+            waiting = self._session.wait_start(done, timeout_s=left_s(deadline))
+            step = self._loop.run(waiting)
+            if isinstance(step, Member):
+                return step, seeded
+            try:
+                if self._seed(step, given, deadline):
+                    seeded = step
+                done = step
+            except CallError as error:
+                if error.refusal and error.refusal.reason in _USELESS:
+                    # Optimizer state that no shard can go on from, and no later order
+                    # would make any better.
+                    raise error.to_ps_error() from None
+                if error.is_decided:
+                    logger.info("the first values are to be sent again: %s", error)
+                    done = step  # that order is over; a new one will come
+                    continue
+                # The order stands, so that `wait_start` returns it at once.
+                if time.monotonic() >= deadline:
+                    raise StartTimeoutError(
+                        f"the job did not start in time: could not write the first "
+                        f"values: {error}",
+                        reason=ErrorReason.NOT_STARTED,
+                    ) from None
+                log.remind(f"a shard to take the first values ({error})")
+                time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
+
+    def _seed(self, order: SeedOrder, given: Prepared, deadline: float) -> bool:
+        """Writes this worker's values, and optimizer state, to all shards.
+
+        Returns:
+            Whether it has. If not, the order is over: it could not reach a shard.
+
+        Raises:
+            CallError: A shard did not take them.
+        """
+        source = ChunkSource(self._store.tensors)
+
+        def messages_of(shard_index: int) -> Iterator[bytes]:
+            # The state first: a shard that has all values is done.
+            chunks = self._store.placement.chunks_by_shard[shard_index]
+            for optimizer, states in given.states.items():
+                for chunk in chunks:
+                    for part in parts_of(chunk, states):
+                        yield seed_state_bytes(optimizer, chunk.index, part)
+            for chunk in chunks:
+                yield source.encode(chunk, SEED_CHUNK_FIELD)
+
+        seeding = self._session.seed(order, messages_of, timeout_s=left_s(deadline))
+        return self._loop.run(seeding)
+
+
+def _digest_of_all(digests: Sequence[Sequence[int]]) -> int:
+    """One digest of those of all chunks of all shards."""
+    flat = [each for own in digests for each in own]
+    return xxhash.xxh3_64_intdigest(b"".join(each.to_bytes(8, "big") for each in flat))
+
+
+def _named(entries: Sequence[SchemaEntry]) -> str:
+    if not entries:
+        return "some tensors"
+    first = entries[0]
+    more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+    return f"{first.name!r} of {first.model}{more}"

@@ -1,0 +1,195 @@
+"""What the coordinator has told this worker about the job.
+
+Lives on the event loop; only its watch changes it. Waits end when something changes,
+and everything that waits for the job ends when the job can't go on for this worker.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
+from psworker.member.interruption import Interruption
+from psworker.transport.values import (
+    FirstValues,
+    Identity,
+    JobEnd,
+    Member,
+    Record,
+    SeedOrder,
+    ShardAddress,
+    ShardMap,
+    Waiting,
+    WatchEvent,
+    WorkerView,
+)
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
+
+
+class Membership:
+    """The job as this worker sees it.
+
+    Attributes:
+        record: Newest record, `None` before the start.
+        shards: The shard map; some may have no address yet.
+        seed_order: Newest order to seed.
+        waiting: Whom the start, or a member without data, waits for, as last heard.
+        first_values: What the job has started with, if that is known.
+        view_count: How often the watch has begun.
+        failure: Why this worker can't go on, `None` while it can.
+        unreached: Shards that have given this worker no answer for a lease, in words.
+    """
+
+    def __init__(self, worker: Identity) -> None:
+        self._worker = worker
+        self._changed = asyncio.Event()
+        self._waits: set[Interruption] = set()
+        self._was_member = False
+        self._told_lost: set[Identity] = set()
+        self.record: Record | None = None
+        self.shards: tuple[ShardAddress, ...] = ()
+        self.seed_order: SeedOrder | None = None
+        self.waiting: Waiting | None = None
+        self.first_values: FirstValues | None = None
+        self.view_count = 0
+        self.failure: PsError | None = None
+        self.unreached = ""
+
+    @property
+    def member(self) -> Member | None:
+        """This worker's place in the newest record."""
+        return self.record.member_of(self._worker) if self.record else None
+
+    @property
+    def generation(self) -> int:
+        """That of the newest record, 0 before the start."""
+        return self.record.generation if self.record is not None else 0
+
+    @property
+    def eviction_cause(self) -> str:
+        """Why this worker is evicted, if it is, as far as is known here."""
+        if self.unreached:
+            return f"it gets no answer from {self.unreached}, and others do"
+        return "the coordinator did not hear of it for a lease"
+
+    def take(self, event: WatchEvent) -> None:
+        """Takes an event of the watch."""
+        match event:
+            case WorkerView(record=record, shards=shards, first_values=first):
+                self.view_count += 1
+                self.shards = shards
+                self.first_values = first or self.first_values
+                if record is not None:
+                    self._take_record(record)
+            case SeedOrder():
+                self.seed_order = event
+                self.shards = event.shards
+            case ShardMap(shards=shards):
+                self.shards = shards
+            case Record():
+                self._take_record(event)
+            case Waiting():
+                self.waiting = event
+            case JobEnd(failed=failed, reason=reason):
+                if failed and self.failure is None:
+                    logger.error("the job has failed, nobody can go on: %s", reason)
+                self.fail(
+                    JobFailedError(
+                        f"the job failed: {reason}; look into the logs of coordinator "
+                        "and shards, and start new ones with other --state-dir folders"
+                    )
+                    if failed
+                    else JobEndedError(f"the job is over: {reason or 'it finished'}")
+                )
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def fail(self, error: PsError) -> None:
+        """Ends every wait, now and later, with an error. The first one stands."""
+        if self.failure is None:
+            self.failure = error
+            for wait in self._waits:
+                wait.interrupt(_again(error))
+
+    def wait_change(self) -> Coroutine[Any, Any, bool]:
+        """Returns after the next event that follows this call.
+
+        Not a coroutine function: one that is made a task runs later, and would miss
+        what comes before it does.
+        """
+        return self.unless_failed(self._changed.wait())
+
+    async def wait_generation(self, generation: int) -> Record:
+        """The newest record, once it is of this generation or a newer one."""
+        while self.record is None or self.record.generation < generation:
+            await self.wait_change()
+        return self.record
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless this worker can't go on before.
+
+        Raises:
+            PsError: `failure`, even when `work` failed for a reason of its own then.
+        """
+        wait = Interruption()
+        self._waits.add(wait)
+        if self.failure is not None:
+            # Not before it has begun: what it is made of may be work itself.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(wait.interrupt, _again(self.failure))
+        try:
+            return await wait.of(work)
+        finally:
+            self._waits.discard(wait)
+
+    def _take_record(self, record: Record) -> None:
+        if self.record is not None and record.generation < self.record.generation:
+            return
+        self.record = record
+        self.waiting = None
+        is_member = record.member_of(self._worker) is not None
+        self._tell_lost(record)
+        if self._was_member and not is_member:
+            departed = [
+                each for each in record.departures if each.worker == self._worker
+            ]
+            clock = f" after clock {departed[0].last_clock}" if departed else ""
+            self.fail(
+                EvictedError(
+                    f"worker {self._worker.worker_id} is no member of the job any more"
+                    f"{clock}: {self.eviction_cause}; connect again to take part"
+                )
+            )
+        self._was_member = is_member
+
+    def _tell_lost(self, record: Record) -> None:
+        """Says once which others were lost while this worker was a member."""
+        lost = [
+            end
+            for end in record.departures
+            if end.evicted and end.worker not in self._told_lost | {self._worker}
+        ]
+        self._told_lost.update(end.worker for end in lost)
+        if not self._was_member or record.member_of(self._worker) is None:
+            return
+        count = len(record.members)
+        for end in lost:
+            others = f"the {count} workers left" if count > 1 else "this worker alone"
+            logger.warning(
+                "worker %s (start %d) was lost after clock %d: the job goes on with %s "
+                "in generation %d",
+                end.worker.worker_id,
+                end.worker.incarnation,
+                end.last_clock,
+                others,
+                record.generation,
+            )
+
+
+def _again(error: PsError) -> PsError:
+    """The same error, for one more wait: a raised one has the traceback of its own."""
+    return type(error)(*error.args, reason=error.reason, facts=error.facts)

@@ -1,0 +1,524 @@
+"""A worker's part in a job: registered, watching, a member, gone.
+
+On the event loop, but for the settings.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pswire.placement import Placement
+from pswire.reasons import ErrorReason
+from pswire.schema import ModelSchema, OptimizerSpec
+from psworker.config import WorkerConfig
+from psworker.data.pending import DataReport
+from psworker.data.recorded_split import RecordedSplit
+from psworker.errors import (
+    EvictedError,
+    JobEndedError,
+    SchemaMismatchError,
+    StartTimeoutError,
+)
+from psworker.member.membership import Membership
+from psworker.member.push_history import PushHistory
+from psworker.member.registration import register, taken_by
+from psworker.member.shard_calls import ShardCalls
+from psworker.member.waiting_log import WaitingLog
+from psworker.transport.call_error import CallError
+from psworker.transport.control_client import ControlClient
+from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
+from psworker.transport.values import (
+    Identity,
+    JobSettings,
+    JoinAnswer,
+    Member,
+    SeedOrder,
+)
+
+logger: Final = logging.getLogger("psworker")
+
+LEAVE_TIMEOUT_S: Final = 10.0
+"""Deadline of the leave: a script that is done does not wait longer."""
+
+GONE_TIMEOUT_S: Final = 3.0
+"""How long a coordinator may have been silent for the leave to try again: longer than
+the blink of a connection, as short as a person waits for a script that is done."""
+
+WATCH_END_TIMEOUT_S: Final = 1.0
+"""Longest wait for the coordinator to end the watch of a worker that is out of the job,
+before it is cancelled here: it does so as soon as it has told the worker."""
+
+SHARING_TIMEOUT_S: Final = 5.0
+"""Longest wait for shards to say whether they share memory: they go on without."""
+
+_SHARD_ATTEMPT: Final = 5
+"""The pause between two questions whether shards are there: a second."""
+
+CALL_TIMEOUT_S: Final = 30.0
+"""Deadline of a control call that waits for nobody but the coordinator."""
+
+
+class Session:
+    """One start of one worker, and after an eviction the next one.
+
+    Attributes:
+        control: Calls to the coordinator.
+        worker: Which start of which worker.
+        settings: Settings of the job.
+        membership: What the coordinator has told.
+        shards: Calls to the shards.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        worker: Identity,
+        settings: JobSettings,
+        *,
+        history: str = "",
+        shares_memory: bool = True,
+        process_id: str = "",
+    ) -> None:
+        """Begins to watch the job.
+
+        Args:
+            control: Calls to the coordinator.
+            worker: Which start of which worker.
+            settings: Settings of the job.
+            history: Where histories go, empty for nowhere.
+            shares_memory: Whether tensors go through shared memory where they can.
+            process_id: Of a worker that several processes are, one after the other.
+        """
+        self._process_id = process_id
+        self._shares_memory = shares_memory
+        self.control = control
+        self.worker = worker
+        self.settings = settings
+        self.membership = Membership(worker)
+        self._wanted_history = history
+        self._history = self._opened_history()
+        self.shards = ShardCalls(
+            settings.job_id,
+            worker,
+            self.membership,
+            history=self._history,
+            tell_silence=self._tell_silence,
+            lease_s=settings.lease_ttl_ms / 1000,
+        )
+        self._is_leaving = False
+        self._has_left = False
+        self._silent_since: float | None = None
+        self._asked_view_count = 0
+        self._ask_again: Callable[[], Coroutine[Any, Any, object]] = _nothing
+        self._watching = asyncio.ensure_future(self._watch())
+
+    @classmethod
+    async def open(
+        cls, config: WorkerConfig, timeout_s: float, *, process_id: str = ""
+    ) -> "Session":
+        """Registers at the coordinator and begins to watch the job.
+
+        Args:
+            config: Where and as whom.
+            timeout_s: What is left of the time to connect.
+            process_id: Of a worker that several processes are, one after the other:
+                who names it is the same start of the worker, as long as that lives.
+
+        Raises:
+            CallError: There is no coordinator there, or it refused.
+        """
+        control = ControlClient(str(config.coordinator))
+        try:
+            registered = await register(
+                control,
+                config.worker_id,
+                timeout_s=timeout_s,
+                process_id=process_id,
+            )
+            return cls(
+                control,
+                *registered,
+                history=config.history,
+                shares_memory=config.shares_memory,
+                process_id=process_id,
+            )
+        except BaseException:
+            await control.close()
+            raise
+
+    async def renew(self, timeout_s: float) -> None:
+        """Registers again under the same id, as a new start of the worker.
+
+        Raises:
+            EvictedError: Another process has this worker's place by now.
+            JobEndedError: The coordinator serves another job by now.
+            CallError: The coordinator was not reached, or it refused.
+        """
+        worker_id = self.worker.worker_id
+        await self._end_watch(is_out=True)
+        try:
+            worker, settings = await register(
+                self.control,
+                worker_id,
+                timeout_s=timeout_s,
+                waits_for_holder=False,
+                process_id=self._process_id,
+            )
+        except CallError as error:
+            if not (holder := taken_by(error)):
+                raise
+            raise EvictedError(
+                f"worker {worker_id} was evicted, and a replacement has its place: "
+                f"{holder}; end this process, or connect under another worker id"
+            ) from None
+        if settings.job_id != self.settings.job_id:
+            raise JobEndedError(
+                f"the job {self.settings.job_id} is over: {self.control.peer} serves "
+                f"job {settings.job_id} now; connect again to take part in that one"
+            )
+        traffic = self.shards.traffic
+        await self.shards.close()
+        self._history.close()
+        self.worker = worker
+        self._history = self._opened_history()
+        self.membership = Membership(worker)
+        self.shards = ShardCalls(
+            settings.job_id,
+            worker,
+            self.membership,
+            traffic=traffic,
+            history=self._history,
+            tell_silence=self._tell_silence,
+            lease_s=settings.lease_ttl_ms / 1000,
+        )
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def join(
+        self,
+        schema: ModelSchema,
+        optimizers: Sequence[OptimizerSpec],
+        loaders: Sequence[str],
+        *,
+        clip_grad_norm: float = 0.0,
+        compression: str = "",
+        values_digest: int = 0,
+        state_digest: int = 0,
+    ) -> JoinAnswer:
+        """Asks to become a member.
+
+        Raises:
+            SchemaMismatchError: The job trains another model.
+            OptimizerMismatchError: The job uses another optimizer.
+        """
+
+        async def attempt(timeout_s: float) -> JoinAnswer:
+            return await self.control.join(
+                self.worker,
+                schema,
+                optimizers,
+                loaders,
+                clip_grad_norm=clip_grad_norm,
+                compression=compression,
+                values_digest=values_digest,
+                state_digest=state_digest,
+                timeout_s=timeout_s,
+            )
+
+        self.shards.clip_grad_norm = clip_grad_norm
+
+        async def ask_again() -> None:
+            answer = await self.join(
+                schema,
+                optimizers,
+                loaders,
+                clip_grad_norm=clip_grad_norm,
+                compression=compression,
+                values_digest=values_digest,
+                state_digest=state_digest,
+            )
+            if answer.order:
+                raise SchemaMismatchError(
+                    "the coordinator was started again before the job began, and "
+                    "another worker, whose model has its tensors in another order, was "
+                    "first since: start this worker again"
+                )
+
+        self._ask_again = ask_again
+        self._asked_view_count = max(1, self.membership.view_count)
+        with told_to_users():
+            return await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
+    async def record_split(self, split: RecordedSplit) -> RecordedSplit:
+        """Records a split; the one that then has its name."""
+
+        async def attempt(timeout_s: float) -> RecordedSplit:
+            return await self.control.record_split(
+                self.worker, split, timeout_s=timeout_s
+            )
+
+        with told_to_users():
+            return await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
+    async def declare_optimizer(self, spec: OptimizerSpec) -> None:
+        """Tells the job that an optimizer has other groups, or is another one.
+
+        Raises:
+            OptimizerMismatchError: The job has no such optimizer.
+            LimitError: Too much was declared already.
+        """
+
+        async def attempt(timeout_s: float) -> None:
+            await self.control.declare_optimizer(self.worker, spec, timeout_s=timeout_s)
+
+        with told_to_users():
+            await self.membership.unless_failed(
+                until_decided(attempt, now() + CALL_TIMEOUT_S)
+            )
+
+    async def wait_start(
+        self, done: SeedOrder | None, *, timeout_s: float
+    ) -> SeedOrder | Member:
+        """Returns this worker's place once it is a member, or an order to seed.
+
+        Args:
+            done: The order that this worker has carried out already.
+            timeout_s: Longest wait.
+
+        Raises:
+            StartTimeoutError: Neither came; the text names who is missing.
+        """
+        deadline = now() + timeout_s
+        log = WaitingLog()
+        while True:
+            if self.membership.member is not None:
+                return self.membership.member
+            if self.membership.seed_order not in (None, done):
+                assert self.membership.seed_order is not None
+                return self.membership.seed_order
+            if self.membership.view_count > self._asked_view_count:
+                # A coordinator that was started again knows who is here, and not what
+                # they have asked for.
+                await self._ask_again()
+                continue
+            if now() >= deadline:
+                what = (
+                    "the job did not start"
+                    if self.membership.record is None
+                    else "this worker was not taken into the job"
+                )
+                raise StartTimeoutError(
+                    f"{what} within {round(timeout_s, 1):g} s: waiting for "
+                    f"{self._missing()}; start what is missing",
+                    reason=ErrorReason.NOT_STARTED,
+                )
+            pace_s = max(0.01, min(log.quiet_s, left_s(deadline)))
+            # Nothing new is worth saying too.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.membership.wait_change(), pace_s)
+            waiting = self.membership.waiting
+            job_waited_s = waiting.waited_ms / 1000 if waiting else 0
+            log.remind(self._missing(), job_waited_s=job_waited_s)
+
+    def _is_over(self, order: SeedOrder) -> bool:
+        """Whether a newer order has come, or a start by another one."""
+        record = self.membership.record
+        if record is not None:
+            return record.fence_number != order.fence_number
+        return self.membership.seed_order != order
+
+    async def seed(
+        self,
+        order: SeedOrder,
+        chunks_of: Callable[[int], Iterable[bytes]],
+        *,
+        timeout_s: float,
+    ) -> bool:
+        """Stages first values on every shard, for as long as the order stands.
+
+        Args:
+            order: The coordinator's order.
+            chunks_of: The `SeedRequest`s of a shard.
+            timeout_s: Longest time for all of it.
+
+        Returns:
+            Whether it is done. If not, this worker's values are not wanted any more: it
+            did not reach a shard, and the job has started, or starts, with others.
+
+        Raises:
+            CallError: A shard did not take them; the next order may go better.
+        """
+        log = WaitingLog()
+        seeding = self.shards.reach.begin(
+            self.shards.seed(order, chunks_of, timeout_s=timeout_s)
+        )
+        try:
+            while not seeding.done() and not self._is_over(order):
+                change = asyncio.ensure_future(self.membership.wait_change())
+                await asyncio.wait(
+                    (seeding, change),
+                    timeout=max(log.quiet_s, self.shards.reach.pause_s / 5),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                change.cancel()
+                await asyncio.gather(change, return_exceptions=True)
+                if self.membership.unreached:
+                    log.remind(self._missing())
+            if not seeding.done():
+                return False
+            await seeding
+            return True
+        finally:
+            seeding.cancel()
+            await asyncio.gather(seeding, return_exceptions=True)
+
+    async def wait_shards(self, *, timeout_s: float) -> None:
+        """Returns once every shard of a job that trains answers this worker.
+
+        As a member without one of them it would only hold up the others. Before the
+        start there is nobody to hold up, and shards may still be missing.
+
+        Raises:
+            StartTimeoutError: One does not; the text names it.
+        """
+        began, log = now(), WaitingLog()
+        while not self.membership.view_count:
+            await self.membership.wait_change()
+        if self.membership.record is None:
+            return
+        while silent := await self.shards.reach.unreached(began):
+            if now() >= began + timeout_s:
+                raise StartTimeoutError(
+                    f"this worker could not ask to join within {timeout_s:g} s: "
+                    f"waiting for {silent}; look at the network between this machine "
+                    "and it",
+                    reason=ErrorReason.NOT_STARTED,
+                )
+            log.remind(silent)
+            await pause(_SHARD_ATTEMPT)
+
+    async def share_memory(self, placement: Placement) -> None:
+        """As a member: shares memory with the shards that are on this machine.
+
+        Raises:
+            PsError: The job can't go on.
+        """
+        await self.shards.open_segments(
+            placement, is_wanted=self._shares_memory, timeout_s=SHARING_TIMEOUT_S
+        )
+
+    async def leave(
+        self, sequence: int, report: DataReport, *, signal_name: str = ""
+    ) -> None:
+        """Ends the membership.
+
+        Does not wait for a coordinator that is gone for longer than a few seconds.
+
+        Args:
+            sequence: Last push that every shard has acknowledged.
+            report: Data that no report has carried.
+            signal_name: That of the signal which ends this process, empty for none.
+
+        Raises:
+            PsError: The coordinator did not take it.
+        """
+        self._is_leaving = True
+        deadline = now() + LEAVE_TIMEOUT_S
+        attempt = 0
+        while True:
+            try:
+                await self.control.leave(
+                    self.worker,
+                    sequence,
+                    report,
+                    signal_name=signal_name,
+                    timeout_s=left_s(deadline),
+                )
+                self._has_left = True
+                return
+            except CallError as error:
+                if error.refusal is None and self._silent_since is None:
+                    self._silent_since = now()
+                since = self._silent_since
+                is_gone = since is not None and now() - since > GONE_TIMEOUT_S
+                # Who is told to end has no time to wait for a coordinator.
+                is_pressed = bool(signal_name) and error.refusal is None
+                if not error.is_retryable or is_gone or is_pressed or now() >= deadline:
+                    raise error.to_ps_error() from None
+            await pause(attempt)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Ends all calls and channels. Without `leave`, the worker is evicted."""
+        self._is_leaving = True
+        await self._end_watch(is_out=self._has_left)
+        await self.shards.close()
+        self._history.close()
+        await self.control.close()
+
+    async def _tell_silence(self, silent_ms: Mapping[int, int]) -> None:
+        timeout_s = self.settings.lease_ttl_ms / 2000
+        await self.control.report_silence(self.worker, silent_ms, timeout_s=timeout_s)
+
+    def _opened_history(self) -> PushHistory:
+        return PushHistory.open(
+            self._wanted_history,
+            self.settings.job_id,
+            self.worker,
+            is_shared=bool(self._process_id),
+        )
+
+    async def _end_watch(self, *, is_out: bool) -> None:
+        """Ends the watch; of a worker that is out of the job the coordinator does.
+
+        What gRPC awaits of a stream when it is cancelled is never freed, on either side
+        (grpc/grpc#43360).
+        """
+        if is_out and self._silent_since is None:
+            await asyncio.wait({self._watching}, timeout=WATCH_END_TIMEOUT_S)
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+
+    def _missing(self) -> str:
+        waiting = self.membership.waiting
+        if self.membership.unreached and self._silent_since is None:
+            return f"an answer from {self.membership.unreached}"
+        if waiting and self._silent_since is None:
+            return str(waiting)
+        if self._silent_since is not None:
+            return f"{self.control.peer}, lost {now() - self._silent_since:.0f} s ago"
+        is_started = self.membership.record is not None
+        return f"the coordinator to {'take this worker in' if is_started else 'start'}"
+
+    async def _watch(self) -> None:
+        """Keeps the watch open: it is the sign of life."""
+        attempt = 0
+        while not self._is_leaving:
+            try:
+                async for event in self.control.watch_worker(self.worker):
+                    attempt = 0
+                    self._silent_since = None
+                    if not self._is_leaving:
+                        self.membership.take(event)
+            except CallError as error:
+                if error.is_decided and not error.is_retryable:
+                    self.membership.fail(error.to_ps_error())
+                    return
+                if self._silent_since is None:
+                    self._silent_since = now()
+                    logger.warning(
+                        "no connection to the coordinator, connecting again: %s", error
+                    )
+            if self._is_leaving or self.membership.failure is not None:
+                return
+            await pause(attempt)
+            attempt += 1
+
+
+async def _nothing() -> None:
+    """Before the first request to join there is none to repeat."""

@@ -1,0 +1,523 @@
+"""What a worker does with all shards of its job at once.
+
+On the event loop. Here is the rule of retries: after an unknown outcome a call that
+changes nothing is made again, and a push is sent again after asking what the shard
+has of it. A decided refusal is raised at once.
+"""
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from pswire import failpoints
+from pswire.memory_segments import boot_id
+from pswire.placement import Placement
+from pswire.reasons import ErrorReason, Refusal
+from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
+from psworker.member.ahead_calls import AheadCalls
+from psworker.member.commit_calls import ShardCommitCalls
+from psworker.member.commits import Commits, PushPlace
+from psworker.member.membership import Membership
+from psworker.member.optimizer_state_calls import ShardStateCalls
+from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
+from psworker.member.push_history import PushHistory
+from psworker.member.segments import NO_SEGMENTS, segments_of
+from psworker.member.shard_clients import ShardClients
+from psworker.member.shard_reach import ShardReach, Tell, tell_nobody
+from psworker.member.shard_silence import ShardSilence
+from psworker.member.staleness import check_bound
+from psworker.transport.call_error import CallError
+from psworker.transport.retries import (
+    all_or_none,
+    left_s,
+    now,
+    pause,
+    told_to_users,
+    until_decided,
+)
+from psworker.transport.segment_opening import Declined
+from psworker.transport.shard_client import Receiver, Traffic
+from psworker.transport.shard_segments import ShardSegments
+from psworker.transport.values import (
+    ClockChoice,
+    Contribution,
+    Identity,
+    Outcome,
+    PushReply,
+    SeedOrder,
+)
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
+
+_QUESTION_TIMEOUT_S = 10.0
+_CORRUPTION_COUNT_MAX = 3
+
+
+class ShardCalls:
+    """Calls to every shard, as the newest shard map says.
+
+    Attributes:
+        traffic: Bytes of all messages.
+        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
+        states: Calls for optimizer state.
+        segments: Memory shared with shards.
+        reach: Asks shards whether they are there.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        worker: Identity,
+        membership: Membership,
+        *,
+        traffic: Traffic | None = None,
+        history: PushHistory | None = None,
+        tell_silence: Tell = tell_nobody,
+        lease_s: float = math.inf,
+    ) -> None:
+        """Calls nobody yet.
+
+        Args:
+            job_id: The job.
+            worker: Who calls.
+            membership: What the coordinator has told.
+            traffic: Bytes of an earlier start's messages, to go on with.
+            history: Told of pushes and pulls, for an offline check.
+            tell_silence: Tells the coordinator of shards that give no answer.
+            lease_s: Silence after which a shard counts as out of reach.
+        """
+        self._worker = worker
+        self._membership = membership
+        self.traffic = traffic or Traffic()
+        self.clip_grad_norm = 0.0
+        self.segments = NO_SEGMENTS
+        self._clients = ShardClients(job_id, worker, membership, self.traffic)
+        self.reach = ShardReach(
+            self._clients, worker, membership, tell_silence, lease_s=lease_s
+        )
+        self.states = ShardStateCalls(self._clients, membership, self.reach)
+        self._answers: dict[int, tuple[float, int]] = {}  # when, and at which clock
+        # Whether pushes wait for commits, as one was told: they are streamed.
+        self._commits = False
+        self._history = history or PushHistory()
+
+    async def close(self) -> None:
+        """Ends the channels to all shards."""
+        self.segments = NO_SEGMENTS
+        await self.reach.close()
+        await self._clients.close()
+
+    def incarnation(self, shard_index: int) -> int:
+        """The start of a shard that the newest shard map names."""
+        return self._membership.shards[shard_index].incarnation
+
+    async def seed(
+        self,
+        order: SeedOrder,
+        chunks_of: Callable[[int], Iterable[bytes]],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Stages first values on every shard.
+
+        Args:
+            order: The coordinator's order.
+            chunks_of: The `SeedRequest`s of a shard.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            CallError: A shard did not take them; the next order may go better.
+        """
+
+        async def seed_one(shard_index: int) -> None:
+            client = await self._clients.of(shard_index)
+            await client.seed(
+                order.fence_number, chunks_of(shard_index), timeout_s=timeout_s
+            )
+
+        await self._membership.unless_failed(
+            all_or_none(seed_one(shard.shard_index) for shard in order.shards)
+        )
+
+    async def open_segments(
+        self, placement: Placement, *, is_wanted: bool, timeout_s: float
+    ) -> None:
+        """Shares memory with the shards that are on this machine, as a member.
+
+        Args:
+            placement: How tensors are cut.
+            is_wanted: Whether this worker shares memory at all.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            PsError: The job can't go on.
+        """
+        deadline = now() + timeout_s
+        if not is_wanted or not boot_id():
+            why = "it is switched off here" if not is_wanted else "this system lacks it"
+            count = len(self._membership.shards)
+            self.segments = segments_of([Declined(why, is_expected=True)] * count)
+            return
+
+        async def open_one(shard_index: int) -> ShardSegments | Declined:
+            async def attempt(timeout_s: float) -> ShardSegments | Declined:
+                client = await self._clients.of(shard_index)
+                return await client.open_segments(
+                    self._membership.generation, placement, timeout_s=timeout_s
+                )
+
+            try:
+                return await until_decided(attempt, deadline)
+            except CallError as error:
+                # Whatever it is, the calls that matter will tell.
+                return Declined(str(error), is_expected=False)
+
+        count = len(self._membership.shards)
+        found = await self._unless_failed(all_or_none(map(open_one, range(count))))
+        self.segments = segments_of(found)
+
+    async def pull(
+        self,
+        generation: int,
+        clock: int,
+        receiver: Receiver,
+        *,
+        held_digests: Sequence[Sequence[int]],
+        timeout_s: float,
+    ) -> Sequence[PushReply]:
+        """Receives all values that this worker may see at a clock.
+
+        Args:
+            generation: Newest generation that it knows.
+            clock: The clock.
+            receiver: Takes the values.
+            held_digests: For each shard, of the elements of each of its chunks as they
+                are here: the same are not sent again.
+            timeout_s: Longest time for all of it.
+
+        Raises:
+            WaitTimeoutError: It took longer; the text names who was waited for.
+            PsError: A shard refused it, or the job can't go on.
+        """
+        deadline = now() + timeout_s
+        silence = ShardSilence(self._membership, clock, receiver.on_waiting, self.reach)
+
+        async def pull_one(shard_index: int) -> PushReply:
+            own = silence.receiver(shard_index, receiver)
+
+            async def attempt(timeout_s: float) -> PushReply:
+                client = await self._clients.of(shard_index)
+                return await client.pull(
+                    generation,
+                    clock,
+                    own,
+                    held_digests=held_digests[shard_index],
+                    timeout_s=timeout_s,
+                )
+
+            reply = await until_decided(
+                attempt, deadline, on_failure=partial(silence.failed, shard_index)
+            )
+            silence.answered(shard_index)
+            return self._checked(shard_index, reply)
+
+        work = all_or_none(map(pull_one, range(len(self._membership.shards))))
+        try:
+            with silence:
+                replies = await self._unless_failed(work)
+            self._history.pulled(self._worker, clock, replies)
+            return replies
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from None
+            raise WaitTimeoutError(
+                f"the values of clock {clock} were not there within {timeout_s:g} s: "
+                f"{self._awaited(silence, error)}",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from None
+
+    def begin_ahead(self, calls: AheadCalls) -> None:
+        """Opens the calls of a push that is to come, from any thread."""
+
+        async def open_one(
+            shard_index: int, requests: AsyncGenerator[bytes, None], receiver: Receiver
+        ) -> PushReply:
+            client = await self._clients.of(shard_index)
+            return await client.push_pull(requests, receiver, timeout_s=None)
+
+        calls.begin(open_one)
+
+    async def push(
+        self,
+        pushes: Sequence[OutgoingPush],
+        receiver: Receiver,
+        *,
+        timeout_s: float,
+        ahead: AheadCalls | None = None,
+        asks_first: bool = False,
+    ) -> Sequence[PushReply]:
+        """Sends one push to all shards, until each has answered.
+
+        Args:
+            pushes: Each shard's part.
+            receiver: Takes the values and whom shards wait for.
+            timeout_s: Longest time for all of it.
+            ahead: Calls that have sent its chunks already, all but the trailer.
+            asks_first: Whether shards may have some of it from another process.
+
+        Raises:
+            StepTimeoutError: It took longer; the text names who was waited for.
+            PsError: A shard refused it, or the job can't go on.
+        """
+        deadline = now() + timeout_s
+        silence = ShardSilence(
+            self._membership,
+            pushes[0].header.clock,
+            receiver.on_waiting,
+            self.reach,
+        )
+        sequence = pushes[0].header.sequence
+        commits = Commits(
+            ShardCommitCalls(
+                self._clients,
+                self._worker,
+                self._membership,
+                history=self._history,
+                deadline=deadline,
+            ),
+            PushPlace(
+                worker=self._worker,
+                sequence=sequence,
+                shard_count=len(pushes),
+                clip_grad_norm=self.clip_grad_norm,
+            ),
+        )
+
+        async def push_one(shard_index: int) -> PushReply:
+            def on_staged(choice: ClockChoice) -> None:
+                self._commits = True
+                commits.take_staged(shard_index, choice)
+
+            own = silence.receiver(
+                shard_index, Receiver(receiver.on_chunk, receiver.on_waiting, on_staged)
+            )
+            held: frozenset[int] | None = None
+            if asks_first:
+                push = pushes[shard_index]
+                held = await self._chunks_held(shard_index, push, deadline, silence)
+            reply = await self._push_until_decided(
+                shard_index, pushes, own, deadline, ahead, silence, held=held
+            )
+            silence.answered(shard_index)
+            if failpoints.armed:
+                failpoints.hit("worker.push_answered")
+            return self._checked(shard_index, reply)
+
+        work = commits.drive_until(all_or_none(map(push_one, range(len(pushes)))))
+        try:
+            with silence, self._history.push(pushes[0].header) as answered:
+                return answered(await self._unless_failed(work))
+        except CallError as error:
+            if not error.is_retryable:
+                raise error.to_ps_error() from None
+            awaited = self._awaited(silence, error)
+            raise StepTimeoutError(
+                f"the step to clock {pushes[0].header.clock} was not complete within "
+                f"{timeout_s:g} s: {awaited}; step() again goes on with the same push",
+                reason=ErrorReason.WAIT_TIMEOUT,
+            ) from None
+
+    async def was_done(self, worker: Identity, sequence: int) -> bool:
+        """Whether a push of a departed start of this worker is part of the parameters.
+
+        All shards answer the same, since the record that ended it says up to which.
+        """
+
+        async def ask_one(shard_index: int) -> bool:
+            async def attempt(timeout_s: float) -> bool:
+                client = await self._clients.of(shard_index)
+                session = await client.get_session(worker, timeout_s=timeout_s)
+                return sequence <= session.sequence_done_max
+
+            return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+
+        with told_to_users():
+            answers = await self._unless_failed(
+                all_or_none(map(ask_one, range(len(self._membership.shards))))
+            )
+        was_done = all(answers)
+        self._history.push_settled(worker, sequence, was_done=was_done)
+        return was_done
+
+    async def outcomes_of(self, pushes: Sequence[OutgoingPush]) -> list[Outcome]:
+        """What the shards say of a push that is done, of a departed start too."""
+        nothing = Receiver(on_chunk=lambda _: None, on_waiting=lambda _: None)
+
+        async def ask_one(shard_index: int) -> Outcome:
+            push = pushes[shard_index]
+
+            async def attempt(timeout_s: float) -> Outcome:
+                client = await self._clients.of(shard_index)
+                requests = push.requests(push.chunk_indexes)
+                reply = await client.push_pull(requests, nothing, timeout_s=timeout_s)
+                return reply.outcome
+
+            return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+
+        with told_to_users():
+            return await self._unless_failed(
+                all_or_none(map(ask_one, range(len(pushes))))
+            )
+
+    async def await_contribution(
+        self, generation: int, clock: int, sequence: int
+    ) -> Contribution:
+        """Returns once a clock waits for nobody but workers that have no data.
+
+        Has no limit of its own: whoever asks cancels it when there is data.
+        """
+
+        async def attempt(timeout_s: float) -> Contribution:
+            client = await self._clients.of(0)
+            return await client.await_contribution(
+                generation, clock, sequence, timeout_s=timeout_s
+            )
+
+        while True:
+            try:
+                return await self._membership.unless_failed(
+                    until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+                )
+            except CallError as error:
+                if not error.is_retryable:
+                    raise error.to_ps_error() from None
+
+    def _checked(self, shard_index: int, reply: PushReply) -> PushReply:
+        self._answers[shard_index] = (now(), reply.clock)
+        check_bound(shard_index, reply, self._membership.record)
+        return reply
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """As that of the membership; what breaks a promise ends it for good."""
+        try:
+            return await self._membership.unless_failed(work)
+        except StalenessError as error:
+            self._membership.fail(error)
+            raise
+
+    def _awaited(self, silence: ShardSilence, error: CallError) -> str:
+        """Who did not come, with what is known of it, for the text of a time-out."""
+        text = silence.awaited(error)
+        if silence.is_told_by_shards:
+            return text
+        known = [
+            f"shard {index} at clock {clock} {now() - at_s:.0f} s ago"
+            for index, (at_s, clock) in sorted(self._answers.items())
+        ]
+        return f"{text} (last answers: {', '.join(known)})" if known else text
+
+    async def _push_until_decided(
+        self,
+        shard_index: int,
+        pushes: Sequence[OutgoingPush],
+        receiver: Receiver,
+        deadline: float,
+        ahead: AheadCalls | None,
+        silence: ShardSilence,
+        *,
+        held: frozenset[int] | None = None,
+    ) -> PushReply:
+        push = pushes[shard_index]
+        attempt = 0 if held is None else 1
+        held = held or frozenset()
+        while True:
+            goes_on = False
+            try:
+                if ahead is not None and ahead.is_open(shard_index):
+                    call, ahead = ahead, None
+                    return await call.complete(shard_index, pushes, receiver, deadline)
+                client = await self._clients.of(shard_index)
+                # Failpoints of sending are between the messages of a stream.
+                at_once = attempt == 0 and not (self._commits or failpoints.armed)
+                if at_once and (whole := push.whole_message) is not None:
+                    reply = await client.push_pull_once(
+                        whole, receiver, timeout_s=left_s(deadline)
+                    )
+                    if reply is not None:
+                        return reply
+                    held, goes_on = push.chunk_indexes, True
+                requests = (
+                    requests_with_failpoints(pushes, shard_index, held)
+                    if failpoints.armed
+                    else push.requests(held)
+                )
+                reply = await client.push_pull(
+                    requests, receiver, timeout_s=left_s(deadline)
+                )
+                return _as_of_one_call(reply) if goes_on else reply
+            except CallError as error:
+                silence.failed(shard_index, error)
+                if error.refusal and error.refusal.reason == ErrorReason.SEGMENT_GONE:
+                    await self._leave_segment(shard_index, push, error.refusal)
+                is_corrupt = (
+                    error.refusal is not None
+                    and error.refusal.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
+                )
+                is_hopeless = is_corrupt and attempt == _CORRUPTION_COUNT_MAX
+                if not error.is_retryable or is_hopeless or now() >= deadline:
+                    raise
+            await pause(attempt)
+            attempt += 1
+            held = await self._chunks_held(shard_index, push, deadline, silence)
+
+    async def _leave_segment(
+        self, shard_index: int, push: OutgoingPush, refusal: Refusal
+    ) -> None:
+        """Sends chunks in messages to a shard that has not this worker's memory."""
+        segments = (await self._clients.of(shard_index)).segments
+        assert segments is not None, "a chunk was said to be there"
+        push.in_message = segments.in_message
+        if self.segments.of(shard_index) is not None:
+            self.segments = self.segments.without(shard_index)
+            logger.warning(
+                "tensors go over gRPC to shard %d from now on: %s",
+                *(shard_index, refusal.message),
+            )
+
+    async def _chunks_held(
+        self,
+        shard_index: int,
+        push: OutgoingPush,
+        deadline: float,
+        silence: ShardSilence,
+    ) -> frozenset[int]:
+        """Chunks of a push that a shard has; asked for until it tells."""
+
+        async def attempt(timeout_s: float) -> frozenset[int]:
+            client = await self._clients.of(shard_index)
+            session = await client.get_session(
+                self._worker, timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
+            )
+            sequence = push.header.sequence
+            if sequence <= session.sequence_done_max:
+                return push.chunk_indexes
+            return session.held_chunks.get(sequence, frozenset())
+
+        return await until_decided(
+            attempt, deadline, on_failure=partial(silence.failed, shard_index)
+        )
+
+
+def _as_of_one_call(reply: PushReply) -> PushReply:
+    """What a push comes to that was sent once and asked for by a second call.
+
+    It may have been done in between; nothing of it was sent again.
+    """
+    if reply.outcome is Outcome.DUPLICATE:
+        return replace(reply, outcome=Outcome.APPLIED)
+    return reply

@@ -1,0 +1,1 @@
+"""The user's model and optimizer, in the terms of the job."""

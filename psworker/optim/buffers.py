@@ -1,0 +1,343 @@
+"""The buffers of a worker's models: where they are, which have changed, who sends them.
+
+In the user's thread only. What a worker sends is a buffer that its script, a forward
+pass most of all, has changed since the shards' value was last written into it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+import torch
+import xxhash
+from torch import nn
+
+from pswire.frames import bits_to_bytes
+from pswire.schema import OptimizerSpec, SchemaEntry
+from pswire.torch_types import buffer_of, bytes_of
+from psworker.optim.buffer_policies import BufferPolicy
+from psworker.optim.model_schema import BoundSchema
+from psworker.tensors.samples import Look, Samples
+from psworker.tensors.value_store import Scope, ValueStore
+from psworker.transport.values import Identity, Mode, Record
+
+_COMPARED_BYTES_MAX: Final = 64 << 10
+"""Buffers up to this size are compared by their bytes. Of larger ones, those that only
+a write through `.data` has changed are not noticed, as torch does not count it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a buffer looked like when its value was the shards'.
+
+    Attributes:
+        address: Of its memory.
+        version: Torch's count of writes to it.
+        digest: Of its bytes, None for a large one.
+    """
+
+    address: int
+    version: int
+    digest: int | None
+
+
+class Buffers:
+    """The buffers of one worker, with their policies.
+
+    Attributes:
+        local: Entries that take no part in anything.
+    """
+
+    def __init__(
+        self,
+        bound: BoundSchema,
+        policies: Mapping[int, BufferPolicy],
+        specs: Iterable[OptimizerSpec] = (),
+        frozen: Collection[int] = (),
+    ) -> None:
+        """Knows nothing of what shards hold.
+
+        Args:
+            bound: The models.
+            policies: Of every buffer, by its entry in the schema.
+            specs: All optimizers.
+            frozen: Parameters that no optimizer has, whose values are sent like those
+                of the leader's buffers.
+        """
+        self._entries = bound.schema.entries
+        self._frozen = frozenset(frozen)
+        indexes = bound.index_of_tensors()
+        self._trees = [EntryTree.of(each, indexes) for each in bound.models.values()]
+        self._policies = policies
+        self._specs = {spec.name: spec for spec in specs}
+        self._scopes: dict[str, Scope] = {}
+        self.local = frozenset(
+            index for index, each in policies.items() if each is BufferPolicy.LOCAL
+        )
+        self._sent = [
+            index
+            for index in policies
+            if index not in self.local and self._entries[index].element_count
+        ]
+        self._marks: dict[int, _Mark] = {}
+        self._samples = Samples(())
+        self._sampled: list[int] = []
+        self._looks: dict[int, Look] = {}
+
+    def hold(self, entry_indexes: Iterable[int]) -> None:
+        """Sends no more values of these: an optimizer has them, or the script not."""
+        self._frozen = self._frozen.difference(entry_indexes)
+
+    @property
+    def entries(self) -> tuple[SchemaEntry, ...]:
+        """All tensors of the models."""
+        return self._entries
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """Parameters that no optimizer has, and whose values are sent."""
+        return self._frozen
+
+    @property
+    def value_entries(self) -> bytes:
+        """For a header, which tensors a push has values of, if it has any of them."""
+        if not self._frozen:
+            return b""
+        return bits_to_bytes(
+            [index in self._frozen for index in range(len(self._entries))]
+        )
+
+    @property
+    def policies(self) -> Mapping[int, BufferPolicy]:
+        """Of every buffer, by its entry in the schema."""
+        return self._policies
+
+    @property
+    def are_sent(self) -> bool:
+        """Whether there is any buffer, or frozen parameter, that takes part."""
+        return bool(self._sent or self._frozen)
+
+    def forget(self, index: int) -> None:
+        """Another tensor, or other memory, is in the place of a buffer."""
+        self._marks.pop(index, None)
+        self._looks.pop(index, None)
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """An optimizer has other groups, or another one is in its place."""
+        self._specs[spec.name] = spec
+        self._scopes.clear()
+
+    def scope_of(self, optimizer: str) -> Scope:
+        """What the values that answer a push of an optimizer may change.
+
+        The buffers of other optimizers' modules are left alone: a graph may hold them,
+        as the one of a generator's batch while its discriminator steps. They come with
+        the next push of their own. Buffers of modules that no optimizer has come with
+        each push.
+        """
+        if optimizer not in self._scopes:
+            owners = owners_of_buffers(self._trees, self._specs.values())
+            updated = (
+                index
+                for group in self._specs[optimizer].groups
+                for index in group.entry_indexes
+            )
+            withheld = (
+                index
+                for index in self._sent
+                if optimizer not in owners.get(index, (optimizer,))
+            )
+            self._scopes[optimizer] = Scope(frozenset(updated), frozenset(withheld))
+        return self._scopes[optimizer]
+
+    def note_all(self, store: ValueStore) -> None:
+        """All values are those of the shards."""
+        store.written.clear()
+        self._mark(store, [*self._sent, *self._frozen])
+
+    def note_written(self, store: ValueStore) -> None:
+        """Values have come from the shards, into the buffers that the store tells."""
+        if not self.are_sent:
+            store.written.clear()
+            return
+        sent = (*self._sent, *self._frozen)
+        written = [index for index in sent if index in store.written]
+        for index in store.passed_over:
+            self.forget(index)  # it goes with the next push, and comes with its answer
+        store.written.clear()
+        store.passed_over.clear()
+        self._mark(store, written)
+
+    def changed(self, store: ValueStore, *, is_leader: bool) -> dict[int, torch.Tensor]:
+        """Copies of the buffers that this worker has to send, by their entries.
+
+        Args:
+            store: Where they are.
+            is_leader: Whether it sends the leader's.
+        """
+        due = [
+            index
+            for index in self._sent
+            if is_leader or self._policies[index] is BufferPolicy.MEAN
+        ]
+        unsure = [index for index in due if self._looks_same(index, store)]
+        digests = dict(zip(unsure, _digests_of(store, unsure), strict=True))
+        found = [
+            index
+            for index in due
+            if index not in digests or digests[index] != self._marks[index].digest
+        ]
+        if is_leader and self._frozen:
+            looks = self._looks_of_frozen(store)
+            found += [
+                index for index, look in looks.items() if look != self._looks.get(index)
+            ]
+        return {index: store.tensors[index].detach().clone() for index in found}
+
+    def add_to(
+        self, held: list[torch.Tensor | None], store: ValueStore, *, is_leader: bool
+    ) -> bytes:
+        """Puts what this worker has to send to the gradients of a push.
+
+        Args:
+            held: One for each entry; `None` where the buffers are.
+            store: Where they are.
+            is_leader: Whether it sends the leader's.
+
+        Returns:
+            For the trailer, bits that say which of all buffers are averaged in SSP and
+            ASP; empty when none is sent.
+        """
+        changed = self.changed(store, is_leader=is_leader)
+        for index, value in changed.items():
+            held[index] = value
+        if not changed:
+            return b""
+        return bits_to_bytes(
+            [each is BufferPolicy.MEAN for _, each in sorted(self._policies.items())]
+        )
+
+    def _looks_same(self, index: int, store: ValueStore) -> bool:
+        mark = self._marks.get(index)
+        tensor = store.tensors[index]
+        return mark is not None and (mark.address, mark.version) == _looks(tensor)
+
+    def _looks_of_frozen(self, store: ValueStore) -> dict[int, Look]:
+        sampled = sorted(self._frozen)
+        tensors = [store.tensors[index] for index in sampled]
+        if len(tensors) != len(self._sampled) or any(
+            a is not b for a, b in zip(tensors, self._samples.tensors, strict=True)
+        ):
+            self._samples, self._sampled = Samples(tensors), sampled
+        return dict(zip(sampled, self._samples.looks(), strict=True))
+
+    def _mark(self, store: ValueStore, indexes: list[int]) -> None:
+        if not self._frozen.isdisjoint(indexes):
+            looks = self._looks_of_frozen(store)
+            self._looks.update({i: looks[i] for i in indexes if i in looks})
+            indexes = [index for index in indexes if index not in looks]
+        digests = _digests_of(store, indexes)
+        for index, digest in zip(indexes, digests, strict=True):
+            self._marks[index] = _Mark(*_looks(store.tensors[index]), digest)
+
+
+def leads(record: Record | None, worker: Identity, sequence: int) -> bool:
+    """Whether a worker sends the leader's buffers with a push.
+
+    It is the member of the lowest rank that contributes to the clock. Where workers
+    know different records two may send: the shards take the mean of them.
+    """
+    member = record.member_of(worker) if record is not None else None
+    if record is None or member is None:
+        return False
+    clock = member.clock_of(sequence)
+    members = [
+        (each.rank, each.worker.worker_id, each.worker)
+        for each in record.members
+        if record.mode is not Mode.BSP or each.base_clock < clock
+    ]
+    return bool(members) and min(members, key=lambda each: each[:2])[2] == worker
+
+
+class EntryTree(NamedTuple):
+    """The entries of a module, and of those within it.
+
+    Attributes:
+        own: Entries of the module itself.
+        children: The modules within it.
+    """
+
+    own: tuple[int, ...]
+    children: tuple["EntryTree", ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, indexes: Mapping[int, int]) -> Self:
+        """Describes a module, with entries by the `id()` of their tensors."""
+        tensors = (*module.parameters(False), *module.buffers(False))
+        own = tuple(indexes[id(each)] for each in tensors if id(each) in indexes)
+        return cls(own, tuple(cls.of(each, indexes) for each in module.children()))
+
+
+def owners_of_buffers(
+    models: Iterable[EntryTree], specs: Iterable[OptimizerSpec]
+) -> dict[int, frozenset[str]]:
+    """Optimizers that the module of each buffer trains with, by its entry.
+
+    Those with parameters of the module itself; where there are none, of the smallest
+    module around it that has some. Buffers of a model that none trains are left out.
+    """
+    holders: dict[int, set[str]] = {}
+    for spec in specs:
+        for group in spec.groups:
+            for index in group.entry_indexes:
+                holders.setdefault(index, set()).add(spec.name)
+    owners: dict[int, frozenset[str]] = {}
+
+    def visit(module: EntryTree) -> tuple[frozenset[str], list[int]]:
+        """Optimizers of a module, and its entries that have none yet."""
+        found = [visit(child) for child in module.children]
+        names = frozenset[str]().union(
+            *(holders.get(index, ()) for index in module.own),
+            *(each for each, _ in found),
+        )
+        waiting = [index for index in module.own if index not in holders]
+        waiting += [index for _, more in found for index in more]
+        if not names:
+            return names, waiting
+        for index in waiting:
+            owners[index] = owners.get(index, frozenset()) | names
+        return names, []
+
+    for model in models:
+        visit(model)
+    return owners
+
+
+def _looks(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+@torch.no_grad()
+def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
+    """Of each small buffer; None for a large one, which is known by its looks."""
+    tensors = [store.tensors[index] for index in indexes]
+    elsewhere: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.device.type != "cpu" and tensor.nbytes <= _COMPARED_BYTES_MAX:
+            elsewhere.setdefault(tensor.device, []).append(bytes_of(tensor))
+    # One transfer from each device, however many buffers it has.
+    fetched = {
+        device: iter(torch.split(torch.cat(parts).cpu(), [len(p) for p in parts]))
+        for device, parts in elsewhere.items()
+    }
+    digests: list[int | None] = []
+    for tensor in tensors:
+        if tensor.nbytes > _COMPARED_BYTES_MAX:
+            digests.append(None)
+            continue
+        if tensor.device.type == "cpu":
+            here = bytes_of(tensor)
+        else:
+            here = next(fetched[tensor.device])
+        digests.append(xxhash.xxh3_64_intdigest(buffer_of(here)))
+    return digests

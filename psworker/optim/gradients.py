@@ -1,0 +1,132 @@
+"""The gradient of one step: what is present, and whether it is finite."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pswire.limits import GRADIENT_NORM_MAX
+from pswire.schema import OptimizerSpec
+from psworker.errors import UnsupportedError
+from psworker.optim.sparse_gradients import Groups, refuse_gradients
+
+
+def gradients_of(
+    spec: OptimizerSpec, groups: Groups, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients that an optimizer steps with.
+
+    Args:
+        spec: The optimizer.
+        groups: Its current hyperparameters.
+        tensors: One for each entry of the schema.
+
+    Returns:
+        One for each entry, `None` where the optimizer has none.
+
+    Raises:
+        UnsupportedError: The optimizer can't take one of them.
+    """
+    own = {index for group in spec.groups for index in group.entry_indexes}
+    found = collect_gradients(
+        [tensor if index in own else None for index, tensor in enumerate(tensors)]
+    )
+    refuse_gradients(spec, groups, found)
+    return found
+
+
+def collect_gradients(
+    parameters: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradient of each parameter, `None` where there is none.
+
+    Sparse gradients are coalesced, once and where they are, so that each row is there
+    once in the order of rows.
+
+    Args:
+        parameters: One for each entry of the schema, `None` for those that the
+            optimizer does not hold.
+
+    Returns:
+        One for each entry, of its shape and dtype; not a copy.
+
+    Raises:
+        UnsupportedError: A gradient is sparse otherwise than by rows.
+    """
+    return [
+        None if parameter is None else _gradient_of(parameter)
+        for parameter in parameters
+    ]
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    gradient = parameter.grad
+    if gradient is None or gradient.layout is torch.strided:
+        return gradient
+    if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+        raise UnsupportedError(
+            f"a gradient of shape {list(gradient.shape)} is sparse otherwise than by "
+            "whole rows, as an embedding makes it; make it dense before step(), as in "
+            "`parameter.grad = parameter.grad.to_dense()`, or compute it without "
+            "sparse_grad=True"
+        )
+    if not gradient.is_coalesced():
+        gradient = parameter.grad = gradient.coalesce()
+    return gradient
+
+
+def stored_elements(gradient: torch.Tensor) -> torch.Tensor:
+    """The elements that a gradient has: of a sparse one its values, sharing memory."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+@torch.no_grad()
+def norm_of(gradients: Sequence[torch.Tensor | None]) -> float:
+    """The L2 norm of all gradients; may be infinite or not a number.
+
+    One pass. The norm of each tensor is accumulated in float32, or in float64 where
+    its elements are.
+    """
+    elements = [stored_elements(each) for each in gradients if each is not None]
+    present = [each for each in elements if each.numel()]
+    if not present:
+        return 0.0
+    wide = [each for each in present if each.dtype == torch.float64]
+    narrow = [each for each in present if each.dtype != torch.float64]
+    norms = _numbers(torch._foreach_norm(wide)) if wide else []
+    if narrow:
+        norms += _numbers(torch._foreach_norm(narrow, 2, torch.float32))
+    # As Python's floats, whose squares of float32 can't overflow.
+    return math.sqrt(sum(norm * norm for norm in norms))
+
+
+def is_finite(norm: float) -> bool:
+    """The verdict on a gradient: whether its norm is a number, and at most 1e18."""
+    return norm <= GRADIENT_NORM_MAX
+
+
+@torch.no_grad()
+def unscale(gradients: Sequence[torch.Tensor | None], scale: torch.Tensor) -> float:
+    """Divides gradients by the loss scale they carry, in place as torch does.
+
+    Not where some are of float16, whose small elements the scale is there to keep:
+    shards divide them in float32, as torch's fused optimizers do.
+
+    Returns:
+        The scale that they still carry.
+    """
+    present = [stored_elements(each) for each in gradients if each is not None]
+    if any(each.dtype == torch.float16 for each in present):
+        return float(scale.item())
+    inverse = scale.double().reciprocal().item()
+    if present:
+        torch._foreach_mul_(present, inverse)
+    return 1.0
+
+
+def _numbers(norms: Sequence[torch.Tensor]) -> list[float]:
+    """Norms as numbers, with one wait for a device however many there are."""
+    if len({norm.device for norm in norms}) > 1:
+        norms = [norm.cpu() for norm in norms]
+    numbers: list[float] = torch.stack(list(norms)).tolist()
+    return numbers

@@ -1,0 +1,397 @@
+"""Sorts what a user hands to `prepare`, and puts it in terms of the job."""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from pswire.clipping import is_clip_norm
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.placement import Placement
+from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
+from psworker.errors import ConfigurationError
+from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
+from psworker.optim.declared_tensors import refuse_shared_memory, tell_extra_state
+from psworker.optim.loss_scales import LossScales
+from psworker.optim.model_schema import BoundSchema, bind_models, describe_optimizer
+from psworker.optim.named_objects import NamedObjects, no_object_text
+from psworker.optim.object_marks import mark_loaders, mark_models
+from psworker.optim.optimizer import PreparedOptimizer
+from psworker.optim.optimizer_state import States, states_of
+from psworker.optim.schedules import parts
+from psworker.optim.sparse_gradients import refuse_modules
+from psworker.steps.overlap.arriving_values import ArrivingValues
+from psworker.steps.overlap.expectation import held_entries
+from psworker.steps.overlapped_stepper import OverlappedStepper
+from psworker.steps.stepper import Stepper
+from psworker.tensors.compression import CompressionChoice, read_compression
+from psworker.tensors.value_store import ValueStore
+
+KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
+)
+"""Kinds of objects that have names in a job, by what the names begin with."""
+
+LOSSES: Final = ("mean", "sum")
+"""What a loss may be over the samples of its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `prepare` was given, by the names that things have in the job.
+
+    Attributes:
+        objects: As they were given.
+        bound: The schema of all models, with their tensors.
+        models: Models by name.
+        optimizers: Optimizers by name.
+        specs: What shards are told of each optimizer.
+        loaders: Loaders by name.
+        schedulers: Learning rate schedulers.
+        loss_scales: Of the gradient scalers.
+        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
+        states: State of optimizers that have any, by name: of a loaded checkpoint.
+        buffers: Policy of each buffer, by its entry in the schema.
+        compression: How gradients and values are sent.
+        held: Parameters that some optimizer has, by their entries.
+        followed: Other parameters, whose values the leader sends when they change.
+    """
+
+    objects: NamedObjects
+    bound: BoundSchema
+    models: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer]
+    specs: dict[str, OptimizerSpec]
+    loaders: dict[str, DataLoader[Any]]
+    schedulers: tuple[LRScheduler, ...]
+    states: dict[str, States]
+    clip_grad_norm: float = 0.0
+    buffers: dict[int, BufferPolicy] = field(default_factory=dict)
+    loss_scales: LossScales = field(default_factory=LossScales)
+    compression: Compression = NO_COMPRESSION
+    held: frozenset[int] = frozenset()
+    followed: frozenset[int] = frozenset()
+
+    @property
+    def loss(self) -> str:
+        """What the loss is over its batch, one of `LOSSES`."""
+        is_sum = any(spec.loss_is_sum for spec in self.specs.values())
+        return "sum" if is_sum else "mean"
+
+    def in_order(self, order: Sequence[int]) -> Self:
+        """The same with the tensors in the order of the job.
+
+        Args:
+            order: Position there of each tensor here.
+        """
+        positions = dict(enumerate(order))
+        sources = sorted(positions, key=positions.__getitem__)
+        schema = self.bound.schema
+        bound = replace(
+            self.bound,
+            schema=ModelSchema(
+                tuple(schema.entries[source] for source in sources), schema.marks
+            ),
+            tensors=tuple(self.bound.tensors[source] for source in sources),
+        )
+        return replace(
+            self,
+            bound=bound,
+            specs={
+                name: replace(
+                    spec,
+                    groups=tuple(
+                        replace(
+                            group,
+                            entry_indexes=tuple(
+                                positions[index] for index in group.entry_indexes
+                            ),
+                        )
+                        for group in spec.groups
+                    ),
+                )
+                for name, spec in self.specs.items()
+            },
+            states={
+                name: {positions[index]: each for index, each in states.items()}
+                for name, states in self.states.items()
+            },
+            buffers={positions[index]: each for index, each in self.buffers.items()},
+            held=frozenset(positions[index] for index in self.held),
+            followed=frozenset(positions[index] for index in self.followed),
+        )
+
+
+def sort_objects(
+    objects: NamedObjects | Sequence[Any],
+    *,
+    clip_grad_norm: float | None = None,
+    buffers: BufferChoice = None,
+    compression: CompressionChoice = None,
+    loss: str | None = None,
+) -> Prepared:
+    """Names and describes what was given.
+
+    Raises:
+        ConfigurationError: Something is missing, or of a kind that is not taken.
+        OptimizerUnsupportedError: Shards can't run an optimizer.
+        UnsupportedError: A tensor can't be sent.
+    """
+    if not isinstance(objects, NamedObjects):
+        objects = NamedObjects.of(objects, {})
+    check_objects(objects)
+    check_clip_norm(clip_grad_norm)
+    check_loss(loss)
+    given = objects.objects
+    scalers = (each for each in given if isinstance(each, GradScaler))
+    chosen = read_compression(compression)
+    models, optimizers, loaders = (
+        objects.of_kind(base, kind) for base, kind in KINDS.items()
+    )
+    bound = _marked(bind_models(models), models, loaders, objects)
+    indexes = bound.index_of_tensors()
+    states = {name: states_of(each, indexes) for name, each in optimizers.items()}
+    specs = {
+        name: describe_optimizer(name, optimizer, bound, loss_is_sum=loss == "sum")
+        for name, optimizer in optimizers.items()
+    }
+    refuse_modules(models, bound.tensors, specs)
+    held = frozenset(index for spec in specs.values() for index in held_entries(spec))
+    policies = choose_policies(bound, buffers)
+    refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
+    tell_extra_state(bound.models)
+    return Prepared(
+        objects=objects,
+        bound=bound,
+        models=models,
+        optimizers=optimizers,
+        specs=specs,
+        loaders=loaders,
+        schedulers=tuple(each for each in given if isinstance(each, LRScheduler)),
+        clip_grad_norm=float(clip_grad_norm or 0.0),
+        states={name: state for name, state in states.items() if state},
+        buffers=policies,
+        loss_scales=LossScales(scalers),
+        compression=chosen,
+        held=held,
+        followed=_followed(bound.schema, held, chosen),
+    )
+
+
+def _followed(
+    schema: ModelSchema, held: Collection[int], compression: Compression
+) -> frozenset[int]:
+    """Parameters that no optimizer has: a script may move them by itself.
+
+    Not in a job that sends fewer bytes: what came back would be rounded each time.
+    """
+    if compression != NO_COMPRESSION:
+        return frozenset()
+    return frozenset(
+        index
+        for index, entry in enumerate(schema.entries)
+        if entry.kind is EntryKind.PARAMETER and index not in held
+    )
+
+
+def point_schedulers(
+    schedulers: Sequence[LRScheduler], replaced: dict[int, PreparedOptimizer]
+) -> None:
+    """Lets schedulers that were built before `prepare` work on what it returns.
+
+    Args:
+        schedulers: The user's.
+        replaced: The prepared optimizer of each, by `id()` of the user's.
+    """
+    for given in schedulers:
+        for scheduler in parts(given):
+            optimizer = replaced.get(id(getattr(scheduler, "optimizer", None)))
+            if optimizer is not None:
+                scheduler.optimizer = optimizer
+
+
+def _marked(
+    bound: BoundSchema,
+    models: Mapping[str, nn.Module],
+    loaders: Mapping[str, DataLoader[Any]],
+    objects: NamedObjects,
+) -> BoundSchema:
+    """The same with what tells models and loaders apart from each other."""
+    named = objects.by_name
+    marks = mark_models(models, named) + mark_loaders(loaders, named)
+    return replace(bound, schema=replace(bound.schema, marks=marks))
+
+
+def check_objects(objects: NamedObjects) -> None:
+    """Checks that these may be prepared together.
+
+    Raises:
+        ConfigurationError: Something is missing, or of a kind that is not taken.
+    """
+    check_kinds(objects)
+    if not all(
+        any(isinstance(each, kind) for each in objects.objects)
+        for kind in (nn.Module, Optimizer)
+    ):
+        raise ConfigurationError(
+            "prepare() needs at least one model and one optimizer, as in `model, "
+            "optimizer, loader = ps.prepare(model, optimizer, loader)`"
+        )
+
+
+def check_clip_norm(clip_grad_norm: float | None) -> None:
+    """Checks that gradients can be clipped to this norm.
+
+    Raises:
+        ConfigurationError: It is no number, not finite, or not more than 0.
+    """
+    if clip_grad_norm is None:
+        return
+    is_number = isinstance(clip_grad_norm, int | float)
+    if isinstance(clip_grad_norm, bool) or not is_number:
+        raise ConfigurationError(
+            f"clip_grad_norm={clip_grad_norm!r} is not a number: give the largest norm "
+            "that a gradient may have, as a float, or leave it out"
+        )
+    # Of Python's own integers some are more than any float.
+    if clip_grad_norm > sys.float_info.max or not is_clip_norm(clip_grad_norm):
+        raise ConfigurationError(
+            f"clip_grad_norm={clip_grad_norm!r} is no norm to clip to: it must be "
+            "finite and more than 0; leave it out for no clipping"
+        )
+
+
+def check_same_clip_norm(clip_grad_norm: float | None, first: float | None) -> None:
+    """Checks that a later `prepare` clips as the first one.
+
+    Args:
+        clip_grad_norm: What it was given.
+        first: What the first one was given.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if clip_grad_norm not in (None, first):
+        raise ConfigurationError(
+            f"the job clips as the first prepare() said, clip_grad_norm={first}; leave "
+            "it out when prepare() is called again"
+        )
+
+
+def check_loss(loss: str | None, first: str | None = None) -> None:
+    """Checks what the loss is said to be of its batch.
+
+    Args:
+        loss: What `prepare` was given.
+        first: What the first one was given, where it is called again.
+
+    Raises:
+        ConfigurationError: It is no such word, or another one than the first.
+    """
+    if loss is None:
+        return
+    if not isinstance(loss, str) or loss not in LOSSES:
+        raise ConfigurationError(
+            f'loss={loss!r} is neither "mean" nor "sum": say which of the two the loss '
+            "is over its batch, or leave it out for a mean; an object of that name "
+            "needs another one"
+        )
+    if first is not None and loss != first:
+        raise ConfigurationError(
+            f'the job\'s loss is what the first prepare() said, loss="{first}"; leave '
+            "it out when prepare() is called again"
+        )
+
+
+def check_overlap(overlap: bool) -> None:
+    """Checks that overlap is switched on or off.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if not isinstance(overlap, bool):
+        raise ConfigurationError(
+            f"overlap={overlap!r} is neither True nor False: give one of them, or "
+            "leave it out"
+        )
+
+
+def kinds_text(each: object, name: str = "") -> str:
+    """The refusal of an object of another kind than `prepare` takes.
+
+    Args:
+        each: The object.
+        name: What the script calls it, if it does.
+    """
+    if name:
+        return no_object_text(name, each)
+    return (
+        f"prepare() does not take a {type(each).__name__}: it takes models "
+        "(nn.Module), optimizers (torch.optim), loaders (DataLoader), learning rate "
+        "schedulers and gradient scalers (torch.amp.GradScaler)"
+    )
+
+
+def check_kinds(objects: NamedObjects) -> None:
+    """Checks that all are of kinds that `prepare` takes, each once.
+
+    Raises:
+        ConfigurationError: Something is not.
+    """
+    seen: set[int] = set()
+    for each, name in zip(objects.objects, objects.names, strict=True):
+        if isinstance(each, PreparedOptimizer):
+            raise ConfigurationError(f"{each.name} was prepared already")
+        if not isinstance(
+            each, nn.Module | Optimizer | DataLoader | LRScheduler | GradScaler
+        ):
+            raise ConfigurationError(kinds_text(each, name))
+        if id(each) in seen:
+            raise ConfigurationError(f"a {type(each).__name__} was given twice")
+        seen.add(id(each))
+
+
+def made_optimizer(
+    inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
+) -> PreparedOptimizer:
+    """The optimizer that steps on the shards in place of the user's."""
+    made = PreparedOptimizer(
+        inner,
+        spec,
+        stepper,
+        given.bound,
+        stepper.compression,
+        stepper.calls,
+    )
+    if isinstance(stepper, OverlappedStepper):
+        made.watch_parameters(stepper.settle)
+    return made
+
+
+def store_of(
+    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
+) -> ValueStore:
+    """Where the values of a job go.
+
+    Args:
+        given: What is trained.
+        placement: How tensors are cut.
+        local: Entries of buffers that are never written to.
+        overlap: Whether values come while a forward pass reads them.
+    """
+    named: dict[str, Any] = {
+        "buffers": given.followed.union(given.buffers),
+        "local": local,
+        "compression": given.compression,
+    }
+    if overlap:
+        specs = given.specs.values()
+        return ArrivingValues.of(given.bound, placement, specs, **named)
+    return ValueStore(given.bound.tensors, placement, **named)

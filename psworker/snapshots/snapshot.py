@@ -1,0 +1,465 @@
+"""Snapshots of a job, for processes that evaluate, serve or keep them.
+
+A reader is no member of the job: nobody ever waits for it.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from pswire.reasons import ErrorReason, Refusal
+from psworker import event_loop
+from psworker.config import TIMEOUT_S, find_coordinator
+from psworker.errors import (
+    ClosedError,
+    ConfigurationError,
+    SplitError,
+    WaitTimeoutError,
+    error_of_refusal,
+)
+from psworker.launch.reachability import (
+    problem_behind_call,
+    unreachable,
+    wait_reachable,
+)
+from psworker.left_behind import reduced
+from psworker.member.waiting_log import WaitingLog
+from psworker.refusals import at_entrance
+from psworker.snapshots.snapshot_image import SnapshotImage
+from psworker.snapshots.snapshot_path import refusal_text
+from psworker.transport.call_error import CallError
+from psworker.transport.control_client import ControlClient
+from psworker.transport.retries import now
+from psworker.transport.snapshot_client import SnapshotClient
+
+if TYPE_CHECKING:
+    import torch
+
+    from psworker.data.recorded_split import RecordedSplit
+    from psworker.data.split_value import Split
+    from psworker.transport import values
+
+T = TypeVar("T")
+
+_ANSWER_MARGIN_S: Final = 5.0
+"""What a call may take longer than the wait it asks for, before we stop believing in
+an answer."""
+
+CONNECT_TIMEOUT_S: Final = 8.0
+"""Longest wait for a coordinator that may be just starting."""
+
+_RESTART_TIMEOUT_S: Final = 8.0
+"""How long a coordinator that has answered before may be away: it may be restarting."""
+
+_RETRY_INTERVAL_S: Final = 0.2
+"""Between two questions to a job that has not started."""
+
+_NEWEST: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The parameters of one version, the same one on all shards.
+
+    Attributes:
+        version: Steps of all workers ever that are in it.
+        clock: Clock of the cut.
+        generation: Generation of the job at the cut.
+        job_id: Job it is of.
+        byte_count: Bytes of all values.
+    """
+
+    version: int
+    clock: int
+    generation: int
+    job_id: str
+    byte_count: int
+    _states: Mapping[str, "OrderedDict[str, torch.Tensor]"]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models of the job."""
+        return tuple(self._states)
+
+    def state_dict(self, model: str | None = None) -> "OrderedDict[str, torch.Tensor]":
+        """Values by name, as the plain model's `load_state_dict` takes them.
+
+        Tied parameters are there under each of their names. The tensors are on the
+        CPU and belong to the snapshot: a model that loads them copies them.
+
+        Args:
+            model: Which one, where the job has several.
+
+        Raises:
+            ConfigurationError: The job has several and none is named, or another.
+        """
+        if model is None and len(self._states) == 1:
+            model = next(iter(self._states))
+        if model is None or model not in self._states:
+            names = ", ".join(map(repr, self._states)) or "none"
+            has = "several models" if model is None else f"no model {model!r}"
+            raise ConfigurationError(f"the job has {has}: name one of {names}")
+        return OrderedDict(self._states[model])
+
+    @at_entrance
+    def save(self, path: str | os.PathLike[str], model: str | None = None) -> None:
+        """Writes a safetensors file that loads into the plain model.
+
+        The file appears whole or not at all. Its metadata tells version, clock,
+        generation and job.
+
+        Args:
+            path: Where to; a file that is there is replaced.
+            model: Which model, where the job has several.
+
+        Raises:
+            ConfigurationError: As `state_dict`; or the path is no file's, or ends as
+                those of another format do, such as `.pt`.
+            OSError: It can't be written.
+        """
+        target = Path(path)
+        if text := refusal_text(target):
+            raise ConfigurationError(text)
+        from safetensors.torch import save_file
+
+        # safetensors refuses tensors that share memory: ties are written in full.
+        tensors = _without_sharing(self.state_dict(model))
+        metadata = {
+            "format": "pt",
+            "paramserver.job": self.job_id,
+            "paramserver.version": str(self.version),
+            "paramserver.clock": str(self.clock),
+            "paramserver.generation": str(self.generation),
+        }
+        # Beside the target, since a rename is atomic within one file system only.
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            save_file(tensors, partial, metadata=metadata)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _without_sharing(
+    state: "OrderedDict[str, torch.Tensor]",
+) -> "dict[str, torch.Tensor]":
+    seen: set[int] = set()
+    tensors = {}
+    for name, tensor in state.items():
+        address = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return tensors
+
+
+class SnapshotReader:
+    """Pulls snapshots from a job. Safe to use from several threads.
+
+    ```python
+    with psworker.SnapshotReader("127.0.0.1:7000") as reader:
+        snapshot = reader.latest()
+        model.load_state_dict(snapshot.state_dict())
+        newer = reader.wait_newer(snapshot.version, timeout=30)
+    ```
+    """
+
+    @at_entrance
+    def __init__(self, address: str | None = None) -> None:
+        """Names the coordinator; it is called first when something is asked of it.
+
+        Args:
+            address: `HOST:PORT`; `PS_COORDINATOR` when left out.
+
+        Raises:
+            ConfigurationError: There is no address, or it is none.
+        """
+        self._address = find_coordinator(address)
+        self._loop = event_loop.acquire()
+        self._lock = threading.RLock()  # a signal handler may read too
+        self._is_closed = False
+        self._has_answered = False
+        # Both are used on the event loop only.
+        self._control: ControlClient | None = None
+        self._shards: dict[tuple[str, int], SnapshotClient] = {}
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Refused: its connections are of this process."""
+        return reduced(
+            f"the snapshot reader of {self._address}",
+            "its connections are of this process; open another one",
+        )
+
+    @at_entrance
+    def latest(self, timeout: float = 60.0) -> Snapshot:
+        """The newest snapshot, cut now if need be.
+
+        Args:
+            timeout: Longest wait, in seconds, for the job to have one.
+
+        Raises:
+            WaitTimeoutError: There was none in time; the text names who is missing.
+            ConnectError: No coordinator was reached.
+            SnapshotError: No snapshot could be had.
+        """
+        return self._read(_NEWEST, timeout)
+
+    @at_entrance
+    def wait_newer(self, version: int, timeout: float = 60.0) -> Snapshot:
+        """The first snapshot to be had above a version.
+
+        Args:
+            version: The version that the caller has.
+            timeout: Longest wait for a newer one, in seconds.
+
+        Raises:
+            WaitTimeoutError: There was none in time.
+            JobEndedError: There will be none.
+            ConnectError: No coordinator was reached.
+            SnapshotError: No snapshot could be had.
+        """
+        if version < 0:
+            raise ConfigurationError(f"a version is at least 0, not {version}")
+        return self._read(version, timeout)
+
+    def close(self) -> None:
+        """Ends the connections. What was read stays usable."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self._loop.run(self._close_clients())
+        finally:
+            event_loop.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @at_entrance
+    def split(
+        self,
+        name: str,
+        data: object,
+        *,
+        labels: object = None,
+        groups: object = None,
+        times: object = None,
+        timeout: float = 60.0,
+    ) -> "Split":
+        """The split that the job's workers have recorded, drawn again from the data.
+
+        Args:
+            name: Its name in the job.
+            data: What was split, or its number of samples.
+            labels: As the workers gave them to `psworker.data.split`.
+            groups: Likewise.
+            times: Likewise.
+            timeout: Longest wait for the coordinator, in seconds.
+
+        Raises:
+            SplitError: None of that name is recorded, or the data gives another one.
+            ConnectError: No coordinator was reached.
+        """
+        from psworker.data.job_splits import read_back
+
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{name!r} is no name of a split; give a string")
+
+        async def ask() -> "tuple[RecordedSplit, ...]":
+            return await self._coordinator().list_splits(name, timeout_s=timeout)
+
+        found = self._ask(ask, timeout)
+        if not found:
+            raise SplitError(
+                f"the job has no split {name!r}; it has {self._split_names(timeout)}: "
+                "let a worker record it with ps.record_split(name, split)"
+            )
+        return read_back(found[0], data, labels=labels, groups=groups, times=times)
+
+    def _split_names(self, timeout_s: float) -> str:
+        async def ask() -> "tuple[RecordedSplit, ...]":
+            return await self._coordinator().list_splits(timeout_s=timeout_s)
+
+        names = [repr(each.name) for each in self._ask(ask, timeout_s)]
+        return ", ".join(names) or "none"
+
+    def _read(self, newer_than: int, timeout_s: float) -> Snapshot:
+        return self._ask(lambda: self._pull_newest(newer_than, timeout_s), timeout_s)
+
+    def _ask(self, work: "Callable[[], Coroutine[Any, Any, T]]", timeout_s: float) -> T:
+        if problem := TIMEOUT_S.problem(timeout_s):
+            raise ConfigurationError(f"timeout: {problem}")
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the snapshot reader is closed")
+        connect_timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        if self._control is None:
+            wait_reachable(self._address, connect_timeout_s)
+        try:
+            return self._loop.run(work())
+        except concurrent.futures.CancelledError:
+            raise ClosedError("the snapshot reader was closed meanwhile") from None
+        except CallError as error:
+            if self._is_closed:
+                raise ClosedError("the snapshot reader was closed meanwhile") from None
+            if error.refusal is not None or self._has_answered:
+                raise error.to_ps_error() from None
+            problem = problem_behind_call(self._address, error.code, error.text)
+            raise unreachable(self._address, connect_timeout_s, problem) from None
+        except Refusal as refusal:
+            raise error_of_refusal(refusal) from None
+
+    async def _pull_newest(self, newer_than: int, timeout_s: float) -> Snapshot:
+        found = await self._request(newer_than, timeout_s)
+        try:
+            return await self._pull(found)
+        except CallError as error:
+            if not (_is_gone(error) or _is_away(error)):
+                raise
+        # Its pin ran out while it was read, or a connection broke, which may have been
+        # open for long: once more, with a fresh pin.
+        return await self._pull(await self._request(newer_than, timeout_s))
+
+    async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
+        control = self._coordinator()
+        deadline, log = now() + timeout_s, WaitingLog()
+        away_until: float | None = None
+        while True:
+            left_s = max(0.0, deadline - now())
+            try:
+                found = await control.request_snapshot(
+                    newer_than, wait_s=left_s, timeout_s=left_s + _ANSWER_MARGIN_S
+                )
+            except CallError as error:
+                if self._has_answered and _is_away(error):
+                    away_until = away_until or now() + _RESTART_TIMEOUT_S
+                    if now() >= min(away_until, deadline):
+                        raise
+                elif not _may_pass(error):
+                    raise
+                elif left_s == 0:
+                    raise WaitTimeoutError(
+                        f"no snapshot within {timeout_s:g} s: {error.text}"
+                    ) from None
+                else:
+                    log.remind(f"a snapshot ({error.text})")
+                await asyncio.sleep(min(_RETRY_INTERVAL_S, left_s))
+            else:
+                self._has_answered = True
+                return found
+
+    def _coordinator(self) -> ControlClient:
+        if self._control is None:
+            self._control = ControlClient(str(self._address))
+        return self._control
+
+    async def _pull(self, found: "values.Snapshot") -> Snapshot:
+        image = SnapshotImage(found.schema, len(found.shards), found.chunk_bytes)
+        timeout_s = found.pin_ttl_ms / 1000 + _ANSWER_MARGIN_S
+        pulls = [
+            asyncio.ensure_future(self._pull_shard(found, shard, image, timeout_s))
+            for shard in found.shards
+        ]
+        try:
+            await asyncio.gather(*pulls)
+        finally:
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+            await self._release(found)
+        return Snapshot(
+            version=found.version,
+            clock=found.clock,
+            generation=found.generation,
+            job_id=found.job_id,
+            byte_count=image.byte_count,
+            _states=_states_of(found, image.tensors()),
+        )
+
+    async def _release(self, found: "values.Snapshot") -> None:
+        """Lets the shards free the image: they keep two, and need one for each cut."""
+        assert self._control is not None, "it found the snapshot"
+        # Whatever fails, the pin ends by itself a little later.
+        with contextlib.suppress(CallError):
+            await self._control.release_snapshot(
+                found.snapshot_id, found.pin_id, timeout_s=_ANSWER_MARGIN_S
+            )
+
+    async def _pull_shard(
+        self,
+        found: "values.Snapshot",
+        shard: "values.ShardAddress",
+        image: SnapshotImage,
+        timeout_s: float,
+    ) -> None:
+        client = self._client_of(shard)
+        await client.pull_snapshot(
+            found.job_id,
+            found.snapshot_id,
+            lambda frame: image.add(shard.shard_index, frame),
+            timeout_s=timeout_s,
+        )
+        image.check_complete(shard.shard_index)
+
+    def _client_of(self, shard: "values.ShardAddress") -> SnapshotClient:
+        key = (shard.address, shard.incarnation)
+        if key not in self._shards:
+            self._shards[key] = SnapshotClient(shard)
+        return self._shards[key]
+
+    async def _close_clients(self) -> None:
+        clients = [*self._shards.values()]
+        self._shards.clear()
+        for client in clients:
+            await client.close()
+        if self._control is not None:
+            await self._control.close()
+
+
+def _may_pass(error: CallError) -> bool:
+    """Whether the job is only not there yet, or not again."""
+    return error.refusal is not None and error.refusal.reason in (
+        ErrorReason.NOT_STARTED,
+        ErrorReason.RECOVERING,
+        ErrorReason.DRAINING,
+    )
+
+
+def _is_away(error: CallError) -> bool:
+    """Whether nobody has answered, though somebody may again."""
+    return error.refusal is None and error.is_retryable
+
+
+def _is_gone(error: CallError) -> bool:
+    return (
+        error.refusal is not None and error.refusal.reason == ErrorReason.SNAPSHOT_GONE
+    )
+
+
+def _states_of(
+    found: "values.Snapshot", tensors: "list[torch.Tensor]"
+) -> "dict[str, OrderedDict[str, torch.Tensor]]":
+    states: dict[str, OrderedDict[str, torch.Tensor]] = {}
+    for entry, tensor in zip(found.schema.entries, tensors, strict=True):
+        state = states.setdefault(entry.model, OrderedDict())
+        for name in (entry.name, *entry.tied_names):
+            state[name] = tensor
+    return states

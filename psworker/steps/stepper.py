@@ -1,0 +1,950 @@
+"""The steps of a member: sequence numbers, clocks, what was acknowledged.
+
+In the user's thread only. One push is under way at a time. What it ends with, an
+answer of all shards, a jump over clocks that closed without it, or an eviction, is
+settled before the next one begins.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pswire import failpoints
+from pswire.frames import bits_to_bytes
+from pswire.reasons import ErrorReason
+from pswire.schema import OptimizerSpec
+from psworker.data.pending import PendingData
+from psworker.errors import (
+    ClosedError,
+    CorruptionError,
+    EvictedError,
+    OptimizerMismatchError,
+    PsError,
+    StepTimeoutError,
+    refuse_closed,
+)
+from psworker.event_loop import EventLoop
+from psworker.member.eviction import LostStart, Rejoining
+from psworker.member.exchange import PushExchange
+from psworker.member.jump import Jump, find_jump, pull_jump, pull_lost
+from psworker.member.session import Session
+from psworker.member.stand_in import StandIn
+from psworker.optim import gradients
+from psworker.optim.buffers import Buffers, leads
+from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.edited_values import EditedValues
+from psworker.optim.push_result import PushResult, combine
+from psworker.optim.spent_gradients import SpentGradients
+from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
+from psworker.steps.arrival import Arrival
+from psworker.steps.difference_log import DifferenceLog
+from psworker.steps.next_push import (
+    delivery_of,
+    empty_trailer,
+    incarnations_of_shards,
+    next_header,
+)
+from psworker.steps.optimizer_calls import OptimizerCalls, T
+from psworker.steps.overlap.expectation import held_entries
+from psworker.steps.overlap.hooks import ModelHooks
+from psworker.steps.push_account import PushAccount
+from psworker.steps.state_exchange import StateExchange
+from psworker.tensors.push_compression import PushCompression
+from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.value_store import Scope, ValueStore, same_bytes
+from psworker.transport.values import Member, PushHeader, PushTrailer
+from psworker.user_calls import UserCalls
+
+logger: Final = logging.getLogger("psworker")
+
+_NEXT: Final = "next(loader)"
+
+
+class Stepper(OptimizerCalls):
+    """Pushes of a worker.
+
+    Attributes:
+        pending: Data that was drawn and not yet pushed or reported.
+        member: This worker's place in the job, as of joining.
+        last_push: What became of the newest push, `None` before the first.
+        sequence_acknowledged: Last push that is settled on every shard.
+        rejoin_count: How often the worker was evicted and has joined again.
+        compression: What is kept for gradients in fewer bytes.
+        calls: The calls of the script, of which one is under way at a time.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: Session,
+        store: ValueStore,
+        *,
+        pending: PendingData,
+        member: Member,
+        stand_in: StandIn | None,
+        rejoining: Rejoining,
+        edited: EditedValues,
+        buffers: Buffers,
+        declared: DeclaredTensors,
+        compression: PushCompression,
+        timeout_s: float,
+        calls: UserCalls | None = None,
+        models: Iterable[nn.Module] = (),
+        optimizer_count: int = 1,
+    ) -> None:
+        self._loop = loop
+        self.calls = calls or UserCalls(timeout_s)
+        self._models = tuple(models)
+        self._reads: ModelHooks | None = None
+        self._session = session
+        self._store = store
+        self._rejoining = rejoining
+        self._edited = edited
+        super().__init__(StateExchange(loop, session, store, timeout_s))
+        self._buffers = buffers
+        self._declared = declared
+        self._buffers.note_all(store)
+        self.compression = compression
+        self._timeout_s = timeout_s
+        self._unfinished: PushExchange | None = None
+        self._lost: LostStart | None = None
+        # Values that were loaded with optimizer state, until both count.
+        self._loaded: list[torch.Tensor | None] | None = None
+        # Of an unfinished push that was settled between two steps.
+        self._settled: PushResult | None = None
+        self._spent = SpentGradients(len(store.tensors))
+        self._has_stale_gradient = False
+        self._shadow: ValueStore | None = None
+        self._generation = 0
+        self._is_closed = False
+        # Until its first push: others have trained before it came.
+        self._is_late = stand_in is not None
+        self._account = PushAccount(pending)
+        self._differences = DifferenceLog()
+        # A second step on the same batch, as a GAN takes it, has as many samples.
+        self._sample_count = 1
+        self.pending = pending
+        self._looked = SpentGradients(len(store.tensors))
+        pending.watch(
+            lambda: self._looked.differ_from(store.tensors),
+            parameters=store.tensors,
+            optimizer_count=optimizer_count,
+        )
+        self.member = member
+        self._arrival = self._arrival_of(stand_in)
+        self.last_push: PushResult | None = None
+        self.sequence_acknowledged = 0
+        self.rejoin_count = 0
+
+    @property
+    def clock(self) -> int:
+        """Clocks this worker has completed, as the newest record counts them."""
+        return self._place.clock_of(self.sequence_acknowledged)
+
+    @property
+    def generation(self) -> int:
+        """Newest generation that the coordinator or a shard has told."""
+        return max(self._generation, self._session.membership.generation)
+
+    def next_place(self) -> tuple[int, int, int]:
+        """Generation, clock and sequence of the next push, of a worker that is here.
+
+        Raises:
+            StepTimeoutError: What was pushed in its place is not complete in time.
+        """
+        return self.calls.run(_NEXT, self._next_place)
+
+    def _next_place(self) -> tuple[int, int, int]:
+        self._settle()
+        self._catch_up()
+        sequence = self.sequence_acknowledged + 1
+        generation = self._session.membership.generation
+        return generation, self._place.clock_of(sequence), sequence
+
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool = True,
+        scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult | None:
+        """Pushes the gradient of one optimizer and leaves the newest values.
+
+        Args:
+            spec: The optimizer.
+            groups: Its current hyperparameters.
+            weight: Samples behind the gradient, `None` for those drawn since.
+            is_finite: Whether a loss scaler found the gradient finite.
+            scale: Loss scale that the gradient still carries.
+            extras: What else goes with it.
+
+        Returns:
+            What became of it, `None` while that is left under way.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+            UnsupportedError: The optimizer can't take a gradient, sparse or dense.
+        """
+        if failpoints.armed:
+            failpoints.hit("worker.step")
+        if extras.loads is not None:
+            extras = self._with_loaded_values(spec, groups, extras)
+        before = self.sequence_acknowledged
+        try:
+            return self._step(
+                spec,
+                groups,
+                weight=weight,
+                is_finite=is_finite,
+                scale=scale,
+                extras=extras,
+            )
+        except PsError:
+            raise
+        except BaseException:
+            self._note_interrupted(before)
+            raise
+
+    def _step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool,
+        scale: torch.Tensor | None,
+        extras: PushExtras,
+    ) -> PushResult | None:
+        """As `step`, which sees to errors that are none of psworker's."""
+        if (result := self._open(spec, extras, takes_data=True)) is not None:
+            return result
+        held = gradients.gradients_of(spec, groups, self._store.tensors)
+        loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
+        loss_scale /= extras.averaged_over
+        self._spent.note(held)
+        drawn = self.pending.take()
+        if drawn.sample_count is not None:
+            self._sample_count = drawn.sample_count
+        if is_discarded := self._has_stale_gradient or drawn.is_of_lost:
+            weight = 0.0
+        elif weight is None:
+            weight = float(self._sample_count)
+        is_counted = is_finite and weight > 0
+        norm = gradients.norm_of(held) / loss_scale if is_counted else 0.0
+        is_finite = is_discarded or (is_finite and gradients.is_finite(norm))
+        # Neither a skipped clock nor a weight of 0 needs any bytes.
+        averaged_buffers = b""
+        if not is_finite or weight == 0:
+            held = [None] * len(held)
+        else:
+            place = self._session.membership.record, self._session.worker
+            if self._buffers.are_sent:
+                averaged_buffers = self._buffers.add_to(
+                    held,
+                    self._store,
+                    is_leader=leads(*place, self.sequence_acknowledged + 1),
+                )
+        trailer = replace(
+            empty_trailer(self._session, groups, extras),
+            weight=weight,
+            is_finite=is_finite,
+            ranges=() if is_discarded else drawn.ranges,
+            loss_scale=loss_scale,
+            gradient_norm=norm if is_finite else 0.0,
+            averaged_buffers=averaged_buffers,
+        )
+        try:
+            exchange = self._begin(spec, trailer, ChunkSource(held))
+        except EvictedError:
+            return self._lose(None)
+        exchange.ranges = drawn.ranges
+        exchange.is_discarded = is_discarded
+        exchange.on_loaded = extras.on_loaded
+        self._has_stale_gradient = False
+        self._unfinished = exchange
+        return self._conclude(exchange)
+
+    def _note_interrupted(self, before: int) -> None:
+        """The script has left a step by an error of its own, such as Ctrl-C.
+
+        Its push is settled before the model is read again, or with the next step.
+
+        Args:
+            before: Last push that was settled before the step.
+        """
+        unfinished = self._unfinished
+        if unfinished is not None:
+            unfinished.is_left = False
+            self._watch_reads()
+        elif self.sequence_acknowledged > before:
+            self._settled = self.last_push  # the same step again pushes nothing
+
+    def _watch_reads(self) -> None:
+        if self._reads is None and self._models:
+            self._reads = ModelHooks(
+                self._models, self._store.tensors, about_to_read=self._about_to_read
+            )
+
+    def _about_to_read(self, _entry_indexes: Sequence[int]) -> None:
+        self.settle()
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            reads.remove()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no step is under way, nor was left so by an error of the script's."""
+        return not self._is_interrupted
+
+    def settle(self) -> None:
+        """Completes a step that was left under way.
+
+        Raises:
+            ConfigurationError: It is under way in a call that this one interrupts.
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
+        if not self.is_settled:
+            self._refuse_forked()
+            self.calls.run("reading the model", self._settle)
+
+    def _refuse_forked(self) -> None:
+        if self.calls.is_forked:
+            raise ClosedError(
+                "this process was forked while a step was under way, whose values came "
+                "to its parent: call ps.wait() before you fork"
+            )
+
+    def look(self) -> None:
+        """As `settle`, where no call is under way: else what is known now will do.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
+        if not (self.calls.is_busy or self.calls.is_forked):
+            self.settle()
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether the script has left a step by an error that is none of psworker's.
+
+        What it computes next needs the values of that step. After a timeout it is told
+        to step again instead, and may look around before.
+        """
+        unfinished = self._unfinished
+        return unfinished is not None and not (
+            unfinished.has_timed_out or unfinished.is_left
+        )
+
+    def _settle(self) -> None:
+        """As `settle`, within a call."""
+        if self._is_interrupted and self._unfinished is not None:
+            self._settle_unfinished(self._unfinished)
+
+    def _settle_unfinished(self, exchange: PushExchange) -> None:
+        """Completes a push between two steps; the next one may be told of it."""
+        is_behind = self.has_gradient
+        result = self._finish(exchange, self._taken_back())
+        if exchange.publishes and not result.rejoined:
+            return  # it was no step
+        # A gradient that is there already is of values before it, or of some of both.
+        self._has_stale_gradient |= is_behind
+        self._settled = result
+
+    def push_nothing(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Pushes weight 0 for the next clock, for a worker that has no data.
+
+        With a gradient begun the values are kept back until the next step, since it
+        was computed from the values that are there. Where no data was drawn since the
+        last step none is begun: a GAN leaves some behind that it never steps with.
+        """
+        if self._loaded is not None:
+            extras = self._without_state(extras)  # goes with its values, by a step
+        if (result := self._open(spec, extras, takes_data=False)) is not None:
+            return result
+        nothing = ChunkSource([None] * len(self._store.tensors))
+        try:
+            exchange = self._begin(
+                spec, empty_trailer(self._session, groups, extras), nothing
+            )
+        except EvictedError:
+            return self._lose(None)
+        exchange.on_loaded = extras.on_loaded
+        if not (self.pending.has_drawn and self.has_gradient):
+            return self._finish(exchange, self._taken_back())
+        if self._shadow is None:
+            self._shadow = self._store.copy()
+        return self._finish(exchange, self._shadow)
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Makes the values of these tensors, as they are here, those of the job.
+
+        By a push of its own, which is no step: what comes back is written as after
+        one. Again as a new start where this worker was evicted meanwhile.
+
+        Raises:
+            OptimizerMismatchError: Another worker steps in the same clock.
+            StepTimeoutError: Some worker or shard did not come in time; the values
+                are kept, and go with the next call.
+        """
+        self.refuse_closed()
+        self._settle()
+        if self._is_late:
+            return self._keep_values("published")
+        values = self._values_of(entry_indexes)
+        if self._loaded is not None:
+            # What an earlier call has left open is another push, and has its own state.
+            if self._unfinished is not None:
+                self._settle_unfinished(self._unfinished)
+            extras = self._without_state(extras)
+        if extras.loads is not None:
+            return self._publish_loaded(spec, groups, values, extras)
+        return self._published(spec, groups, values, extras)
+
+    def _with_loaded_values(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
+    ) -> PushExtras:
+        """Publishes what was loaded into the models together with optimizer state.
+
+        A script that loads after `prepare` loads both, and both are to count or none:
+        the state goes with the values, before the step. Buffers that a forward pass
+        has changed since are this worker's still, and go with the step as always.
+
+        What an error leaves open goes on with the next step, values and state.
+
+        Returns:
+            What is left to go with the step.
+
+        Raises:
+            OptimizerMismatchError: The worker whose values count has stepped instead.
+        """
+        self.refuse_closed()
+        was_begun = self._loaded is not None
+        self._settle()
+        if was_begun and self._loaded is None:
+            return self._without_state(extras)  # it has just counted
+        if not was_begun and not self._edited.has_writes:
+            return extras
+        if self._is_late:
+            self._keep_values("loaded")
+            self._loaded = None
+            if extras.on_loaded is not None:
+                extras.on_loaded()
+            return self._without_state(extras)
+        store = self._store
+        values = self._loaded or self._values_of(range(len(store.tensors)))
+        self._publish_loaded(spec, groups, values, extras)
+        with torch.no_grad():
+            for index in self._buffers.policies:
+                value = values[index]
+                if value is not None and not same_bytes(
+                    value, store.tensors[index].detach()
+                ):
+                    store.tensors[index].copy_(value)
+        return self._without_state(extras)
+
+    def _publish_loaded(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: list[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushResult:
+        """Publishes values with optimizer state; keeps them until both count.
+
+        Raises:
+            OptimizerMismatchError: The worker whose values count has stepped instead.
+        """
+        if self._loaded is None and self._unfinished is not None:
+            self._settle_unfinished(self._unfinished)  # a push without this state
+        self._loaded = values
+
+        tell_loaded = extras.on_loaded
+
+        def note_loaded() -> None:
+            self._loaded = None
+            if tell_loaded is not None:
+                tell_loaded()
+
+        carried = replace(extras, on_loaded=note_loaded)
+        result = self._published(spec, groups, values, carried)
+        if result.dropped:
+            raise OptimizerMismatchError(
+                "the values and optimizer state that this worker has loaded are not "
+                "used: in the same clock the worker that is longest in the job has "
+                "stepped, since the two are at different places of the script. Load "
+                "in all workers at the same place; the next step() sends both again"
+            )
+        return result
+
+    @staticmethod
+    def _without_state(extras: PushExtras) -> PushExtras:
+        return replace(extras, loads=None, on_loaded=None)
+
+    def _keep_values(self, verb: str) -> PushResult:
+        """Goes on with the job's values, in a worker that has just joined it late.
+
+        Its script begins where those of the others were long ago: what it sets then
+        would undo what the job has trained since. A gradient that was computed of that
+        is thrown away by the next step.
+        """
+
+        def pull(clock: int) -> PushResult:
+            jump = Jump(self.generation, clock, self.sequence_acknowledged)
+            deadline = time.monotonic() + self._timeout_s
+            replies = pull_jump(
+                self._loop, self._session, self._taken_back(), jump, deadline
+            )
+            return combine(replies)
+
+        self._has_stale_gradient |= self.has_gradient
+        result = self.as_member(pull)
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        logger.warning(
+            "this worker has joined a job that trains already: what its script has %s "
+            "before its first step is not used, and the job's values stay",
+            verb,
+        )
+        return result
+
+    def _values_of(self, entry_indexes: Iterable[int]) -> list[torch.Tensor | None]:
+        """Copies: what has to be settled before is written into the user's own."""
+        self._look()
+        values: list[torch.Tensor | None] = [None] * len(self._store.tensors)
+        for index in entry_indexes:
+            if index not in self._buffers.local:
+                values[index] = self._store.tensors[index].detach().clone()
+        return values
+
+    def _published(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushResult:
+        while True:
+            unfinished = self._unfinished
+            if unfinished is None or not unfinished.publishes:
+                self._edited.note()  # what the script has edited is what it publishes
+                if self._open(spec, extras, takes_data=False) is not None:
+                    continue  # an earlier step is settled, or this is a new start
+                self._shadow = None  # older than what is published
+                try:
+                    unfinished = self._begin_publish(spec, groups, values, extras)
+                except EvictedError:
+                    self._lose(None)
+                    continue
+            result = self._finish(unfinished, self._store)
+            if not result.dropped:
+                self._tell_counted(values)
+                return result
+            if not result.rejoined:
+                logger.warning(
+                    "what this worker has published is not used: in the same clock the "
+                    "worker that is longest in the job has stepped, since the two are "
+                    "at different places of the script; the job's values stay"
+                )
+                return result
+
+    def _tell_counted(self, values: Sequence[torch.Tensor | None]) -> None:
+        """Says so where what has come is not what this worker has published."""
+        record = self._session.membership.record
+        longest = record.longest if record is not None else None
+        if longest is None or longest.worker == self._session.worker:
+            return
+        if self._store.held.is_rounded:
+            return
+        names = [
+            f"{entry.name!r} of {entry.model}"
+            for entry, published, now in zip(
+                self._buffers.entries, values, self._store.tensors, strict=True
+            )
+            if published is not None and not same_bytes(published, now.detach())
+        ]
+        if names:
+            logger.warning(
+                "what this worker has published of %s%s is not what counts: those of "
+                "worker %s do, which is longest in the job; have all workers publish "
+                "the same at the same place, such as with the same seed",
+                names[0],
+                f" and {len(names) - 1} more" if len(names) > 1 else "",
+                longest.worker.worker_id,
+            )
+
+    def _begin_publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        values: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> PushExchange:
+        header = next_header(self._session, spec.name, self.sequence_acknowledged + 1)
+        trailer = empty_trailer(self._session, groups, extras)
+        exchange = PushExchange.begin(
+            replace(
+                header, value_entries=bits_to_bytes([v is not None for v in values])
+            ),
+            replace(trailer, weight=1.0, publishes=True),
+            ChunkSource(values),
+            placement=self._store.placement,
+            incarnations=incarnations_of_shards(self._session),
+            loop=self._loop,
+            segments=self._session.shards.segments,
+        )
+        exchange.on_loaded = extras.on_loaded
+        exchange.publishes = True
+        return exchange
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The user's tensor of each entry of the schema, where it is now."""
+        self._look()
+        return self._store.tensors
+
+    def as_member(self, work: Callable[[int], T]) -> T:
+        """Does work as a member; see `OptimizerCalls`."""
+        while True:
+            self.refuse_closed()
+            self._settle()
+            if self._lost is not None:
+                self._rejoin()
+            if self._unfinished is not None:
+                self._settle_unfinished(self._unfinished)
+            try:
+                self._catch_up()
+                return work(self.clock)
+            except EvictedError:
+                self._rejoin()
+
+    def rejoin(self) -> None:
+        """Joins again after an eviction that was noticed between two steps.
+
+        A gradient that was begun with data of the start before is thrown away by the
+        next step: that data went back to the others.
+        """
+        self.calls.run(_NEXT, self._rejoin)
+
+    def _rejoin(self) -> None:
+        self.refuse_closed()
+        has_push = self._unfinished is not None
+        last_push = self.last_push
+        result = self._lose(self._unfinished)
+        if has_push:
+            self._settled = result
+        else:
+            self.last_push = last_push
+
+    def settled_sequence(self) -> int:
+        """The last push that is settled, for a worker that leaves.
+
+        Raises:
+            StepTimeoutError: What was pushed in its place is not complete in time.
+        """
+        with suppress(OptimizerMismatchError):  # its push counts on no shard then
+            self._settle()
+        self._relieve()
+        return self.sequence_acknowledged
+
+    def close(self) -> None:
+        """Refuses everything from now on."""
+        self._is_closed = True
+        if self._reads is not None:
+            self._reads.remove()
+        self._arrival.dismiss()
+
+    def refuse_closed(self) -> None:
+        """Checks that the connection is open.
+
+        Raises:
+            ClosedError: It is not.
+        """
+        refuse_closed(is_closed=self._is_closed)
+
+    def refuse_lost(self) -> None:
+        """Checks that this worker was not evicted, as far as it knows.
+
+        Raises:
+            EvictedError: It was, and has not joined again.
+        """
+        if self._lost is not None:
+            raise EvictedError(
+                f"worker {self._lost.worker.worker_id} was evicted and has not joined "
+                "again yet"
+            )
+
+    def _arrival_of(self, stand_in: StandIn | None) -> Arrival:
+        return Arrival(
+            self._loop,
+            self._session,
+            self._store,
+            stand_in=stand_in,
+            timeout_s=self._timeout_s,
+        )
+
+    @property
+    def _place(self) -> Member:
+        """The place in the newest record, in the last one known of if it has none."""
+        record = self._session.membership.record
+        place = record.member_of(self._session.worker) if record else None
+        return place or self.member
+
+    def _open(
+        self, spec: OptimizerSpec, extras: PushExtras, *, takes_data: bool
+    ) -> PushResult | None:
+        """What a call that pushes begins with.
+
+        Args:
+            spec: The optimizer.
+            extras: What goes with the push; state that it loads is sent here.
+            takes_data: Whether the gradient is of the data drawn since the last one.
+
+        Returns:
+            What the call ends with, where it only settles an earlier push, or the
+            worker had to join again.
+        """
+        self.refuse_closed()
+        self._settle()
+        self._look()
+        if (result := self._resume()) is not None:
+            return result
+        self._edited.check(self.clock + 1)
+        try:
+            self._catch_up()
+            if extras.loads is not None:
+                sequence = self.sequence_acknowledged + 1
+                digest = extras.spec_digest
+                self._states.stage(spec.name, sequence, extras.loads, digest)
+        except EvictedError:
+            if takes_data:
+                self.pending.take()
+            return self._lose(None)
+        return None
+
+    def _look(self) -> None:
+        """Looks what the script has done to its tensors, and follows them.
+
+        Raises:
+            ConfigurationError: The job can't follow one.
+        """
+        for index in self._declared.look():
+            self._store.put(index, self._declared.tensors[index])
+            self._buffers.forget(index)
+        if len(self._declared.frozen) < len(self._buffers.frozen):
+            self._buffers.hold(self._buffers.frozen - self._declared.frozen)
+
+    @override
+    def declare(self, spec: OptimizerSpec) -> None:
+        super().declare(spec)
+        held = held_entries(spec)
+        self._declared.hold(held)
+        self._buffers.hold(held)
+        self._buffers.declare(spec)
+
+    def _scope_of(self, exchange: PushExchange) -> Scope | None:
+        """What the values that answer a push may change, None for everything."""
+        if exchange.publishes:
+            return None
+        return self._buffers.scope_of(exchange.optimizer)
+
+    def _resume(self) -> PushResult | None:
+        """Settles what an earlier call has left open.
+
+        Returns:
+            What became of it, for a step that only asks for that: the script has gone
+            backward no more. None if there is nothing, or another gradient to push.
+        """
+        if self._lost is not None:
+            return self._lose(self._unfinished)
+        if self._unfinished is not None:
+            self._settle_unfinished(self._unfinished)
+        result, self._settled = self._settled, None
+        if result is None or self._spent.has_new(self._store.tensors):
+            return None
+        return result
+
+    def _catch_up(self) -> None:
+        """Takes the place back from who stood in for this worker, with the values.
+
+        A gradient that was begun before is thrown away by the next step: it is of
+        values that are too old.
+
+        Raises:
+            StepTimeoutError: The clock that is open is not complete in time.
+        """
+        if self._arrival.is_over:
+            return  # nothing comes, and what the script has edited is to be seen
+        self._relieve()
+        self._arrival.pull_missed(
+            self.generation, self.clock, self.sequence_acknowledged
+        )
+        self._edited.note()
+        self._buffers.note_written(self._store)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._spent.has_others(self._store.tensors)
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self.pending.has_trained and not self.has_gradient:
+            self.pending.throw_away()
+
+    def _relieve(self) -> None:
+        sequence = self._arrival.relieve()
+        if sequence:
+            self.sequence_acknowledged = sequence
+            self._has_stale_gradient = self.has_gradient
+
+    def _taken_back(self) -> ValueStore:
+        """The user's tensors, with the values that were kept back from them."""
+        if self._shadow is not None:
+            self._store.take_from(self._shadow)
+            self._shadow = None
+        return self._store
+
+    def _begin(
+        self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
+    ) -> PushExchange:
+        """The next push.
+
+        Raises:
+            EvictedError: The newest record has no place for this worker.
+        """
+        header = self._next_header(spec.name)
+        source.encoder = encoder = self.compression.encoder(
+            header, loss_scale=trailer.loss_scale
+        )
+        exchange = PushExchange.begin(
+            header,
+            trailer,
+            source,
+            placement=self._store.placement,
+            incarnations=incarnations_of_shards(self._session),
+            loop=self._loop,
+            segments=self._session.shards.segments,
+        )
+        exchange.encoder = encoder
+        return exchange
+
+    def _next_header(self, optimizer: str) -> PushHeader:
+        sequence = self.sequence_acknowledged + 1
+        header = next_header(self._session, optimizer, sequence)
+        values = self._buffers.value_entries
+        return replace(header, value_entries=values) if values else header
+
+    def _conclude(self, exchange: PushExchange) -> PushResult | None:
+        """Does what is left of a step whose push has begun."""
+        return self._finish(exchange, self._taken_back())
+
+    def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
+        self._unfinished = exchange
+        exchange.has_timed_out = False
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            store.narrow(self._scope_of(exchange))
+            try:
+                replies = exchange.replies or exchange.run(
+                    self._loop,
+                    delivery_of(self._session, exchange, self._timeout_s),
+                    store,
+                )
+            finally:
+                store.narrow(None)
+            self._generation = max(reply.generation for reply in replies)
+            result = combine(replies)
+            self._differences.note(replies)
+            if result.dropped:
+                jump = find_jump(
+                    self._loop,
+                    self._session,
+                    replies,
+                    sequence=exchange.sequence,
+                    deadline=deadline,
+                )
+                self.sequence_acknowledged = jump.sequence
+                pulled = pull_jump(self._loop, self._session, store, jump, deadline)
+                result = replace(combine(pulled), outcome="dropped")
+            if store.held.is_lost:
+                pull_lost(self._loop, self._session, store, result, deadline)
+        except (StepTimeoutError, CorruptionError):
+            exchange.has_timed_out = True
+            raise
+        except EvictedError:
+            return self._lose(exchange)
+        except PsError as error:
+            # Of two workers that are out of step each shard refuses the second to come.
+            # Others may have taken this push by then, so that its number is used up:
+            # the next call goes on with it, once the other worker is gone.
+            may_stand = error.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
+            if may_stand and len(exchange.pushes) > 1:
+                exchange.has_timed_out = True
+            else:
+                # Decided, or the job is over: nothing to go on with.
+                self._unfinished = None
+            raise
+        self._is_late = False
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        result = exchange.end(result)
+        # Whatever interrupts it, the push is unfinished until all that it changes here
+        # is changed, and doing that twice is doing it once.
+        self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
+        self.last_push = result
+        ranges, exchange.ranges = exchange.ranges, ()
+        self._account.note(result, ranges, is_discarded=exchange.is_discarded)
+        self._unfinished = None
+        return result
+
+    def _lose(self, exchange: PushExchange | None) -> PushResult:
+        """Joins again as a new start, and says what became of the push under way.
+
+        An error leaves everything so that the next call goes on with it.
+        """
+        if self._lost is None:
+            pushes = exchange.pushes if exchange is not None else ()
+            self._lost = LostStart(self._session.worker, pushes)
+        drawn = self.pending.take()
+        if drawn.sample_count is not None:
+            self._has_stale_gradient |= self.has_gradient
+        self.pending.start_over()
+        self._arrival.dismiss()
+        self._look()
+        self._store.narrow(None)
+        rejoined = self._rejoining.rejoin(self._lost)
+        self._lost = None
+        self._unfinished = None
+        self._shadow = None
+        self._edited.note()
+        self._buffers.note_written(self._store)
+        self.member = rejoined.member
+        self._arrival = self._arrival_of(rejoined.stand_in)
+        self.sequence_acknowledged = 0
+        self.rejoin_count += 1
+        result = rejoined.push
+        if exchange is not None:
+            result = exchange.end(result)
+        self.last_push = result
+        return result

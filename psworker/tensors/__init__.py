@@ -1,0 +1,1 @@
+"""Tensors as chunks, and what encodes them."""

@@ -1,0 +1,242 @@
+"""Gradients in fewer bytes, and what these leave out.
+
+What an encoding leaves out of a gradient, its residual, is added to the next one. A
+residual is this worker's own. It changes when a push that was built with it is settled
+and counts, and at no other time: bytes that are built anew, sent again or thrown away
+leave it as it was. So a push that was dropped or skipped takes no more with it than
+its own gradient, which is lost then with any other way to send it too. A shard refuses
+what is not finite, so a residual that would make a push so is thrown away. See
+`docs/compression.md`.
+
+In the thread that steps, but for `PushEncoder.encode`, which may be in any one thread.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import compress
+
+import numpy as np
+import torch
+import xxhash
+
+from pswire.compression import Compression, Method
+from pswire.encodings.known import encoding_of
+from pswire.limits import GRADIENT_NORM_MAX
+from pswire.placement import Chunk
+from pswire.schema import EntryKind, ModelSchema
+from pswire.torch_types import buffer_of
+from psworker.tensors.residual_log import ResidualLog
+from psworker.tensors.residuals import Pieces, Residuals, ResidualStore
+from psworker.transport.values import PushHeader
+
+
+class PushCompression:
+    """What a worker keeps for the gradients of all its pushes."""
+
+    def __init__(self, compression: Compression, schema: ModelSchema) -> None:
+        """Begins without residuals.
+
+        Args:
+            compression: As the job has chosen.
+            schema: What is trained.
+        """
+        self._method = compression.push_method
+        self._ratio = compression.ratio
+        self._keeps_residuals = (
+            self._method is not None
+            and encoding_of(self._method, self._ratio).keeps_residual
+        )
+        self._sizes = [entry.element_count for entry in schema.entries]
+        self._buffers = frozenset(
+            index
+            for index, entry in enumerate(schema.entries)
+            if entry.kind is EntryKind.BUFFER
+        )
+        self._residuals: dict[str, ResidualStore] = {}
+        self._log = ResidualLog()
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all residuals, and of the memory for the next ones."""
+        return sum(residuals.byte_count for residuals in self._residuals.values())
+
+    def encoder(self, header: PushHeader, *, loss_scale: float) -> "PushEncoder | None":
+        """Encodes the gradients of one push; None where they go as they are.
+
+        Noise of rounding follows from the worker, the push and the chunk. Not from the
+        job's id, which differs from run to run: a run that is repeated has the same
+        numbers.
+
+        Args:
+            header: Of the push.
+            loss_scale: Factor that its gradients carry.
+        """
+        if self._method is None:
+            return None
+        return PushEncoder(
+            self._method,
+            self._residuals.setdefault(
+                header.optimizer, ResidualStore(self._sizes, {})
+            ),
+            ratio=self._ratio,
+            buffer_entries=self._buffers,
+            seed_text=f"{header.worker.worker_id} {header.sequence}",
+            loss_scale=loss_scale,
+            log=self._log,
+        )
+
+    def residuals_of(self, optimizer: str) -> Residuals:
+        """A copy of what an optimizer's gradients have not sent."""
+        known = self._residuals.get(optimizer)
+        return {} if known is None else known.by_entry()
+
+    def load(self, optimizer: str, residuals: Residuals) -> None:
+        """Goes on with what a worker has saved.
+
+        Where this job, or this process, sends no gradients that leave anything out, it
+        is let go: later state would have it still, of values that are long gone.
+        """
+        if not self._keeps_residuals:
+            return
+        self._residuals[optimizer] = ResidualStore(
+            self._sizes,
+            {index: residual.clone() for index, residual in residuals.items()},
+        )
+
+
+class PushEncoder:
+    """Encodes the gradients of one push.
+
+    Attributes:
+        loss_scale: Factor that they carry.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        residuals: ResidualStore,
+        *,
+        ratio: float,
+        buffer_entries: Collection[int],
+        seed_text: str,
+        loss_scale: float,
+        log: ResidualLog,
+    ) -> None:
+        """Encodes nothing yet.
+
+        Args:
+            method: How.
+            residuals: Of the optimizer, as of the last push that counted.
+            ratio: Share of the elements that `topk` sends.
+            buffer_entries: Entries that are buffers, which go as they are.
+            seed_text: Names the push: what is random follows from it.
+            loss_scale: Factor that the gradient carries; residuals carry none.
+            log: Told of residuals that were thrown away.
+        """
+        self._method = method
+        self._encoding = encoding_of(method, ratio)
+        self._residuals = residuals
+        self._buffers = buffer_entries
+        self._seed_text = seed_text
+        self.loss_scale = loss_scale or 1.0
+        self._log = log
+        self._left: dict[int, tuple[Pieces, torch.Tensor]] = {}
+        self._without_residual: set[int] = set()
+
+    def encode(
+        self, chunk: Chunk, presence: Sequence[bool], data: torch.Tensor
+    ) -> tuple[int, bytes] | None:
+        """The data of a chunk in fewer bytes, with the number of their encoding.
+
+        Again for the same chunk: in place of what it made before.
+
+        Args:
+            chunk: A dense chunk.
+            presence: Which of its slices there are.
+            data: Their elements, 1-D, on the CPU. Left as they are.
+
+        Returns:
+            None where the chunk is to go as it is.
+        """
+        if not self._method.takes(chunk.element_type):
+            return None
+        present = tuple(compress(chunk.slices, presence))
+        pieces = tuple(
+            each for each in present if each.entry_index not in self._buffers
+        )
+        if not pieces or pieces != present[: len(pieces)]:
+            return None  # of buffers alone; they come last in a schema
+        count = sum(each.element_count for each in pieces)
+        values = data[:count].float()
+        seed = xxhash.xxh3_64_intdigest(f"{self._seed_text} {chunk.index}".encode())
+        if self._encoding.keeps_residual:
+            encoded = self._with_residual(chunk.index, pieces, values, seed)
+        else:
+            encoded = self._encoding.encode(values, seed=seed)
+        buffers = buffer_of(data[count:])
+        message = b"".join((buffers, encoded)) if len(buffers) else encoded
+        return self._encoding.number, message
+
+    def settle(self, *, is_counted: bool) -> None:
+        """The push is settled: what it left out is the residual now, if it counts."""
+        left, self._left = self._left, {}
+        for chunk_index, (pieces, residual) in left.items():
+            if is_counted:
+                self._residuals.put(chunk_index, pieces, residual)
+            else:
+                self._residuals.give_back(chunk_index, residual)
+        # Not before: a gradient may not be finite itself, and then nothing is lost.
+        if is_counted and self._without_residual:
+            self._log.note(len(self._without_residual))
+        self._without_residual.clear()
+
+    def _with_residual(
+        self, chunk_index: int, pieces: Pieces, values: torch.Tensor, seed: int
+    ) -> bytes:
+        """Encodes elements together with what was left out before.
+
+        By numpy and in place, chunk by chunk in the cache of one core: see `added`.
+        Without what was left out, if a shard would refuse the sum: it would refuse
+        this worker's next pushes too, as what is left out would be more each time.
+        """
+        self._without_residual.discard(chunk_index)
+        if chunk_index in self._left:
+            self._residuals.give_back(chunk_index, self._left.pop(chunk_index)[1])
+        left = self._residuals.memory(chunk_index, len(values))
+        total = left.numpy()
+        known = self._residuals.of(chunk_index, pieces)
+        if known is None:
+            np.copyto(total, values.numpy())
+        elif self.loss_scale == 1.0:
+            np.add(values.numpy(), known.numpy(), out=total)
+        else:
+            np.multiply(known.numpy(), np.float32(self.loss_scale), out=total)
+            np.add(values.numpy(), total, out=total)
+        if known is not None and not _is_taken(left, self.loss_scale):
+            self._without_residual.add(chunk_index)
+            np.copyto(total, values.numpy())
+        encoded = self._encoding.take(left, seed=seed)
+        if self.loss_scale != 1.0:
+            np.divide(total, np.float32(self.loss_scale), out=total)
+        self._left[chunk_index] = pieces, left
+        return encoded
+
+
+def _is_taken(values: torch.Tensor, loss_scale: float) -> bool:
+    """Whether shards take a chunk: its norm is a number and within the limit.
+
+    What is sent of it has no larger norm. The largest element alone tells it but for
+    gradients near the limit, and takes no threads, as a norm would.
+
+    Args:
+        values: Of the chunk, 1-D float32.
+        loss_scale: Factor that they carry.
+    """
+    elements = values.numpy()
+    largest = max(
+        abs(float(elements.max(initial=0.0))), abs(float(elements.min(initial=0.0)))
+    )
+    if largest * math.sqrt(len(elements)) <= GRADIENT_NORM_MAX * loss_scale:
+        return True
+    norm: float = torch.linalg.vector_norm(values, dtype=torch.float64).item()
+    return norm <= GRADIENT_NORM_MAX * loss_scale

@@ -1,0 +1,67 @@
+"""A delivery that brings values faster than they are asked for."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from pswire.frames import RESPONSE_CHUNK_FIELD, encode_chunk, split_fields
+from pswire.placement import place
+from pswire.schema import ElementType, ModelSchema, SchemaEntry
+from pswire.torch_types import buffer_of
+from psworker.event_loop import EventLoop
+from psworker.member.exchange import Incoming
+from psworker.tensors.value_store import ValueStore
+from psworker.transport.shard_client import Receiver
+from psworker.transport.values import PushReply
+
+CHUNK_COUNT = 100
+CHUNK_ELEMENTS = 16
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop()
+    yield loop
+    loop.stop()
+
+
+def test_surplus_values_are_written_while_others_are_still_to_come(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MIN", 64)
+    monkeypatch.setattr("pswire.placement.CHUNK_BYTES_MAX", 64)
+    entry = SchemaEntry(
+        name="weight",
+        shape=(CHUNK_COUNT, CHUNK_ELEMENTS),
+        element_type=ElementType.FLOAT32,
+    )
+    placement = place(ModelSchema((entry,)), 1)
+    weight = torch.zeros(CHUNK_COUNT, CHUNK_ELEMENTS)
+    store = ValueStore([weight], placement)
+    has_come, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def deliver(receiver: Receiver) -> Sequence[PushReply]:
+        for index in range(CHUNK_COUNT):
+            data = buffer_of(torch.full((CHUNK_ELEMENTS,), index + 1.0))
+            message = encode_chunk(
+                RESPONSE_CHUNK_FIELD, index=index, presence=b"\1", data=data
+            )
+            ((_, view),) = split_fields(message)
+            receiver.on_chunk(view)
+        has_come.set()
+        await goes_on.wait()
+        return []
+
+    incoming = Incoming(loop, deliver)
+    loop.run(has_come.wait(), 5)
+    incoming.write_surplus(store)
+    written = weight[:, 0].tolist()
+    incoming.write_surplus(store)
+    assert weight[:, 0].tolist() == written
+    loop.notify(goes_on)
+    assert incoming.finish(store) == []
+
+    assert written == [*range(1, 37), *[0.0] * 64]
+    assert weight[:, 0].tolist() == [*range(1, CHUNK_COUNT + 1)]

@@ -1,0 +1,188 @@
+import asyncio
+import dataclasses
+
+import pytest
+
+from psworker.errors import EvictedError, JobEndedError, JobFailedError
+from psworker.member.membership import Membership
+from psworker.transport.values import (
+    Departure,
+    Identity,
+    JobEnd,
+    Member,
+    Record,
+    SeedOrder,
+    ShardAddress,
+    ShardMap,
+    Waiting,
+    WorkerView,
+)
+
+ME = Identity("w0", 2)
+OTHER = Identity("w1", 1)
+SHARDS = (ShardAddress(0, "h:1", 1),)
+
+
+def record(generation: int, *workers: Identity, departed: bool = False) -> Record:
+    return Record(
+        fence_number=generation,
+        generation=generation,
+        members=tuple(Member(each, rank, 7) for rank, each in enumerate(workers)),
+        departures=(Departure(ME, 9, True),) if departed else (),
+    )
+
+
+async def test_a_view_tells_shards_and_place() -> None:
+    membership = Membership(ME)
+
+    membership.take(WorkerView(record(1, OTHER, ME), SHARDS))
+
+    assert membership.shards == SHARDS
+    assert membership.member == Member(ME, 1, 7)
+
+
+async def test_an_earlier_start_under_the_same_id_is_not_this_worker() -> None:
+    membership = Membership(ME)
+
+    membership.take(record(1, Identity("w0", 1)))
+
+    assert membership.member is None
+    assert membership.failure is None
+
+
+async def test_an_older_record_changes_nothing() -> None:
+    membership = Membership(ME)
+    membership.take(record(5, ME))
+
+    membership.take(record(4, OTHER))
+
+    assert membership.record == record(5, ME)
+    assert membership.failure is None
+
+
+async def test_a_wait_ends_with_the_next_event() -> None:
+    membership = Membership(ME)
+    waiting = asyncio.ensure_future(membership.wait_change())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    membership.take(Waiting(0, 5000, "w1 to join", ()))
+    await waiting
+
+    assert str(membership.waiting) == "w1 to join"
+
+
+async def test_a_wait_hears_what_comes_before_its_task_first_runs() -> None:
+    membership = Membership(ME)
+    waiting = asyncio.ensure_future(membership.wait_change())
+
+    membership.take(SeedOrder(3, SHARDS))
+
+    await asyncio.wait_for(waiting, timeout=5)
+
+
+async def test_an_order_to_seed_brings_the_shard_map() -> None:
+    membership = Membership(ME)
+
+    membership.take(SeedOrder(3, SHARDS))
+
+    assert membership.seed_order == SeedOrder(3, SHARDS)
+    assert membership.shards == SHARDS
+
+
+async def test_who_does_not_seed_hears_where_the_shards_are() -> None:
+    membership = Membership(ME)
+
+    membership.take(ShardMap(SHARDS))
+
+    assert membership.seed_order is None
+    assert membership.shards == SHARDS
+    assert membership.view_count == 0
+
+
+async def test_a_member_that_was_lost_is_told_to_the_others_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    third = Identity("w2", 1)
+    membership = Membership(ME)
+    membership.take(record(1, ME, OTHER, third))
+
+    for generation in (2, 3):
+        end = Departure(third, 9, True)
+        gone = record(generation, ME, OTHER)
+        membership.take(dataclasses.replace(gone, departures=(end,)))
+
+    assert caplog.messages == [
+        "worker w2 (start 1) was lost after clock 9: the job goes on with the 2 "
+        "workers left in generation 2"
+    ]
+
+
+async def test_who_joins_is_not_told_of_losses_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    membership = Membership(ME)
+    end = Departure(OTHER, 9, True)
+
+    membership.take(dataclasses.replace(record(5, ME), departures=(end,)))
+    membership.take(dataclasses.replace(record(6, ME), departures=(end,)))
+
+    assert caplog.messages == []
+
+
+async def test_a_generation_is_waited_for() -> None:
+    membership = Membership(ME)
+    membership.take(record(1, ME))
+    waiting = asyncio.ensure_future(membership.wait_generation(3))
+
+    membership.take(record(2, ME))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    membership.take(record(4, ME))
+
+    assert (await waiting).generation == 4
+    assert (await membership.wait_generation(4)).generation == 4
+
+
+async def test_a_record_without_a_member_evicts_it() -> None:
+    membership = Membership(ME)
+    membership.take(record(1, ME, OTHER))
+    blocked = asyncio.ensure_future(membership.unless_failed(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+
+    membership.take(record(2, OTHER, departed=True))
+
+    with pytest.raises(EvictedError, match="after clock 9"):
+        await blocked
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "text"),
+    [
+        (JobEnd(True, "shard 1 is lost"), JobFailedError, "failed: shard 1 is lost"),
+        (JobEnd(False, ""), JobEndedError, "over: it finished"),
+    ],
+)
+async def test_the_end_of_the_job_ends_every_call_now_and_later(
+    end: JobEnd, kind: type[JobEndedError], text: str
+) -> None:
+    membership = Membership(ME)
+    blocked = asyncio.ensure_future(membership.unless_failed(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+
+    membership.take(end)
+
+    with pytest.raises(kind, match=text):
+        await blocked
+    with pytest.raises(kind, match=text):
+        await membership.unless_failed(asyncio.Event().wait())
+
+
+async def test_a_result_that_is_there_counts_and_no_task_is_left() -> None:
+    membership = Membership(ME)
+
+    async def work() -> int:
+        return 3
+
+    assert await membership.unless_failed(work()) == 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
