@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 from psctl.tables import fitted
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
+from pswire.epoch_report import EpochReport
 from pswire.names import printable
 from pswire.reasons import Refusal
-from psworker.data.epoch_report import EpochReport
 from psworker.errors import error_of_refusal
 from psworker.launch.reachability import (
     problem_behind_call,

@@ -5,17 +5,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from pswire import failpoints
-from pswire.placement import place
+from pswire.leased_data import DataReport
+from pswire.placement import Placement, place
+from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard, own_places, termination
 from psworker.backends.data_link import DataLink
 from psworker.backends.group_channel import refuse_late_group
@@ -24,7 +27,7 @@ from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.job_splits import check_recorded, to_record
-from psworker.data.pending import DataReport, PendingData
+from psworker.data.pending import PendingData
 from psworker.errors import (
     ConfigurationError,
     ConnectError,
@@ -54,10 +57,8 @@ from psworker.optim.prepare import (
     check_loss,
     check_overlap,
     check_same_clip_norm,
-    made_optimizer,
     point_schedulers,
     sort_objects,
-    store_of,
 )
 from psworker.optim.published import NOT_PREPARED_TEXT, published_entries
 from psworker.optim.push_result import PushResult
@@ -67,6 +68,7 @@ from psworker.steps.overlapped_stepper import OverlappedStepper
 from psworker.steps.stepper import Stepper
 from psworker.tensors.compression import CompressionChoice
 from psworker.tensors.push_compression import PushCompression
+from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.user_calls import UserCalls, in_turn
 
@@ -350,7 +352,7 @@ class Connection:
         given, stepper = self._join(given, overlap=overlap)
         self._stepper = stepper
         optimizers = {
-            name: made_optimizer(optimizer, given.specs[name], stepper, given)
+            name: _made_optimizer(optimizer, given.specs[name], stepper, given)
             for name, optimizer in given.optimizers.items()
         }
         for each in optimizers.values():
@@ -460,7 +462,7 @@ class Connection:
         replaced: dict[int, Any] = dict(again.loaders)
         for name, optimizer in again.optimizers.items():
             states = states_of(optimizer, given.bound.index_of_tensors())
-            made = made_optimizer(optimizer, specs[name], self._stepper, given)
+            made = _made_optimizer(optimizer, specs[name], self._stepper, given)
             made.take_place(states)
             made.scale_with(again.loss_scales or given.loss_scales)
             active.optimizers[name].retire()
@@ -584,7 +586,7 @@ class Connection:
         buffers = Buffers(
             given.bound, given.buffers, given.specs.values(), given.followed
         )
-        store = store_of(given, placement, local=buffers.local, overlap=overlap)
+        store = _store_of(given, placement, local=buffers.local, overlap=overlap)
         deadline = time.monotonic() + self._config.start_timeout_s
         joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
@@ -625,6 +627,45 @@ class Connection:
                 **named,
             )
         return Stepper(self._loop, self._session, store, **named)
+
+
+def _made_optimizer(
+    inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
+) -> PreparedOptimizer:
+    """The optimizer that steps on the shards in place of the user's."""
+    made = PreparedOptimizer(
+        inner,
+        spec,
+        stepper,
+        given.bound,
+        stepper.compression,
+        stepper.calls,
+    )
+    if isinstance(stepper, OverlappedStepper):
+        made.watch_parameters(stepper.settle)
+    return made
+
+
+def _store_of(
+    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
+) -> ValueStore:
+    """Where the values of a job go.
+
+    Args:
+        given: What is trained.
+        placement: How tensors are cut.
+        local: Entries of buffers that are never written to.
+        overlap: Whether values come while a forward pass reads them.
+    """
+    named: dict[str, Any] = {
+        "buffers": given.followed.union(given.buffers),
+        "local": local,
+        "compression": given.compression,
+    }
+    if overlap:
+        specs = given.specs.values()
+        return ArrivingValues.of(given.bound, placement, specs, **named)
+    return ValueStore(given.bound.tensors, placement, **named)
 
 
 def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa: ANN401

@@ -303,6 +303,11 @@ class OptimizerSpec:
     loss_is_sum: bool = False
 
     @property
+    def entry_indexes(self) -> list[int]:
+        """Positions in the schema of all its parameters, group by group."""
+        return [index for group in self.groups for index in group.entry_indexes]
+
+    @property
     def digest(self) -> str:
         """Tells declarations of one optimizer apart; values of groups are not in it.
 

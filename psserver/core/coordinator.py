@@ -23,7 +23,6 @@ from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.ledger import Enrolments
 from psserver.core.loss import waiting_text
 from psserver.core.mode_change import mode_target, target_of
-from psserver.core.push import DataRange
 from psserver.core.reach import Reach
 from psserver.core.record import FenceKind, Mode, Record, WorkerKey
 from psserver.core.roster import (
@@ -38,6 +37,7 @@ from psserver.core.roster import (
 from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_memory import NO_GRANT, MemoryGrant, ModelMemory
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 

@@ -8,7 +8,7 @@ from psserver.core.job_model import JobModel
 from psserver.core.ledger import Enrolments
 from psserver.core.record import FenceKind, Record, WorkerKey
 from psserver.core.shard_map import ShardSlot
-from psserver.core.split_book import RecordedSplit
+from pswire.recorded_split import RecordedSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psserver.core.push import DataRange, Outcome, PushId, StagedChunk, Trailer
+from psserver.core.push import Outcome, PushId, StagedChunk, Trailer
 from psserver.core.record import WorkerKey
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 
 

@@ -7,8 +7,9 @@ and `CopyImage` take long; the owner tells the core when they are done.
 from dataclasses import dataclass
 
 from psserver.core.buffer_average import BufferAverage
-from psserver.core.push import DataRange, Outcome, PushId, Reply
+from psserver.core.push import Outcome, PushId, Reply
 from psserver.core.record import ClockChoice, MixedClock, WorkerKey
+from pswire.leased_data import DataRange
 from pswire.reasons import Refusal
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 
 from psserver.core.epoch_account import EpochAccount
 from psserver.core.position_set import PositionSet
-from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.leased_data import DataRange
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 

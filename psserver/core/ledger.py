@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin, check_origin
-from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 
 Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]

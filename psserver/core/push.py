@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from psserver.core.record import Mode, WorkerKey
+from pswire.leased_data import DataRange
 
 
 class Outcome(IntEnum):
@@ -22,20 +23,6 @@ class PushId(NamedTuple):
 
     worker: WorkerKey
     sequence: int
-
-
-class DataRange(NamedTuple):
-    """Positions `[start, stop)` in the order of one epoch of one loader."""
-
-    loader: str
-    epoch: int
-    start: int
-    stop: int
-
-    @property
-    def position_count(self) -> int:
-        """Positions in it."""
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

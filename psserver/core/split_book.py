@@ -4,53 +4,35 @@ Pure. Names and recipes are a client's data: kept and told, never read.
 """
 
 import re
-from dataclasses import dataclass
 
 from pswire.limits import SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
 from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedSplit:
-    """A split under its name.
+def check_split(split: RecordedSplit) -> None:
+    """Checks a client's values.
 
-    Attributes:
-        name: The user's name for it.
-        recipe: How to draw it again, as JSON of psworker.
-        digest: SHA-256 of its positions, in hexadecimal.
-        item_count: Positions that there are.
-        recorder: Id of the worker that recorded it.
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
     """
-
-    name: str
-    recipe: str
-    digest: str
-    item_count: int
-    recorder: str
-
-    def validate(self) -> None:
-        """Checks a client's values.
-
-        Raises:
-            Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
-        """
-        check_name("split", self.name)
-        size = len(self.recipe.encode())
-        if size > SPLIT_RECIPE_BYTES_MAX:
-            raise Refusal(
-                ErrorReason.LIMIT_EXCEEDED,
-                f"the recipe of split {self.name[:64]!r} has {size} bytes, the limit "
-                f"is {SPLIT_RECIPE_BYTES_MAX}",
-            )
-        if not _DIGEST.fullmatch(self.digest) or self.item_count < 0:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"split {self.name[:64]!r} has digest {self.digest[:70]!r} and "
-                f"{self.item_count} items, which is no SHA-256 or no number",
-            )
+    check_name("split", split.name)
+    size = len(split.recipe.encode())
+    if size > SPLIT_RECIPE_BYTES_MAX:
+        raise Refusal(
+            ErrorReason.LIMIT_EXCEEDED,
+            f"the recipe of split {split.name[:64]!r} has {size} bytes, the limit "
+            f"is {SPLIT_RECIPE_BYTES_MAX}",
+        )
+    if not _DIGEST.fullmatch(split.digest) or split.item_count < 0:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"split {split.name[:64]!r} has digest {split.digest[:70]!r} and "
+            f"{split.item_count} items, which is no SHA-256 or no number",
+        )
 
 
 class SplitBook:
@@ -69,7 +51,7 @@ class SplitBook:
         Raises:
             Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`; no state changed.
         """
-        split.validate()
+        check_split(split)
         known = self._splits.get(split.name)
         if known is not None:
             return known

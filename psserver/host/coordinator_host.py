@@ -25,7 +25,7 @@ from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_memory import NO_GRANT, MemoryGrant
 from psserver.core.shard_standing import ShardStanding
 from psserver.host.changes import Changes
-from psserver.host.data_leases import DataLeases, DataReport
+from psserver.host.data_leases import DataLeases
 from psserver.host.history import CoordinatorHistory
 from psserver.host.job_waits import JobWaits
 from psserver.host.monotonic import now_ms
@@ -35,6 +35,7 @@ from psserver.host.snapshot_requests import SnapshotRequests
 from psserver.host.watch_queues import Queue, WatchQueues
 from psserver.storage.job_store import JobStore, NotWrittenError
 from pswire import failpoints
+from pswire.leased_data import DataReport
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05

@@ -10,36 +10,15 @@ from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_account import EpochAccount
 from psserver.core.epoch_ledger import EpochLedger, EpochShape, Origin
 from psserver.core.ledger import LedgerMemento
-from psserver.core.push import DataRange
 from psserver.core.roster import WorkerEntry
 from psserver.host.changes import Changes
 from psserver.host.monotonic import now_ms
+from pswire.leased_data import DataRange, DataReport
 
 if TYPE_CHECKING:
     from psserver.core.record import WorkerKey
 
 log = logging.getLogger("psserver.coordinator")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataReport:
-    """What became of data that a worker had, since its last report.
-
-    Attributes:
-        consumed: Ranges whose pushes were acknowledged.
-        dropped: Ranges whose pushes were thrown away.
-        skipped: Ranges that were drawn and not pushed.
-    """
-
-    consumed: tuple[DataRange, ...] = ()
-    dropped: tuple[DataRange, ...] = ()
-    skipped: tuple[DataRange, ...] = ()
-
-    @property
-    def epochs(self) -> set[tuple[str, int]]:
-        """Loaders and epochs that it is about."""
-        pieces = (*self.consumed, *self.dropped, *self.skipped)
-        return {(piece.loader, piece.epoch) for piece in pieces}
 
 
 @dataclass(frozen=True, slots=True)

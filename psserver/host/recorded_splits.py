@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable
 
 from psserver.core.coordinator_effects import Persist
-from psserver.core.split_book import RecordedSplit, SplitBook
+from psserver.core.split_book import SplitBook
+from pswire.recorded_split import RecordedSplit
 
 log = logging.getLogger("psserver.coordinator")
 

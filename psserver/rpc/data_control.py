@@ -2,12 +2,12 @@
 
 from psserver.core.epoch_ledger import EpochShape
 from psserver.host.coordinator_host import CoordinatorHost
-from psserver.host.data_leases import DataReport
 from psserver.rpc.account_codec import account_message
 from psserver.rpc.callers import Callers
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import read_ranges
 from psserver.rpc.methods import Methods, answered
+from pswire.leased_data import DataReport
 from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages

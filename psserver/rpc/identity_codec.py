@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.leased_data import DataRange
 from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2

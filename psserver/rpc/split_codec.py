@@ -1,6 +1,6 @@
 """A recorded split as a message."""
 
-from psserver.core.split_book import RecordedSplit
+from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
 
 

@@ -1,12 +1,12 @@
 """What workers and readers call at the coordinator about splits of data."""
 
-from psserver.core.split_book import RecordedSplit
 from psserver.host.coordinator_host import CoordinatorHost
 from psserver.rpc.callers import Callers
 from psserver.rpc.guard import Context
 from psserver.rpc.identity_codec import check_protocol
 from psserver.rpc.methods import Methods, answered
 from psserver.rpc.split_codec import split_message
+from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.ledger import Enrolments
 from psserver.core.position_set import PositionSet
-from psserver.core.push import DataRange
 from psserver.core.record import (
     ClockChoice,
     Departure,
@@ -27,6 +26,7 @@ from psserver.core.record import (
 from psserver.core.shard_map import ShardSlot
 from psserver.core.shard_memory import NO_GRANT, MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.leased_data import DataRange
 from pswire.object_marks import ObjectMark
 from pswire.schema import (
     ElementType,

@@ -17,7 +17,6 @@ from typing import Final, Self, TypeVar
 
 from psserver.core.coordinator_effects import Persist
 from psserver.core.epoch_ledger import EpochLedger
-from psserver.core.split_book import RecordedSplit
 from psserver.storage.job_codec import (
     StoredJob,
     dump_enrolments,
@@ -38,6 +37,7 @@ from pswire import failpoints
 from pswire.compression import NO_COMPRESSION
 from pswire.names import printable
 from pswire.reasons import Refusal
+from pswire.recorded_split import RecordedSplit
 
 T = TypeVar("T")
 

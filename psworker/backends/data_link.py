@@ -7,17 +7,18 @@ after it.
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from pswire.leased_data import DataReport
 from psworker.data.order import EpochShape
 from psworker.data.origin import Origin
-from psworker.data.pending import DataReport, PendingData
+from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.member.session import CALL_TIMEOUT_S, Session
-from psworker.member.waiting_log import saying_whom
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.steps.stepper import Stepper
 from psworker.transport.retries import now, told_to_users, until_decided
 from psworker.transport.values import Mode
+from psworker.transport.waiting_log import saying_whom
 
 T = TypeVar("T")
 

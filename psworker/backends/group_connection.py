@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from pswire.recorded_split import RecordedSplit
 from psworker.backends.group_channel import GroupChannel
 from psworker.backends.group_steps import GroupPlace, GroupSteps
 from psworker.backends.joint_worker import JointWorker
@@ -23,7 +24,6 @@ from psworker.connection import Connection
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.counted import CountedLoader, is_split_by_user
 from psworker.data.job_splits import check_recorded, to_record
-from psworker.data.recorded_split import RecordedSplit
 from psworker.data.split_value import Split
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.optim.buffer_policies import BufferChoice

@@ -16,7 +16,6 @@ from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
 from psworker.optim.spent_gradients import SpentGradients
 from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras, Steps
-from psworker.steps.overlap.expectation import held_entries
 from psworker.transport.values import OptimizerSettings
 
 
@@ -170,7 +169,7 @@ class GroupSteps:
             assert result is not None, "a group's steps do not overlap"
             return result
 
-        own = frozenset(held_entries(spec))
+        own = frozenset(spec.entry_indexes)
         try:
             return self._led(spec.name, push, extras)
         finally:  # as with the samples, also when the call has ended an earlier push

@@ -36,7 +36,7 @@ from psworker.tensors.compression import CompressionChoice, read_compression
 from psworker.torchrun import TorchrunProcess
 
 if TYPE_CHECKING:
-    from psworker.data.recorded_split import RecordedSplit
+    from pswire.recorded_split import RecordedSplit
 
 LOCAL_MODE: Final = "local"
 LOCAL_WORKER_ID: Final = "local"

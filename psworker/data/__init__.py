@@ -1,7 +1,7 @@
 """Leased data loading: the batches of an epoch, shared out while it goes on; splits."""
 
+from pswire.epoch_report import EpochReport
 from psworker.data.counted import CountedLoader
-from psworker.data.epoch_report import EpochReport
 from psworker.data.loader import LeasedLoader, prepare_loader
 from psworker.data.order import EpochShape, LoaderRefused
 from psworker.data.source import DataSource, Lease, LeaseRequest

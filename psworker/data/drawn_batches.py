@@ -17,25 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
+from pswire.leased_data import DataRange
+
 BATCH_COUNT_MAX: Final = 1000
 """Batches of a loader that may wait for a backward pass; older ones are skipped."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class DataRange:
-    """Positions `[start, stop)` in the order of an epoch.
-
-    Attributes:
-        loader: Name of the loader.
-        epoch: Epoch, from 0.
-        start: First position.
-        stop: One past the last position.
-    """
-
-    loader: str
-    epoch: int
-    start: int
-    stop: int
 
 
 class BatchMemory(Protocol):

@@ -1,6 +1,6 @@
 """Splits and the job: the first worker records one, all others must have the same."""
 
-from psworker.data.recorded_split import RecordedSplit
+from pswire.recorded_split import RecordedSplit
 from psworker.data.split_value import Split, SplitRecipe
 from psworker.data.splitting import rebuilt
 from psworker.errors import ConfigurationError, SplitError, refuse_name

@@ -11,15 +11,15 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pswire.leased_data import DataRange, DataReport
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.repeats import next_due
 from psworker.data.order import EpochShape
-from psworker.data.pending import DataRange, DataReport
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
 
 if TYPE_CHECKING:
-    from psworker.data.epoch_report import EpochReport
+    from pswire.epoch_report import EpochReport
 
 _log = logging.getLogger(__name__)
 

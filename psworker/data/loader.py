@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import torch
 from torch.utils.data import DataLoader
 
+from pswire.epoch_report import EpochReport
 from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
-from psworker.data.epoch_report import EpochReport
 from psworker.data.fetching import end_processes, fetching, refuse_own_iteration
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
 from psworker.data.missed_epochs import MissedEpochs
@@ -27,7 +27,7 @@ from psworker.left_behind import reduced
 from psworker.refusals import at_entrance
 
 if TYPE_CHECKING:
-    from psworker.data.pending import DataRange
+    from pswire.leased_data import DataRange
 
 
 logger: Final = logging.getLogger("psworker")

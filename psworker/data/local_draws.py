@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakValueDictionary
 
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange
 from psworker.data.batch_tensors import BatchTensors
-from psworker.data.epoch_report import EpochReport
-from psworker.data.pending import DataRange, PendingData
+from psworker.data.pending import PendingData
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from torch.utils.data import BatchSampler, DataLoader
 
+from pswire.epoch_report import EpochReport
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
-from psworker.data.epoch_report import EpochReport
 from psworker.data.fetching import noting
 from psworker.data.local_draws import EpochDraws, LocalDraws
 from psworker.data.prepared_loader import PreparedLoader

@@ -15,13 +15,13 @@ from typing import Final
 
 import torch
 
+from pswire.leased_data import DataRange, DataReport
 from psworker.data.drawn_batches import (
     Batch,
     BatchMemory,
     CallInputs,
     DrawnBatches,
 )
-from psworker.data.drawn_batches import DataRange as DataRange
 
 logger: Final = logging.getLogger("psworker")
 
@@ -39,23 +39,6 @@ class DrawnData:
     sample_count: int | None
     ranges: tuple[DataRange, ...]
     is_of_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DataReport:
-    """What the coordinator is told next about this worker's data.
-
-    Attributes:
-        consumed: Ranges whose pushes are part of the parameters.
-        dropped: Ranges whose pushes were thrown away.
-        incarnation: How often the worker had rejoined when this was noted.
-        skipped: Ranges that were drawn and are behind no push.
-    """
-
-    consumed: tuple[DataRange, ...] = ()
-    dropped: tuple[DataRange, ...] = ()
-    incarnation: int = 0
-    skipped: tuple[DataRange, ...] = ()
 
 
 class PendingData:

@@ -7,9 +7,10 @@ thread can wait for several things at once. Cancelling a future cancels its call
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from psworker.data.epoch_report import EpochReport
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange, DataReport
 from psworker.data.order import EpochShape
-from psworker.data.pending import DataRange, DataReport, PendingData
+from psworker.data.pending import PendingData
 
 if TYPE_CHECKING:
     from psworker.data.origin import Origin

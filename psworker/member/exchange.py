@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from pswire.frames import decode_chunk
+from pswire.leased_data import DataRange
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
-from psworker.data.pending import DataRange
 from psworker.errors import StepTimeoutError, error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.segments import NO_SEGMENTS, Segments
-from psworker.member.waiting_log import WaitingLog
 from psworker.optim.push_result import PushResult
 from psworker.tensors.push_compression import PushEncoder
 from psworker.tensors.tensor_chunks import ChunkSource
@@ -33,6 +32,7 @@ from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
+from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 

@@ -20,7 +20,6 @@ from psworker.member.exchange import receive
 from psworker.member.jump import left_s
 from psworker.member.session import Session
 from psworker.member.stand_in import StandIn
-from psworker.member.waiting_log import WaitingLog
 from psworker.optim.optimizer_state import parts_of
 from psworker.optim.prepare import Prepared
 from psworker.tensors.samples import Samples
@@ -29,6 +28,7 @@ from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
 from psworker.transport.values import Member, PushReply, Record, SeedOrder
+from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 

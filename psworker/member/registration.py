@@ -10,11 +10,11 @@ from functools import partial
 from typing import Final
 
 from pswire.reasons import ErrorReason
-from psworker.member.waiting_log import WaitingLog, saying_whom
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.retries import left_s, now, pause, until_decided
 from psworker.transport.values import Identity, JobSettings
+from psworker.transport.waiting_log import WaitingLog, saying_whom
 
 logger: Final = logging.getLogger("psworker")
 

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from pswire.leased_data import DataReport
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
+from pswire.recorded_split import RecordedSplit
 from pswire.schema import ModelSchema, OptimizerSpec
 from psworker.config import WorkerConfig
-from psworker.data.pending import DataReport
-from psworker.data.recorded_split import RecordedSplit
 from psworker.errors import (
     EvictedError,
     JobEndedError,
@@ -25,7 +25,6 @@ from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
 from psworker.member.shard_calls import ShardCalls
-from psworker.member.waiting_log import WaitingLog
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
@@ -36,6 +35,7 @@ from psworker.transport.values import (
     Member,
     SeedOrder,
 )
+from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 

@@ -27,7 +27,7 @@ def gradients_of(
     Raises:
         UnsupportedError: The optimizer can't take one of them.
     """
-    own = {index for group in spec.groups for index in group.entry_indexes}
+    own = set(spec.entry_indexes)
     found = collect_gradients(
         [tensor if index in own else None for index, tensor in enumerate(tensors)]
     )

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from pswire.clipping import is_clip_norm
 from pswire.compression import NO_COMPRESSION, Compression
-from pswire.placement import Placement
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
@@ -27,12 +26,7 @@ from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import States, states_of
 from psworker.optim.schedules import parts
 from psworker.optim.sparse_gradients import refuse_modules
-from psworker.steps.overlap.arriving_values import ArrivingValues
-from psworker.steps.overlap.expectation import held_entries
-from psworker.steps.overlapped_stepper import OverlappedStepper
-from psworker.steps.stepper import Stepper
 from psworker.tensors.compression import CompressionChoice, read_compression
-from psworker.tensors.value_store import ValueStore
 
 KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
@@ -163,7 +157,7 @@ def sort_objects(
         for name, optimizer in optimizers.items()
     }
     refuse_modules(models, bound.tensors, specs)
-    held = frozenset(index for spec in specs.values() for index in held_entries(spec))
+    held = frozenset(index for spec in specs.values() for index in spec.entry_indexes)
     policies = choose_policies(bound, buffers)
     refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
     tell_extra_state(bound.models)
@@ -356,42 +350,3 @@ def check_kinds(objects: NamedObjects) -> None:
         if id(each) in seen:
             raise ConfigurationError(f"a {type(each).__name__} was given twice")
         seen.add(id(each))
-
-
-def made_optimizer(
-    inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
-) -> PreparedOptimizer:
-    """The optimizer that steps on the shards in place of the user's."""
-    made = PreparedOptimizer(
-        inner,
-        spec,
-        stepper,
-        given.bound,
-        stepper.compression,
-        stepper.calls,
-    )
-    if isinstance(stepper, OverlappedStepper):
-        made.watch_parameters(stepper.settle)
-    return made
-
-
-def store_of(
-    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
-) -> ValueStore:
-    """Where the values of a job go.
-
-    Args:
-        given: What is trained.
-        placement: How tensors are cut.
-        local: Entries of buffers that are never written to.
-        overlap: Whether values come while a forward pass reads them.
-    """
-    named: dict[str, Any] = {
-        "buffers": given.followed.union(given.buffers),
-        "local": local,
-        "compression": given.compression,
-    }
-    if overlap:
-        specs = given.specs.values()
-        return ArrivingValues.of(given.bound, placement, specs, **named)
-    return ValueStore(given.bound.tensors, placement, **named)

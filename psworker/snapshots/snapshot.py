@@ -31,7 +31,6 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.left_behind import reduced
-from psworker.member.waiting_log import WaitingLog
 from psworker.refusals import at_entrance
 from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
@@ -39,11 +38,12 @@ from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.retries import now
 from psworker.transport.snapshot_client import SnapshotClient
+from psworker.transport.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
     import torch
 
-    from psworker.data.recorded_split import RecordedSplit
+    from pswire.recorded_split import RecordedSplit
     from psworker.data.split_value import Split
     from psworker.transport import values
 

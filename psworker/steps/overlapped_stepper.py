@@ -32,7 +32,7 @@ from psworker.steps.next_push import delivery_of, incarnations_of_shards
 from psworker.steps.overlap.arriving_values import ArrivingValues
 from psworker.steps.overlap.chunk_copies import ChunkCopies
 from psworker.steps.overlap.copier import Copier
-from psworker.steps.overlap.expectation import Expectation, held_entries
+from psworker.steps.overlap.expectation import Expectation
 from psworker.steps.overlap.hooks import ModelHooks
 from psworker.steps.overlap.sent_ahead import SentAhead, Usefulness
 from psworker.steps.overlap.value_writer import ValueWriter
@@ -69,7 +69,7 @@ class OverlappedStepper(Stepper):
         fork_guard.settle_before_fork(self)
         self._values = values
         self._held = {
-            name: frozenset(held_entries(spec)) for name, spec in specs.items()
+            name: frozenset(spec.entry_indexes) for name, spec in specs.items()
         }
         self._expectation = Expectation(values.placement, specs)
         self._usefulness = Usefulness()
@@ -230,9 +230,9 @@ class OverlappedStepper(Stepper):
         with self._turn:
             self._drop_ahead()
             super().declare(spec)
-            self._held[spec.name] = frozenset(held_entries(spec))
+            self._held[spec.name] = frozenset(spec.entry_indexes)
             self._expectation.declare(spec)
-            self._values.expect(held_entries(spec))
+            self._values.expect(spec.entry_indexes)
 
     @override
     def push_nothing(
@@ -302,7 +302,9 @@ class OverlappedStepper(Stepper):
                 ahead.drop()
                 ahead = None
             source.encoder = encoder = (
-                self.compression.encoder(header, loss_scale=trailer.loss_scale)
+                self.compression.encoder(
+                    header.optimizer, header.seed_text, loss_scale=trailer.loss_scale
+                )
                 if ahead is None
                 else ahead.encoder
             )
@@ -366,7 +368,7 @@ class OverlappedStepper(Stepper):
             self._staging,
             self._copier,
             self._copies,
-            self.compression.encoder(header, loss_scale=1.0),
+            self.compression.encoder(optimizer, header.seed_text, loss_scale=1.0),
             self._session.shards.segments,
         )
         self._session.shards.begin_ahead(self._ahead.calls)

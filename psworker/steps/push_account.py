@@ -3,7 +3,8 @@
 import logging
 from typing import Final
 
-from psworker.data.pending import DataRange, PendingData
+from pswire.leased_data import DataRange
+from psworker.data.pending import PendingData
 from psworker.optim.push_result import PushResult
 from psworker.steps.drop_log import DropLog
 

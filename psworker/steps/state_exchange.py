@@ -10,10 +10,10 @@ from pswire.schema import OptimizerSpec
 from psworker.errors import error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.member.session import Session
-from psworker.member.waiting_log import WaitingLog
 from psworker.optim.optimizer_state import States, gather, parts_of
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.values import OptimizerSettings
+from psworker.transport.waiting_log import WaitingLog
 
 
 class StateExchange:

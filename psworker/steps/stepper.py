@@ -52,7 +52,6 @@ from psworker.steps.next_push import (
     next_header,
 )
 from psworker.steps.optimizer_calls import OptimizerCalls, T
-from psworker.steps.overlap.expectation import held_entries
 from psworker.steps.overlap.hooks import ModelHooks
 from psworker.steps.push_account import PushAccount
 from psworker.steps.state_exchange import StateExchange
@@ -757,7 +756,7 @@ class Stepper(OptimizerCalls):
     @override
     def declare(self, spec: OptimizerSpec) -> None:
         super().declare(spec)
-        held = held_entries(spec)
+        held = spec.entry_indexes
         self._declared.hold(held)
         self._buffers.hold(held)
         self._buffers.declare(spec)
@@ -835,7 +834,7 @@ class Stepper(OptimizerCalls):
         """
         header = self._next_header(spec.name)
         source.encoder = encoder = self.compression.encoder(
-            header, loss_scale=trailer.loss_scale
+            header.optimizer, header.seed_text, loss_scale=trailer.loss_scale
         )
         exchange = PushExchange.begin(
             header,

@@ -27,7 +27,6 @@ from pswire.schema import EntryKind, ModelSchema
 from pswire.torch_types import buffer_of
 from psworker.tensors.residual_log import ResidualLog
 from psworker.tensors.residuals import Pieces, Residuals, ResidualStore
-from psworker.transport.values import PushHeader
 
 
 class PushCompression:
@@ -60,27 +59,25 @@ class PushCompression:
         """Bytes of all residuals, and of the memory for the next ones."""
         return sum(residuals.byte_count for residuals in self._residuals.values())
 
-    def encoder(self, header: PushHeader, *, loss_scale: float) -> "PushEncoder | None":
+    def encoder(
+        self, optimizer: str, seed_text: str, *, loss_scale: float
+    ) -> "PushEncoder | None":
         """Encodes the gradients of one push; None where they go as they are.
 
-        Noise of rounding follows from the worker, the push and the chunk. Not from the
-        job's id, which differs from run to run: a run that is repeated has the same
-        numbers.
-
         Args:
-            header: Of the push.
+            optimizer: The one that the gradients are for.
+            seed_text: Of this push alone, and the same in a run that is repeated: noise
+                of rounding follows from it and from the chunk.
             loss_scale: Factor that its gradients carry.
         """
         if self._method is None:
             return None
         return PushEncoder(
             self._method,
-            self._residuals.setdefault(
-                header.optimizer, ResidualStore(self._sizes, {})
-            ),
+            self._residuals.setdefault(optimizer, ResidualStore(self._sizes, {})),
             ratio=self._ratio,
             buffer_entries=self._buffers,
-            seed_text=f"{header.worker.worker_id} {header.sequence}",
+            seed_text=seed_text,
             loss_scale=loss_scale,
             log=self._log,
         )

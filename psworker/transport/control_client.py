@@ -4,16 +4,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange, DataReport
 from pswire.limits import PROTOCOL_VERSION
 from pswire.model_parts import MergedModel, cut_model
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 from pswire.schema import ModelSchema, OptimizerSpec
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.data.epoch_report import EpochReport
-from psworker.data.pending import DataRange, DataReport
-from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 
 from pswire.awaited import Awaited
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import schema_from_message
 from pswire.v1 import (
     coordinator_service_pb2,
@@ -13,9 +16,6 @@ from pswire.v1 import (
     push_pb2,
     schema_pb2,
 )
-from psworker.data.epoch_report import EpochReport
-from psworker.data.pending import DataRange
-from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import values
 
 _MODES = {

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
+from pswire.epoch_report import EpochReport
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
-from psworker.data.epoch_report import EpochReport
-from psworker.data.recorded_split import RecordedSplit
 from psworker.transport import messages
 from psworker.transport.call_error import translated
 from psworker.transport.values import Mode, Waiting

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from pswire.awaited import Awaited
+from pswire.leased_data import DataRange
 from pswire.schema import ModelSchema
-from psworker.data.pending import DataRange
 
 
 class Mode(Enum):
@@ -245,6 +245,15 @@ class PushHeader:
     sequence_unacknowledged_min: int
     clock: int
     value_entries: bytes = b""
+
+    @property
+    def seed_text(self) -> str:
+        """Of this push alone, for random numbers that it needs.
+
+        Not of the job's id, which differs from run to run: a run that is repeated has
+        the same numbers.
+        """
+        return f"{self.worker.worker_id} {self.sequence}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

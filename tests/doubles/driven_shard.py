@@ -13,7 +13,7 @@ from psserver.core.effects import (
     ShardEffect,
     Staged,
 )
-from psserver.core.push import DataRange, Outcome, PushId, Reply, Trailer
+from psserver.core.push import Outcome, PushId, Reply, Trailer
 from psserver.core.record import (
     Departure,
     FenceKind,
@@ -24,6 +24,7 @@ from psserver.core.record import (
 )
 from psserver.core.shard import ShardCore
 from psserver.core.shard_rules import ShardRules
+from pswire.leased_data import DataRange
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 
 TWO_PHASE = ShardRules(step_atomicity=StepAtomicity.CLOCK)

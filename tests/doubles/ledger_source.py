@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.epoch_ledger import EpochShape as CoreShape
 from psserver.core.ledger import DataLedger
-from psserver.core.push import DataRange as CoreRange
 from psserver.core.record import WorkerKey
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange, DataReport
 from psworker.data import EpochShape, Lease, LeaseRequest
-from psworker.data.epoch_report import EpochReport
-from psworker.data.pending import DataRange, DataReport, DrawnData, PendingData
+from psworker.data.pending import DrawnData, PendingData
 from psworker.data.source import part_in_rounds
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
@@ -53,7 +53,7 @@ class LedgerJob:
             (self.ledger.drop, report.dropped),
             (self.ledger.skip, report.skipped),
         ):
-            take(key, tuple(CoreRange(*_fields(each)) for each in ranges))
+            take(key, tuple(DataRange(*_fields(each)) for each in ranges))
 
     def retry(self) -> None:
         with self.lock:
@@ -67,7 +67,7 @@ class LedgerJob:
                     future.set_result(_lease(ranges, book))
 
 
-def _lease(ranges: list[CoreRange], book: EpochLedger) -> Lease:
+def _lease(ranges: list[DataRange], book: EpochLedger) -> Lease:
     account = book.account
     report = EpochReport(
         loader=account.loader,

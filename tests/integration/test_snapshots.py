@@ -134,7 +134,7 @@ def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> Non
 def test_there_is_none_before_the_start_and_the_text_says_whom_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("psworker.member.waiting_log.WAITING_INTERVAL_MS", 50)
+    monkeypatch.setattr("psworker.transport.waiting_log.WAITING_INTERVAL_MS", 50)
     with (
         Job(tmp_path, workers_min=2) as job,
         psworker.SnapshotReader(job.address) as reader,

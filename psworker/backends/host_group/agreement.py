@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pswire.leased_data import DataRange, DataReport
 from pswire.reasons import ErrorReason
-from psworker.data.pending import DataRange, DataReport
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
 from psworker.optim.steps import Groups

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from pswire.leased_data import DataRange, DataReport
 from psworker.backends.host_group.agreement import Failed
 from psworker.data.order import EpochShape
-from psworker.data.pending import DataRange, DataReport
 from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 

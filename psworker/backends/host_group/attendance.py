@@ -36,12 +36,12 @@ from psworker.errors import (
     StartTimeoutError,
 )
 from psworker.event_loop import EventLoop
-from psworker.member.waiting_log import WaitingLog
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.edited_values import EditedValues
 from psworker.optim.prepare import Prepared
 from psworker.tensors.value_store import ValueStore
+from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 

@@ -20,6 +20,7 @@ Invariants: `done.step` never decreases; a member's steps differ by one at most.
 from dataclasses import replace
 from enum import Enum
 
+from pswire.leased_data import DataRange
 from psworker.backends.host_group.agreement import (
     Admit,
     Attempt,
@@ -48,7 +49,6 @@ from psworker.backends.host_group.orders import (
     Send,
 )
 from psworker.backends.host_group.succession import Succession
-from psworker.data.pending import DataRange
 
 
 class Phase(Enum):

@@ -5,9 +5,10 @@ Everything is asked of the group's leader, who leases for all of it.
 
 from typing import TYPE_CHECKING
 
+from pswire.leased_data import DataReport
 from psworker.backends.host_group.asking import AwaitTurn, LeaseBatches, OpenEpoch
 from psworker.data.order import EpochShape
-from psworker.data.pending import DataReport, PendingData
+from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.transport.values import Mode
 

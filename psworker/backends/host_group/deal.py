@@ -11,8 +11,8 @@ Pure.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from pswire.leased_data import DataRange
 from psworker.backends.host_group.agreement import Seat
-from psworker.data.pending import DataRange
 
 
 class Deal:

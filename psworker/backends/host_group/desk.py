@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pswire.leased_data import DataRange, DataReport
 from psworker.backends.host_group.agreement import Failed, Seat
 from psworker.backends.host_group.asking import (
     AwaitTurn,
@@ -25,14 +26,13 @@ from psworker.backends.host_group.core import HostCore
 from psworker.backends.host_group.deal import Deal
 from psworker.backends.host_group.leader import HostLeader
 from psworker.data.origin import Origin
-from psworker.data.pending import DataRange, DataReport
 from psworker.data.source import Lease, LeaseRequest
 from psworker.errors import EvictedError
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.transport.retries import now, told_to_users, until_decided
 
 if TYPE_CHECKING:
-    from psworker.data.epoch_report import EpochReport
+    from pswire.epoch_report import EpochReport
 
 T = TypeVar("T")
 

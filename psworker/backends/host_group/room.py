@@ -26,7 +26,7 @@ from psworker.backends.host_group.orders import Drop, Lead, Order, Send, Task
 from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop, LoopFuture
-from psworker.member.waiting_log import WaitingLog
+from psworker.transport.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
     import socket

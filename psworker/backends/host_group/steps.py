@@ -36,7 +36,6 @@ from psworker.errors import (
     refuse_closed,
 )
 from psworker.event_loop import EventLoop
-from psworker.member.waiting_log import WaitingLog
 from psworker.optim import gradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.prepare import Prepared
@@ -45,6 +44,7 @@ from psworker.optim.spent_gradients import SpentGradients
 from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
 from psworker.steps.push_account import PushAccount
 from psworker.transport.values import OptimizerSettings
+from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
 

@@ -18,7 +18,6 @@ from typing_extensions import override
 from pswire.placement import Chunk, Placement
 from pswire.schema import OptimizerSpec
 from psworker.optim.model_schema import BoundSchema
-from psworker.steps.overlap.expectation import held_entries
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 
 
@@ -80,7 +79,7 @@ class ArrivingValues(ValueStore):
             local: As that of `ValueStore`.
             named: As those of `ValueStore`.
         """
-        held = {index for spec in specs for index in held_entries(spec)}
+        held = {index for spec in specs for index in spec.entry_indexes}
         return cls(
             bound.tensors,
             placement,

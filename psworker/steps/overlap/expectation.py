@@ -6,7 +6,7 @@ decides only when chunks leave: a wrong guess costs bytes, never a number.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pswire.placement import Chunk, Placement
 from pswire.schema import OptimizerSpec
@@ -25,7 +25,7 @@ class Expectation:
             specs: Optimizers by name.
         """
         self._held = {
-            name: frozenset(held_entries(spec)) for name, spec in specs.items()
+            name: frozenset(spec.entry_indexes) for name, spec in specs.items()
         }
         self._chunks = placement.chunks_by_entry
         self._successors: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Expectation:
 
     def declare(self, spec: OptimizerSpec) -> None:
         """An optimizer has other entries from now on; what it did is forgotten."""
-        self._held[spec.name] = frozenset(held_entries(spec))
+        self._held[spec.name] = frozenset(spec.entry_indexes)
         self._known.pop(spec.name, None)
         self._missing.clear()
 
@@ -80,8 +80,3 @@ class Expectation:
         self._known[optimizer] = self._counts
         self._counts = Counter()
         self._missing.clear()
-
-
-def held_entries(spec: OptimizerSpec) -> Sequence[int]:
-    """Entries whose tensors an optimizer updates."""
-    return [index for group in spec.groups for index in group.entry_indexes]

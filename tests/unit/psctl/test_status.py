@@ -8,9 +8,9 @@ import pytest
 from psctl.status import status_json, status_text
 from pswire.addresses import Address
 from pswire.awaited import Awaited
+from pswire.epoch_report import EpochReport
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
-from psworker.data.epoch_report import EpochReport
 from psworker.transport.status_client import (
     JobRules,
     JobStatus,

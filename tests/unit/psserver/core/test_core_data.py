@@ -8,9 +8,9 @@ from psserver.core.coordinator_effects import Persist
 from psserver.core.effects import WorkerHolding
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.job_settings import JobSettings
-from psserver.core.push import DataRange
 from psserver.core.record import ClockChoice, LossPolicy, Mode, StepAtomicity
 from psserver.core.roster import WorkerEntry
+from pswire.leased_data import DataRange
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 

@@ -6,8 +6,8 @@ import pytest
 
 from psserver.core.epoch_ledger import HELD_COUNT_MAX, EpochLedger, EpochShape
 from psserver.core.ledger import DataLedger
-from psserver.core.push import DataRange
 from psserver.core.record import WorkerKey
+from pswire.leased_data import DataRange
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key

@@ -7,9 +7,9 @@ from psserver.core.cut import Cut
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
-from psserver.core.push import DataRange
 from psserver.core.record import FenceKind, Record, WorkerKey
 from psserver.core.roster import WorkerState
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore

@@ -6,10 +6,10 @@ from psserver.core.coordinator import NEW_JOB_CURE
 from psserver.core.epoch_ledger import EpochShape
 from psserver.core.job_settings import JobPhase, JobSettings
 from psserver.core.ledger import DataLedger
-from psserver.core.push import DataRange
 from psserver.core.record import LossPolicy, StepAtomicity, WorkerKey
 from psserver.core.roster import PRESENT, WorkerEntry
 from psserver.core.shard_standing import ShardStanding
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key

@@ -6,8 +6,9 @@ import pytest
 
 from psserver.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.core.effects import ApplyChunk, LoadState, RefusePush
-from psserver.core.push import DataRange, Outcome
+from psserver.core.push import Outcome
 from psserver.core.record import Mode
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

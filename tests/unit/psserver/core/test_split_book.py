@@ -1,8 +1,9 @@
 import pytest
 
-from psserver.core.split_book import RecordedSplit, SplitBook
+from psserver.core.split_book import SplitBook
 from pswire.limits import SPLIT_COUNT_MAX, SPLIT_RECIPE_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 
 
 def split(

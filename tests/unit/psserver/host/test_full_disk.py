@@ -14,15 +14,15 @@ from psserver.core.epoch_ledger import EpochShape
 from psserver.core.job_settings import JobSettings
 from psserver.core.record import Mode
 from psserver.core.roster import WorkerEntry, WorkerState
-from psserver.core.split_book import RecordedSplit
 from psserver.core.state_writes import PROBE_MS
 from psserver.host.coordinator_host import CoordinatorHost
-from psserver.host.data_leases import DataReport
 from psserver.host.monotonic import now_ms
 from psserver.rpc.public_control import PublicControl
 from psserver.storage.job_store import JobStore
+from pswire.leased_data import DataReport
 from pswire.limits import PROTOCOL_VERSION
 from pswire.reasons import ErrorReason, Refusal
+from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
 from tests.doubles.driven_coordinator import DrivenCoordinator

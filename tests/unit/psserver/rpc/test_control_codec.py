@@ -5,7 +5,6 @@ import pytest
 from psserver.core.coordinator_effects import DecideCut, Prepare
 from psserver.core.effects import FenceReport, WorkerHolding
 from psserver.core.job_settings import JobSettings
-from psserver.core.push import DataRange
 from psserver.core.record import (
     ClockChoice,
     Departure,
@@ -28,6 +27,7 @@ from psserver.rpc.record_codec import (
     settings_message,
 )
 from psserver.rpc.watch_codec import shard_event
+from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2

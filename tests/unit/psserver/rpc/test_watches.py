@@ -13,13 +13,13 @@ from psserver.core.fence_series import NUMBERS_PER_START
 from psserver.core.job_settings import JobSettings
 from psserver.core.roster import WorkerState
 from psserver.host.coordinator_host import CoordinatorHost
-from psserver.host.data_leases import DataReport
 from psserver.host.monotonic import now_ms
 from psserver.rpc.data_control import DataControl
 from psserver.rpc.record_codec import identity_message
 from psserver.rpc.shard_control import ShardControl
 from psserver.rpc.worker_control import JOIN_COUNT_MAX, WorkerControl
 from psserver.storage.job_store import JobStore
+from pswire.leased_data import DataReport
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages

@@ -8,7 +8,6 @@ import pytest
 
 from psserver.core.epoch_ledger import EpochLedger, EpochShape
 from psserver.core.position_set import PositionSet
-from psserver.core.push import DataRange
 from psserver.core.record import (
     ClockChoice,
     FenceKind,
@@ -30,6 +29,7 @@ from psserver.storage.job_codec import (
     load_record,
 )
 from pswire.compression import Compression
+from pswire.leased_data import DataRange
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from tests.doubles.core_values import departure, key, member, record, sgd
 

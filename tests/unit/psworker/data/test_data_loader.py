@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from psserver.core.epoch_ledger import EpochLedger
 from psserver.core.epoch_ledger import EpochShape as CoreShape
-from psserver.core.push import DataRange as CoreRange
+from pswire.leased_data import DataRange
 from pswire.reasons import Refusal
 from psworker.data import (
     CountedLoader,
@@ -293,7 +293,7 @@ def test_an_evicted_worker_goes_on_with_the_epoch_and_repeats_nothing_it_pushed(
             # What was pushed is consumed, as the coordinator hears from the shards.
             source.job.ledger.consume(
                 source.key,
-                tuple(CoreRange("loader", 0, n, n + 4) for n in (0, 4, 8)),
+                tuple(DataRange("loader", 0, n, n + 4) for n in (0, 4, 8)),
             )
             source.evict()
             if is_in_step:

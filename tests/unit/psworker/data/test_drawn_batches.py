@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from pswire.leased_data import DataRange
 from psworker.data.batch_tensors import BatchTensors, watch_calls
 from psworker.data.drawn_batches import BATCH_COUNT_MAX, Batch, DrawnBatches
-from psworker.data.pending import DataRange, PendingData
+from psworker.data.pending import PendingData
 
 
 @dataclass

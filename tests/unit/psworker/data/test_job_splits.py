@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pswire.recorded_split import RecordedSplit
 from psworker.data import split
 from psworker.data.job_splits import check_recorded, read_back, to_record
-from psworker.data.recorded_split import RecordedSplit
 from psworker.errors import ConfigurationError, SplitError
 
 COUNT = 20

@@ -19,11 +19,11 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from pswire.leased_data import DataReport
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
 from psworker.data.batch_tensors import CallArguments
 from psworker.data.leases import EpochLeases
 from psworker.data.order import EpochShape, order_digest
-from psworker.data.pending import DataReport
 from psworker.errors import ConfigurationError
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 

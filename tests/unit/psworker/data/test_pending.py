@@ -1,4 +1,5 @@
-from psworker.data.pending import DataRange, DataReport, PendingData
+from pswire.leased_data import DataRange, DataReport
+from psworker.data.pending import PendingData
 from tests.integration.interruptions import AtLine, text_of
 
 FIRST = DataRange("loader", 0, 0, 4)

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from psworker.data.pending import DataRange, DataReport, PendingData
+from pswire.leased_data import DataRange, DataReport
+from psworker.data.pending import PendingData
 from psworker.optim.push_result import PushResult
 from psworker.steps.push_account import PushAccount
 

@@ -11,7 +11,6 @@ from pswire.frames import ENCODING_TOPK
 from pswire.placement import Chunk, Slice
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from psworker.tensors.push_compression import PushCompression, PushEncoder
-from psworker.transport.values import Identity, PushHeader
 
 SCHEMA = ModelSchema(
     (
@@ -35,22 +34,10 @@ GRADIENT = torch.tensor([5.0, -4, 3, 2, 1, 1, 1, 1, 1, -6])
 BUFFERS = torch.tensor([1.0, 2.0, 3.0])
 
 
-def header(sequence: int = 1) -> PushHeader:
-    return PushHeader(
-        job_id="j",
-        optimizer="optimizer",
-        worker=Identity("w0", 1),
-        generation=1,
-        sequence=sequence,
-        sequence_unacknowledged_min=1,
-        clock=sequence,
-    )
-
-
 def encoder_of(
     compression: PushCompression, sequence: int = 1, loss_scale: float = 1.0
 ) -> PushEncoder:
-    made = compression.encoder(header(sequence), loss_scale=loss_scale)
+    made = compression.encoder("optimizer", f"w0 {sequence}", loss_scale=loss_scale)
     assert made is not None
     return made
 
@@ -237,4 +224,4 @@ def test_a_chunk_of_other_elements_goes_as_it_is(compression: PushCompression) -
     assert encoder_of(compression).encode(integers, (True,), elements) is None
     assert ENCODING_TOPK in ENCODINGS
     plain = PushCompression(Compression(pull="int8"), SCHEMA)
-    assert plain.encoder(header(), loss_scale=1.0) is None
+    assert plain.encoder("optimizer", "w0 1", loss_scale=1.0) is None

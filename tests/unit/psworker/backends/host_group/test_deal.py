@@ -2,9 +2,9 @@
 
 import random
 
+from pswire.leased_data import DataRange
 from psworker.backends.host_group.agreement import Seat
 from psworker.backends.host_group.deal import Deal
-from psworker.data.pending import DataRange
 
 A, B, C = (Seat(number, 1) for number in range(3))
 

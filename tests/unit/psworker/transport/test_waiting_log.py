@@ -4,8 +4,8 @@ import logging
 import pytest
 
 from pswire.awaited import Awaited
-from psworker.member.waiting_log import WaitingLog, saying_whom
 from psworker.transport.values import Waiting
+from psworker.transport.waiting_log import WaitingLog, saying_whom
 
 WAITING = Waiting(42, 5000, "", (Awaited("w2", 41, 7000), Awaited("w3", 0, -1)))
 
@@ -80,7 +80,7 @@ def test_a_wait_of_the_whole_job_is_told_apart_from_that_of_the_worker(
 async def test_a_call_that_takes_long_says_for_whom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("psworker.member.waiting_log.WAITING_INTERVAL_MS", 10)
+    monkeypatch.setattr("psworker.transport.waiting_log.WAITING_INTERVAL_MS", 10)
 
     said: list[str] = []
     twice = asyncio.Event()
