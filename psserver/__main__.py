@@ -103,7 +103,7 @@ def coordinator(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,
     )
-    from psserver.daemon.coordinator import run_coordinator
+    from psserver.coordinator.daemon import run_coordinator
 
     _run("coordinator", run_coordinator(config), verbose=verbose)
 
@@ -151,7 +151,7 @@ def shard(
         thread_count=threads,
         history=history,
     )
-    from psserver.daemon.shard import run_shard
+    from psserver.shard.daemon import run_shard
 
     _run("shard", run_shard(config), verbose=verbose)
 
@@ -175,7 +175,7 @@ def local(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,
     )
-    from psserver.daemon.local import run_local
+    from psserver.local import run_local
 
     daemons = run_local(config, job.arguments(), verbose=verbose)
     _run("local", daemons, verbose=verbose)
@@ -183,7 +183,7 @@ def local(
 
 def _run(role: str, daemon: Coroutine[Any, Any, None], *, verbose: bool) -> None:
     """Runs a daemon and turns its end into an exit code and one line."""
-    from psserver.daemon.ending import run_daemon
+    from psserver.edge.ending import run_daemon
     from psserver.logs import configure_logs
 
     configure_logs(role=role, verbose=verbose)

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import LossPolicy, Mode, StepAtomicity
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (

@@ -26,7 +26,7 @@ from psserver.config import (
     CoordinatorConfig,
     ListenConfig,
 )
-from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.record import LossPolicy, Mode, StepAtomicity
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 
 from psserver.config import usable_thread_count
-from psserver.daemon.shard import SWITCH_INTERVAL_S
-from psserver.tensors.apply_engine import ApplyEngine
-from psserver.tensors.contribution import Contribution
+from psserver.shard.daemon import SWITCH_INTERVAL_S
+from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, place
 from pswire.schema import (

@@ -8,9 +8,9 @@ import json
 import sys
 import time
 
-from psserver.core.dedupe import DedupeTable
-from psserver.core.push import Outcome, StagedChunk, Trailer
-from psserver.core.record import WorkerKey
+from psserver.edge.push import Outcome, StagedChunk, Trailer
+from psserver.edge.record import WorkerKey
+from psserver.shard.core.dedupe import DedupeTable
 
 
 def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:

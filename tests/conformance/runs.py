@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from psserver.core.ledger import DataLedger
+from psserver.coordinator.core.data.ledger import DataLedger
 from tests.conformance.catalogue import Script
 from tests.conformance.losses import Line
 from tests.fault.children import Child, Nursery, kill, wait_until

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from psserver.core.push import PushId, StagedChunk, Trailer
-from psserver.core.record import (
+from psserver.edge.push import PushId, StagedChunk, Trailer
+from psserver.edge.record import (
     ClockChoice,
     Departure,
     FenceKind,

@@ -2,19 +2,19 @@
 
 from typing import Any, TypeVar
 
-from psserver.core.coordinator import CoordinatorCore
-from psserver.core.coordinator_effects import (
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
     CoordinatorEffect,
     Persist,
     Prepare,
 )
-from psserver.core.effects import FenceReport, WorkerHolding
-from psserver.core.job_settings import JobPhase, JobSettings
-from psserver.core.record import ClockChoice, FenceKind, Member, Record
-from psserver.core.roster import WorkerEntry
-from psserver.core.shard_map import ShardSlot
+from psserver.coordinator.core.roster import WorkerEntry
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.fence_report import FenceReport, WorkerHolding
+from psserver.edge.job_settings import JobPhase, JobSettings
+from psserver.edge.record import ClockChoice, FenceKind, Member, Record
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
 Effect = TypeVar("Effect", bound=CoordinatorEffect)

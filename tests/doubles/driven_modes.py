@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from psserver.core.effects import WorkerHolding
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import Mode
+from psserver.edge.fence_report import WorkerHolding
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import Mode
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 

@@ -4,17 +4,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from psserver.core.dedupe import PushEntry
-from psserver.core.effects import (
-    ApplyChunk,
-    CopyImage,
-    FenceReport,
-    Finish,
-    ShardEffect,
-    Staged,
-)
-from psserver.core.push import Outcome, PushId, Reply, Trailer
-from psserver.core.record import (
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.push import Outcome, PushId, Reply, Trailer
+from psserver.edge.record import (
     Departure,
     FenceKind,
     Mode,
@@ -22,8 +14,16 @@ from psserver.core.record import (
     StepAtomicity,
     WorkerKey,
 )
-from psserver.core.shard import ShardCore
-from psserver.core.shard_rules import ShardRules
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import (
+    ApplyChunk,
+    CopyImage,
+    Finish,
+    ShardEffect,
+    Staged,
+)
+from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_rules import ShardRules
 from pswire.leased_data import DataRange
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 

@@ -3,10 +3,10 @@
 import threading
 from typing import TYPE_CHECKING
 
-from psserver.core.epoch_ledger import EpochLedger
-from psserver.core.epoch_ledger import EpochShape as CoreShape
-from psserver.core.ledger import DataLedger
-from psserver.core.record import WorkerKey
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.epoch_ledger import EpochShape as CoreShape
+from psserver.coordinator.core.data.ledger import DataLedger
+from psserver.edge.record import WorkerKey
 from pswire.epoch_report import EpochReport
 from pswire.leased_data import DataRange, DataReport
 from psworker.data import EpochShape, Lease, LeaseRequest

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import LossPolicy, Mode, StepAtomicity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

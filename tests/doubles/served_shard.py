@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import FenceKind, Member, Mode, Record
-from psserver.host.changes import Changes
-from psserver.host.shard_host import ShardHost
-from psserver.rpc.parameter_service import ParameterService
-from psserver.rpc.record_codec import identity_message
+from psserver.edge.changes import Changes
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import FenceKind, Member, Mode, Record
+from psserver.edge.record_codec import identity_message
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.rpc.parameter_service import ParameterService
 from pswire.frames import (
     ENCODING_UNCHANGED,
     REQUEST_CHUNK_FIELD,
@@ -35,7 +35,7 @@ from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb
 from tests.doubles.core_values import key, sgd
 
 if TYPE_CHECKING:
-    from psserver.rpc.guard import Context
+    from psserver.edge.guard import Context
 
 # No handler of the data plane looks at it.
 NO_CONTEXT: Final = cast("Context", None)

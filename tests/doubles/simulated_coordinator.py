@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from psserver.core.coordinator import CoordinatorCore
-from psserver.core.coordinator_effects import (
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.coordinator_effects import (
     Abort,
     Announce,
     CoordinatorEffect,
@@ -21,11 +21,11 @@ from psserver.core.coordinator_effects import (
     ReleaseImage,
     SchemaFixed,
 )
-from psserver.core.effects import FenceReport
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import Departure, Mode, Record, WorkerKey
-from psserver.core.roster import GONE, WorkerEntry, WorkerState
-from psserver.core.snapshots import SnapshotEntry
+from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.coordinator.core.snapshots import SnapshotEntry
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import Departure, Mode, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import FIRST, SCHEMA

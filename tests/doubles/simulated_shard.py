@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from psserver.core.dedupe import ChunkState
-from psserver.core.effects import (
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
+from psserver.edge.record import ClockChoice, Record, WorkerKey
+from psserver.shard.core.dedupe import ChunkState
+from psserver.shard.core.effects import (
     ApplyChunk,
     ContributionAwaited,
     CopyImage,
-    FenceReport,
     Finish,
     LoadState,
     MeasureClock,
@@ -24,11 +26,9 @@ from psserver.core.effects import (
     ShardEffect,
     Staged,
 )
-from psserver.core.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.core.record import ClockChoice, Record, WorkerKey
-from psserver.core.shard import ShardCore
-from psserver.core.shard_rules import ShardRules
-from psserver.host.staged_states import StagedStates
+from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.host.staged_states import StagedStates
 from pswire.reasons import Refusal
 
 Values = dict[int, Counter[PushId]]

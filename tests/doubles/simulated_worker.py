@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from psserver.core.clock_table import ClockTable
-from psserver.core.push import Outcome, PushId, Reply, Trailer
-from psserver.core.record import ClockChoice, Member, Mode, Record, WorkerKey
+from psserver.edge.push import Outcome, PushId, Reply, Trailer
+from psserver.edge.record import ClockChoice, Member, Mode, Record, WorkerKey
+from psserver.shard.core.clock_table import ClockTable
 from pswire.clipping import gradient_scale
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import LATER

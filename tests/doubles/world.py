@@ -7,17 +7,17 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 import random
 from collections.abc import Callable
 
-from psserver.core.effects import FenceReport
-from psserver.core.push import Outcome, PushId, Reply
-from psserver.core.record import (
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.push import Outcome, PushId, Reply
+from psserver.edge.record import (
     ClockChoice,
     LossPolicy,
     Mode,
     StepAtomicity,
     WorkerKey,
 )
-from psserver.core.roster import WorkerState
-from psserver.core.shard_rules import ShardRules
+from psserver.shard.core.shard_rules import ShardRules
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.links import Links

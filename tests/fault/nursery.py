@@ -25,15 +25,15 @@ from typing import Any, Final
 
 import typer
 
-from psserver.tensors.supported_optimizers import load_optimizers
+from psserver.shard.tensors.supported_optimizers import load_optimizers
 
 PR_SET_PDEATHSIG: Final = 1
 END: Final = "end"
 IMPORTED: Final = (
     "psserver.__main__",
-    "psserver.daemon.coordinator",
-    "psserver.daemon.ending",
-    "psserver.daemon.shard",
+    "psserver.coordinator.daemon",
+    "psserver.edge.ending",
+    "psserver.shard.daemon",
     "psworker.entrance",
     "tests.fault.training",
     "uvloop",

@@ -10,9 +10,9 @@ from unittest import mock
 import grpc
 import grpc.aio
 
-from psserver.daemon import shard as shard_daemon
-from psserver.host.shard_host import ShardHost
-from psserver.rpc.parameter_service import ParameterService
+from psserver.shard import daemon as shard_daemon
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.rpc.parameter_service import ParameterService
 
 Messages = AsyncIterator[bytes]
 Context = grpc.aio.ServicerContext[bytes, bytes]

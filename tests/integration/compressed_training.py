@@ -14,7 +14,7 @@ import xxhash
 from torch import nn
 
 import psworker
-from psserver.core.record import Mode
+from psserver.edge.record import Mode
 from pswire.compression import Compression
 from pswire.encodings.encoding import Encoding
 from pswire.encodings.known import encoding_of

@@ -16,7 +16,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
     with pytest.MonkeyPatch.context() as patch, Job(folder) as job:
         # A forged seed is held until its fence could have come.
-        patch.setattr("psserver.rpc.seed_call.WAITING_INTERVAL_MS", 100)
+        patch.setattr("psserver.shard.rpc.seed_call.WAITING_INTERVAL_MS", 100)
         with connect(job, "w0") as ps:
             model = nn.ParameterList([torch.ones(1024), torch.ones(1024)])
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

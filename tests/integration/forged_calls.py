@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import grpc
 import pytest
 
-from psserver.host.shard_host import ShardHost
+from psserver.shard.host.shard_host import ShardHost
 from pswire.error_details import refusal_from_rpc_error
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,

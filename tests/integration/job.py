@@ -24,16 +24,16 @@ import uvloop
 
 import psworker
 from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import Record, WorkerKey
-from psserver.core.roster import WorkerState
-from psserver.daemon import coordinator as coordinator_daemon
-from psserver.daemon import lifecycle
-from psserver.daemon import shard as shard_daemon
-from psserver.daemon.job_failed import JobFailedError
-from psserver.host.coordinator_host import CoordinatorHost
-from psserver.host.shard_host import ShardHost
-from psserver.storage.job_store import JobStore
+from psserver.coordinator import daemon as coordinator_daemon
+from psserver.coordinator.core.roster import WorkerState
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.storage.job_store import JobStore
+from psserver.edge import lifecycle
+from psserver.edge.job_failed import JobFailedError
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import Record, WorkerKey
+from psserver.shard import daemon as shard_daemon
+from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
 from tests.doubles.free_addresses import free_address
 

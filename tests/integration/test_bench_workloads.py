@@ -23,7 +23,7 @@ from psctl.bench.workload import Member, Sizes
 from psctl.bench.workloads.big_parameter import LEARNING_RATE
 from psctl.failures import CommandError
 from psserver.bench.dedupe import push_durations_s
-from psserver.core.record import Mode
+from psserver.edge.record import Mode
 from pswire.exit_codes import ExitCode
 from psworker import event_loop
 from tests.integration.job import Job

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import psworker
-from psserver.core.record import Mode
-from psserver.host.shard_host import ShardHost
+from psserver.edge.record import Mode
+from psserver.shard.host.shard_host import ShardHost
 from pswire.compression import Compression, Method
 from tests.doubles.chunk_sizes import cut_into
 from tests.integration.broken_calls import (

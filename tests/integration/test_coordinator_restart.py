@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode
-from psserver.core.roster import WorkerState
-from psserver.host.shard_host import ShardHost
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.record import Mode
+from psserver.shard.host.shard_host import ShardHost
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
 

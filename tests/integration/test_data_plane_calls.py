@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode, StepAtomicity
-from psserver.tensors.applied_chunk import AppliedChunk
+from psserver.edge.record import Mode, StepAtomicity
+from psserver.shard.tensors.applied_chunk import AppliedChunk
 from pswire.channels import ChannelKind, blocking_channel
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.core.record import Mode, StepAtomicity
+from psserver.edge.record import Mode, StepAtomicity
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Crew, Job, connect, deviation, run_workers
@@ -361,7 +361,7 @@ def test_a_group_of_a_foreign_parameter_changes_nothing(tmp_path: Path) -> None:
 def test_groups_can_not_be_changed_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psserver.core.job_model.DECLARATION_COUNT_MAX", 1)
+    monkeypatch.setattr("psserver.coordinator.core.job_model.DECLARATION_COUNT_MAX", 1)
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model: Any = small_model()
         model, optimizer = ps.prepare(

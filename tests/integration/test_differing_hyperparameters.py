@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode
+from psserver.edge.record import Mode
 from tests.integration.job import Job, connect, run_workers
 
 

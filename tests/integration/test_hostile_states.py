@@ -235,7 +235,7 @@ def test_state_is_for_members_only(target: Target, case: str) -> None:
 def test_a_push_by_an_unknown_declaration_is_held_and_then_sent_away(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psserver.rpc.readiness.WAITING_INTERVAL_MS", 100)
+    monkeypatch.setattr("psserver.shard.rpc.readiness.WAITING_INTERVAL_MS", 100)
     before = target.state()
     call = streamed(target.channel, "PushPull")
     request = target.header() + target.trailer(optimizer_digest="0" * 32)

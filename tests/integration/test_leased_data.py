@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import psworker
-from psserver.core.coordinator_effects import Persist
-from psserver.core.roster import WorkerState
-from psserver.storage.job_store import JobStore
+from psserver.coordinator.core.coordinator_effects import Persist
+from psserver.coordinator.core.roster import WorkerState
+from psserver.coordinator.storage.job_store import JobStore
 from tests.integration.job import Crew, Job, connect, run_workers
 
 SAMPLE_COUNT = 60

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from psserver.core.epoch_account import EpochAccount
-from psserver.core.record import Mode
-from psserver.core.roster import WorkerState
+from psserver.coordinator.core.data.epoch_account import EpochAccount
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.record import Mode
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.streams import Numbers

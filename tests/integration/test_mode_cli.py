@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.core.record import Mode, Record
-from psserver.core.shard_standing import ShardStanding
-from psserver.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.edge.record import Mode, Record
 from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
 

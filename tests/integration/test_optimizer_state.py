@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.core.record import Mode, StepAtomicity
+from psserver.edge.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP_COUNT: Final = 3
-READINESS: Final = "psserver.rpc.readiness"
+READINESS: Final = "psserver.shard.rpc.readiness"
 
 VARIANTS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("SGD", {"lr": 0.02}),

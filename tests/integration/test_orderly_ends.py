@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.core.record import Mode, StepAtomicity
-from psserver.core.roster import WorkerState
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.record import Mode, StepAtomicity
 from tests.integration.job import Job, connect
 
 CANCELLED = "RPC cancelled"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from psserver.core.record import Mode, StepAtomicity
+from psserver.edge.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from psworker.steps.overlap import sent_ahead
 from tests.doubles.chunk_sizes import cut_into

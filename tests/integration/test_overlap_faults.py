@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.core.record import Mode
+from psserver.edge.record import Mode
 from pswire.addresses import Address, parse_address
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers

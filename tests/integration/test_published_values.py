@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.core.dedupe import PushEntry
-from psserver.core.push import PushId, StagedChunk, Trailer
-from psserver.core.record import Mode, StepAtomicity
-from psserver.core.roster import WorkerState
-from psserver.core.shard import ShardCore
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.push import PushId, StagedChunk, Trailer
+from psserver.edge.record import Mode, StepAtomicity
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.shard import ShardCore
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into

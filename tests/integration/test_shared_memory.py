@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode, WorkerKey
+from psserver.edge.record import Mode, WorkerKey
 from pswire.limits import PROTOCOL_VERSION
 from pswire.memory_segments import MemorySegment, SegmentError, boot_id
 from pswire.segment_handshake import TOKEN_BYTES, Answer, Offer, address_of

@@ -13,7 +13,7 @@ def test_a_push_that_is_silent_may_be_tried_again(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker whose interpreter stands still between call and message does that."""
-    monkeypatch.setattr("psserver.rpc.push_call.FIRST_MESSAGE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("psserver.shard.rpc.push_call.FIRST_MESSAGE_TIMEOUT_S", 0.05)
     before = target.state()
     is_over = threading.Event()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.host.monotonic import now_ms
+from psserver.edge.monotonic import now_ms
 from pswire.addresses import Address, parse_address
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect
@@ -76,7 +76,7 @@ def test_a_reader_is_given_time_for_the_bytes_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 4 KB, at a byte a millisecond."""
-    monkeypatch.setattr("psserver.core.snapshots.READER_BYTES_PER_MS", 1)
+    monkeypatch.setattr("psserver.coordinator.core.snapshots.READER_BYTES_PER_MS", 1)
     with Job(tmp_path) as job, connect(job, "w0") as ps:
         model = nn.Linear(1_000, 1, bias=False)
         ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.core.record import Mode
-from psserver.core.roster import WorkerState
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.record import Mode
 from psworker.errors import UnsupportedError
 from psworker.optim.optimizer import PreparedOptimizer
 from tests.doubles.chunk_sizes import cut_into

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.core.record import Mode
-from psserver.core.roster import WorkerState
+from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.record import Mode
 from pswire.addresses import Address, parse_address
 from psworker.member.session import LEAVE_TIMEOUT_S
 from psworker.worker_connection import WorkerConnection
@@ -322,8 +322,8 @@ def test_shards_that_were_stopped_are_told_while_a_step_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at `psserver local`: the worker's terminal says whom it waits for."""
-    for module in ("shard_silence", "waiting_log"):
-        monkeypatch.setattr(f"psworker.member.{module}.WAITING_INTERVAL_MS", 200)
+    for module in ("member.shard_silence", "transport.waiting_log"):
+        monkeypatch.setattr(f"psworker.{module}.WAITING_INTERVAL_MS", 200)
     with Job(tmp_path, workers_min=2) as job:
         addresses = job.shard_addresses()
 
@@ -450,7 +450,7 @@ def test_a_step_that_waits_is_told_of_the_coordinators_full_disk(
 ) -> None:
     """It waits for a worker whose place nobody can take: that is why."""
     for module in ("parameter_service", "progress_report"):
-        monkeypatch.setattr(f"psserver.rpc.{module}.WAITING_INTERVAL_MS", 100)
+        monkeypatch.setattr(f"psserver.shard.rpc.{module}.WAITING_INTERVAL_MS", 100)
     both_in, is_over = threading.Barrier(2), threading.Event()
     errors: list[str] = []
     with Job(tmp_path, workers_min=2) as job:

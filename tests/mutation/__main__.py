@@ -41,7 +41,7 @@ FOLDERS: Final = (
 
 CORE_SUITES: Final = (
     ("tests/property/test_core_schedules.py", "-k", "promise"),
-    ("tests/unit/psserver/core",),
+    ("tests/unit/psserver/coordinator/core", "tests/unit/psserver/shard/core"),
 )
 
 SCHEDULE_COUNT: Final = "2280"
@@ -117,7 +117,8 @@ def tell(line: str) -> None:
 
 def is_of_core(bug: PlantedBug) -> bool:
     """Whether the core's own tests are those that have to notice it."""
-    return all(edit.file.startswith("psserver/core/") for edit in bug.edits)
+    cores = ("psserver/coordinator/core/", "psserver/shard/core/")
+    return all(edit.file.startswith(cores) for edit in bug.edits)
 
 
 def suites_of(bug: PlantedBug, *, is_whole: bool) -> Suites:

@@ -2,18 +2,17 @@
 
 from tests.mutation.planted_bug import Edit, PlantedBug
 
-CORE = "psserver/core"
-CORE_TESTS = "tests/unit/psserver/core"
+SHARD_CORE = "psserver/shard/core"
+JOB_CORE = "psserver/coordinator/core"
 WORKER = "psworker"
 WORKER_TESTS = "tests/unit/psworker"
-RPC_TESTS = "tests/unit/psserver/rpc"
 
 BUGS = (
     PlantedBug(
         "dedupe off",
         (
             Edit(
-                f"{CORE}/dedupe.py",
+                f"{SHARD_CORE}/dedupe.py",
                 "        return window.entries.get(sequence)\n\n    def has_chunk",
                 "        window.done_sequence = sequence - 1\n"
                 "        window.entries[sequence] = PushEntry()\n"
@@ -21,14 +20,14 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_core_dedupe.py::test_other_bytes_are_refused_after_the_push_is_done_too",
+            "tests/unit/psserver/shard/core/test_core_dedupe.py::test_other_bytes_are_refused_after_the_push_is_done_too",
         ),
     ),
     PlantedBug(
         "dedupe for each push instead of each chunk",
         (
             Edit(
-                f"{CORE}/dedupe.py",
+                f"{SHARD_CORE}/dedupe.py",
                 "            return window.entries.setdefault(sequence, PushEntry())\n",
                 "            entry = window.entries.setdefault(sequence, PushEntry())\n"
                 "            if entry.trailer is not None and not entry.is_complete:\n"
@@ -36,7 +35,7 @@ BUGS = (
                 "            return entry\n",
             ),
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "        if known is None or chunk_index in known.queued:\n"
                 "            return\n",
                 "        if known is None:\n"
@@ -45,86 +44,86 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_push_progress.py::test_an_interrupted_push_goes_on_with_the_chunks_that_lack",
+            "tests/unit/psserver/shard/core/test_push_progress.py::test_an_interrupted_push_goes_on_with_the_chunks_that_lack",
         ),
     ),
     PlantedBug(
         "acknowledge before apply",
         (
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "        if known.remaining:\n            return False\n",
                 "        if not entry.is_complete:\n            return False\n",
             ),
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "        self._open[push].remaining.discard(chunk_index)\n",
                 "        if push in self._open:\n"
                 "            self._open[push].remaining.discard(chunk_index)\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_cut_by_sequence.py::test_what_is_beyond_the_cut_is_staged_until_it_is_copied",
+            "tests/unit/psserver/shard/core/test_cut_by_sequence.py::test_what_is_beyond_the_cut_is_staged_until_it_is_copied",
         ),
     ),
     PlantedBug(
         "a count of messages instead of contributors",
         (
             Edit(
-                f"{CORE}/clock_progress.py",
+                f"{SHARD_CORE}/clock_progress.py",
                 " if m.worker not in trailers]\n        if lacking:\n",
                 " if m.worker not in trailers]\n"
                 "        if len(trailers) < len(self._clocks.members):\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_shard_core.py::test_contributors_are_those_of_the_record_however_many_pushed",
+            "tests/unit/psserver/shard/core/test_shard_core.py::test_contributors_are_those_of_the_record_however_many_pushed",
         ),
     ),
     PlantedBug(
         "no refusal of an old incarnation",
         (
             Edit(
-                f"{CORE}/admission.py",
+                f"{SHARD_CORE}/admission.py",
                 "        if sequence <= departure.last_sequence:\n",
                 "        if sequence:\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_shard_core.py::test_a_worker_that_ended_may_ask_for_its_last_answer_only",
+            "tests/unit/psserver/shard/core/test_shard_core.py::test_a_worker_that_ended_may_ask_for_its_last_answer_only",
         ),
     ),
     PlantedBug(
         "staleness off by one",
         (
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "self._clocks.frontier >= clock - bound\n",
                 "self._clocks.frontier >= clock - bound - 1\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_backup_workers.py::test_a_jump_to_a_clock_that_is_open_here_pulls_when_it_is_closed",
+            "tests/unit/psserver/shard/core/test_backup_workers.py::test_a_jump_to_a_clock_that_is_open_here_pulls_when_it_is_closed",
         ),
     ),
     PlantedBug(
         "the order of ids ignored",
         (
             Edit(
-                f"{CORE}/clock_table.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "known = tuple(sorted(found, key=lambda member: member.worker))",
                 "known = tuple(found)",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clock_table.py::test_contributors_come_in_the_order_of_worker_ids",
+            "tests/unit/psserver/shard/core/test_clock_table.py::test_contributors_come_in_the_order_of_worker_ids",
         ),
     ),
     PlantedBug(
         "eviction decided by each shard alone",
         (
             Edit(
-                f"{CORE}/clock_table.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "            self._departures[worker] = departure\n",
                 "            held = self._dedupe.window_of(worker).complete_sequence\n"
                 "            own = departure.member.clock_of(held)\n"
@@ -136,39 +135,39 @@ BUGS = (
                 "            ended[worker] = self._departures[worker] = departure\n",
             ),
             Edit(
-                f"{CORE}/clock_table.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "[*known_ends, *record.departures]",
                 "[*known_ends, *ended.values()]",
             ),
             Edit(
-                f"{CORE}/shard_progress.py",
+                f"{SHARD_CORE}/shard_progress.py",
                 "            worker, departure.last_sequence\n        ).items():",
                 "            worker, self._table.departure_of(worker).last_sequence\n"
                 "        ).items():",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
+            "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
         ),
     ),
     PlantedBug(
         "a joiner with base clock 0",
         (
             Edit(
-                f"{CORE}/fence.py",
+                f"{JOB_CORE}/fence.py",
                 "Member(worker=worker, rank=rank, base_clock=base_clock)",
                 "Member(worker=worker, rank=rank, base_clock=0)",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clip_commit.py::test_another_record_commits_a_clock_that_nobody_is_left_of",
+            "tests/unit/psserver/coordinator/core/test_clip_commit.py::test_another_record_commits_a_clock_that_nobody_is_left_of",
         ),
     ),
     PlantedBug(
         "the window collected by time",
         (
             Edit(
-                f"{CORE}/dedupe.py",
+                f"{SHARD_CORE}/dedupe.py",
                 "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
                 "        kept = window.done_sequence - len(window.entries)\n"
                 "        if 0 < sequence <= kept:\n"
@@ -177,41 +176,41 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_core_dedupe.py::test_a_done_push_is_kept_until_it_is_acknowledged",
+            "tests/unit/psserver/shard/core/test_core_dedupe.py::test_a_done_push_is_kept_until_it_is_acknowledged",
         ),
     ),
     PlantedBug(
         "a clock changes its kind with the worker that it was of",
         (
             Edit(
-                f"{CORE}/fence.py",
+                f"{JOB_CORE}/fence.py",
                 "sorted(m for m in mixed if m.clock > applied_min)",
                 "sorted(m for m in mixed if m.clock < applied_min)",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_stays_what_a_chunk_of_it_was_applied_as",
-            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
+            "tests/unit/psserver/test_mixed_clocks.py::test_a_clock_stays_what_a_chunk_of_it_was_applied_as",
+            "tests/unit/psserver/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
         ),
     ),
     PlantedBug(
         "a clock's kind is told only while it is open",
         (
             Edit(
-                f"{CORE}/clock_progress.py",
+                f"{SHARD_CORE}/clock_progress.py",
                 "        if kind is not None:\n            self._mixed[clock] = kind\n",
                 "",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
+            "tests/unit/psserver/test_mixed_clocks.py::test_a_clock_is_on_every_shard_what_one_has_applied_it_as",
         ),
     ),
     PlantedBug(
         "a clock is skipped for a step that is dropped",
         (
             Edit(
-                f"{CORE}/shard_report.py",
+                f"{SHARD_CORE}/shard_report.py",
                 "        skip_clocks=(applied,) if is_skipped else (),\n",
                 "        skip_clocks=tuple(\n"
                 "            m.clock_of(dedupe.window_of(m.worker).done_sequence + 1)\n"
@@ -222,92 +221,92 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_mixed_clocks.py::test_a_step_that_is_dropped_has_no_say_in_whether_its_clock_is_skipped",
+            "tests/unit/psserver/test_mixed_clocks.py::test_a_step_that_is_dropped_has_no_say_in_whether_its_clock_is_skipped",
         ),
     ),
     PlantedBug(
         "only members are cut off from a shard",
         (
             Edit(
-                f"{CORE}/coordinator.py",
+                f"{JOB_CORE}/coordinator.py",
                 "WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING\n",
                 "WorkerState.MEMBER, WorkerState.SUSPECT\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_reach.py::test_another_worker_seeds_for_one_that_cannot_reach_a_shard",
+            "tests/unit/psserver/coordinator/core/test_reach.py::test_another_worker_seeds_for_one_that_cannot_reach_a_shard",
         ),
     ),
     PlantedBug(
         "who can't reach a shard is taken in as soon as the job has started",
         (
             Edit(
-                f"{CORE}/loss.py",
+                f"{JOB_CORE}/loss.py",
                 "not in staying and not entry.cut_off\n",
                 "not in staying\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_reach.py::test_who_could_not_seed_is_taken_in_once_it_reaches_the_shard",
+            "tests/unit/psserver/coordinator/core/test_reach.py::test_who_could_not_seed_is_taken_in_once_it_reaches_the_shard",
         ),
     ),
     PlantedBug(
         "a cut from stale clocks",
         (
             Edit(
-                f"{CORE}/cut.py",
+                f"{JOB_CORE}/cut.py",
                 "        *(report.touched_clock_max for report in reports),\n",
                 "        min(report.applied_clock for report in reports),\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_core_losses.py::test_with_nobody_alive_what_the_shards_have_is_a_cut[1]",
+            "tests/unit/psserver/coordinator/core/test_core_losses.py::test_with_nobody_alive_what_the_shards_have_is_a_cut[1]",
         ),
     ),
     PlantedBug(
         "data leased again that a shard already holds",
         (
             Edit(
-                f"{CORE}/departed_data.py",
+                f"{JOB_CORE}/data/departed_data.py",
                 "            ledger.consume(worker, (piece,))\n",
                 "            pass\n",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_core_data.py::test_of_an_evicted_worker_the_shards_know_what_was_used[1]",
+            "tests/unit/psserver/test_core_data.py::test_of_an_evicted_worker_the_shards_know_what_was_used[1]",
         ),
     ),
     PlantedBug(
         "a clipped clock that each shard commits by itself",
         (
             Edit(
-                f"{CORE}/clock_commits.py",
+                f"{SHARD_CORE}/clock_commits.py",
                 "if contributors and not members and not is_clipped:",
                 "if contributors and not members:",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clipped_clocks.py::test_a_clock_that_nobody_is_left_of_waits_for_a_record",
+            "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_a_clock_that_nobody_is_left_of_waits_for_a_record",
         ),
     ),
     PlantedBug(
         "clipped by the norm of those who do not contribute any more",
         (
             Edit(
-                f"{CORE}/clock_measure.py",
+                f"{SHARD_CORE}/clock_measure.py",
                 "known[:2] == choice[:2] else None",
                 "known[0] == choice[0] else None",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
+            "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
         ),
     ),
     PlantedBug(
         "state that a lost worker's last push brings and some shards do not load",
         (
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "        if trailer.loads_state and (trailer.is_of_longest or is_first)"
                 ":\n",
                 "        is_member = self._clocks.member_of(push.worker) is not None\n"
@@ -316,20 +315,20 @@ BUGS = (
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_push_departures.py::test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended",
+            "tests/unit/psserver/shard/core/test_push_departures.py::test_the_last_push_of_the_longest_loads_its_state_after_its_worker_has_ended",
         ),
     ),
     PlantedBug(
         "declarations of optimizers that a restart forgets",
         (
             Edit(
-                f"{CORE}/job_model.py",
+                f"{JOB_CORE}/job_model.py",
                 "        self.declared = optimizers[len(first) :]\n",
                 "",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_job_model.py::test_a_declaration_is_kept_once_and_the_first_word_still_agrees",
+            "tests/unit/psserver/coordinator/core/test_job_model.py::test_a_declaration_is_kept_once_and_the_first_word_still_agrees",
         ),
     ),
     PlantedBug(
@@ -392,50 +391,50 @@ BUGS = (
         "state that is lost with a parameter's place in its group",
         (
             Edit(
-                "psserver/tensors/declared_optimizers.py",
+                "psserver/shard/tensors/declared_optimizers.py",
                 "for each in (*alike, spec)\n",
                 "for each in (spec,)\n",
             ),
         ),
-        tests=("tests/unit/psserver/tensors/test_declared_optimizers.py",),
+        tests=("tests/unit/psserver/shard/tensors/test_declared_optimizers.py",),
     ),
     PlantedBug(
         "progress from the record alone",
         (
             Edit(
-                f"{CORE}/clock_table.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "clocks = [self.clock_of(member) for member in self.senders]",
                 "clocks = [self.clock_of(member) for member in self.members]",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_clock_table.py::test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come",
+            "tests/unit/psserver/shard/core/test_clock_table.py::test_a_joiner_is_not_told_a_clock_whose_update_is_still_to_come",
         ),
     ),
     PlantedBug(
         "BSP that begins beside pushes of the mode before",
         (
             Edit(
-                f"{CORE}/clock_table.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "self._is_draining = True",
                 "self._is_draining = record.mode_clock > self.applied_clock",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_mode_changes.py::test_bsp_waits_for_pushes_of_a_mode_that_began_after_the_same_clock",
+            "tests/unit/psserver/shard/core/test_mode_changes.py::test_bsp_waits_for_pushes_of_a_mode_that_began_after_the_same_clock",
         ),
     ),
     PlantedBug(
         "published values that the next update does not go on from",
         (
             Edit(
-                "psserver/tensors/apply_engine.py",
+                "psserver/shard/tensors/apply_engine.py",
                 "                self._masters.take(chunk, taken)\n",
                 "",
             ),
         ),
         tests=(
-            "tests/unit/psserver/tensors/test_buffers.py::"
+            "tests/unit/psserver/shard/tensors/test_buffers.py::"
             "test_an_update_after_values_were_replaced_goes_on_from_them",
         ),
     ),
@@ -443,38 +442,38 @@ BUGS = (
         "steps and published values of one clock applied together",
         (
             Edit(
-                "psserver/core/release.py", "    if len(kinds) < 2:\n", "    if True:\n"
+                f"{SHARD_CORE}/release.py", "    if len(kinds) < 2:\n", "    if True:\n"
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_shard_core.py::test_what_a_late_worker_does_elsewhere_in_its_script_is_dropped[True]",
+            "tests/unit/psserver/shard/core/test_shard_core.py::test_what_a_late_worker_does_elsewhere_in_its_script_is_dropped[True]",
         ),
     ),
     PlantedBug(
         "published values of every worker counted without clocks",
         (
             Edit(
-                "psserver/core/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "counted = {} if is_left_out else {push.worker: entry}",
                 "counted = {push.worker: entry}",
             ),
         ),
         tests=(
-            f"{CORE_TESTS}/test_shard_core.py::test_in_asp_only_the_longest_member_publishes[False]",
+            "tests/unit/psserver/shard/core/test_shard_core.py::test_in_asp_only_the_longest_member_publishes[False]",
         ),
     ),
     PlantedBug(
         "published values taken for a gradient",
         (
             Edit(
-                "psserver/tensors/buffers.py",
+                "psserver/shard/tensors/buffers.py",
                 "        return _union(bits, each.values(chunk)) if each.value_entries "
                 "else bits\n",
                 "        return bits\n",
             ),
         ),
         tests=(
-            "tests/unit/psserver/tensors/test_buffers.py::"
+            "tests/unit/psserver/shard/tensors/test_buffers.py::"
             "test_values_of_the_source_replace_those_of_the_shard",
         ),
     ),
@@ -482,13 +481,13 @@ BUGS = (
         "every member of an asynchronous job publishes",
         (
             Edit(
-                f"{CORE}/push_progress.py",
+                f"{SHARD_CORE}/push_progress.py",
                 "entry.trailer.publishes and not entry.trailer.is_of_longest",
                 "False",
             ),
         ),
         tests=(
-            "tests/unit/psserver/core/test_shard_core.py::"
+            "tests/unit/psserver/shard/core/test_shard_core.py::"
             "test_in_asp_only_the_longest_member_publishes",
         ),
     ),
@@ -576,12 +575,12 @@ BUGS = (
         "tensors in another order that are taken as they come",
         (
             Edit(
-                f"{CORE}/job_model.py",
+                f"{JOB_CORE}/job_model.py",
                 "        return order\n",
                 "        return ()\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_job_model.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_job_model.py",),
     ),
     PlantedBug(
         "a rank that was left in the environment counts",
@@ -599,7 +598,7 @@ BUGS = (
         "the order of the worker that opened an epoch, and each draws its own",
         (
             Edit(
-                f"{CORE}/ledger.py",
+                f"{JOB_CORE}/data/ledger.py",
                 "        return origin if known.is_closed else known.origin\n",
                 "        return origin\n",
             ),
@@ -761,14 +760,14 @@ BUGS = (
         "a sum of losses that is divided by the weights",
         (
             Edit(
-                "psserver/tensors/apply_engine.py",
+                "psserver/shard/tensors/apply_engine.py",
                 "        divisor = None if spec.loss_is_sum else total_weight\n"
                 "        mean = self._optimizers",
                 "        divisor = total_weight\n        mean = self._optimizers",
             ),
         ),
         tests=(
-            "tests/unit/psserver/tensors/test_clipping.py"
+            "tests/unit/psserver/shard/tensors/test_clipping.py"
             "::test_of_a_sum_the_sum_is_measured_and_applied_and_buffers_stay_a_mean",
         ),
     ),
@@ -790,7 +789,7 @@ BUGS = (
         "a chunk that is here, looked up in a segment that is gone",
         (
             Edit(
-                "psserver/rpc/push_call.py",
+                "psserver/shard/rpc/push_call.py",
                 "        if self._host.model.core.dedupe.has_chunk("
                 "self.push, frame.index, frame.digest):\n"
                 "            return  # sent again\n",
@@ -798,7 +797,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psserver/rpc/test_parameter_service.py"
+            "tests/unit/psserver/shard/rpc/test_parameter_service.py"
             "::test_a_push_that_is_done_is_answered_though_its_segment_is_gone",
         ),
     ),
@@ -806,12 +805,12 @@ BUGS = (
         "a resend of a done push that is taken for a new one",
         (
             Edit(
-                f"{CORE}/dedupe.py",
+                f"{SHARD_CORE}/dedupe.py",
                 "        return push.sequence <= window.done_sequence\n",
                 "        return False\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_core_dedupe.py",),
+        tests=("tests/unit/psserver/shard/core/test_core_dedupe.py",),
     ),
     PlantedBug(
         "a chunk that points again into a segment that is gone",
@@ -828,7 +827,7 @@ BUGS = (
         "nobody is cut off from a shard",
         (
             Edit(
-                f"{CORE}/loss.py",
+                f"{JOB_CORE}/loss.py",
                 "        out += [entry for entry in roster.in_state(*PRESENT) "
                 "if entry.cut_off]\n",
                 "",
@@ -843,7 +842,7 @@ BUGS = (
         "a worker that is cut off for a shard that nobody reaches",
         (
             Edit(
-                f"{CORE}/reach.py",
+                f"{JOB_CORE}/reach.py",
                 "        if own is not None and self._is_silent(own, now_ms):\n"
                 "            return False\n"
                 "        if own is not None:\n",
@@ -852,88 +851,88 @@ BUGS = (
                 "        if own is not None:\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_reach.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_reach.py",),
     ),
     PlantedBug(
         "a worker that stays cut off though the shard answers it again",
         (
             Edit(
-                f"{CORE}/coordinator.py",
+                f"{JOB_CORE}/coordinator.py",
                 '            was_cut_off, entry.cut_off = entry.cut_off, ""\n',
                 "            was_cut_off = entry.cut_off\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_reach.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_reach.py",),
     ),
     PlantedBug(
         "a script that ends before its first step and holds a finished job",
-        (Edit(f"{CORE}/fence.py", "            return 0\n", "            pass\n"),),
-        tests=("tests/unit/psserver/core/test_finished_job.py",),
+        (Edit(f"{JOB_CORE}/fence.py", "            return 0\n", "            pass\n"),),
+        tests=("tests/unit/psserver/coordinator/core/test_finished_job.py",),
     ),
     PlantedBug(
         "a job that is at work again and keeps no place for who is lost",
         (
             Edit(
-                f"{CORE}/job_progress.py",
+                f"{JOB_CORE}/job_progress.py",
                 "            self.is_resumed |= has_resumed(",
                 "            has_resumed(",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_finished_job.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_finished_job.py",),
     ),
     PlantedBug(
         "a restart that forgets that nobody trains a finished job",
         (
             Edit(
-                "psserver/storage/job_codec.py",
+                "psserver/coordinator/storage/job_codec.py",
                 'data.get("finished_step_count", -1)',
                 "-1",
             ),
         ),
-        tests=("tests/unit/psserver/storage/test_job_codec.py",),
+        tests=("tests/unit/psserver/coordinator/storage/test_job_codec.py",),
     ),
     PlantedBug(
         "dead members that keep their places when the last living one leaves",
         (
             Edit(
-                f"{CORE}/fence.py",
+                f"{JOB_CORE}/fence.py",
                 "        if all(member.worker in fence.absent for member in members):\n"
                 "            floor = 0\n",
                 "",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_core_losses.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_core_losses.py",),
     ),
     PlantedBug(
         "a change announced that the disk has refused",
         (
             Edit(
-                f"{CORE}/state_writes.py",
+                f"{JOB_CORE}/state_writes.py",
                 "        change.undo()\n",
                 "        change.then()\n",
             ),
         ),
         tests=(
-            "tests/unit/psserver/host/test_full_disk.py"
+            "tests/unit/psserver/coordinator/host/test_full_disk.py"
             "::test_a_record_that_can_not_be_written_is_no_record",
         ),
     ),
     PlantedBug(
         "a change kept in memory that the disk has refused",
-        (Edit(f"{CORE}/state_writes.py", "        change.undo()\n", ""),),
-        tests=("tests/unit/psserver/host/test_full_disk.py",),
+        (Edit(f"{JOB_CORE}/state_writes.py", "        change.undo()\n", ""),),
+        tests=("tests/unit/psserver/coordinator/host/test_full_disk.py",),
     ),
     PlantedBug(
         "a full disk never tried again",
         (
             Edit(
-                f"{CORE}/state_writes.py",
+                f"{JOB_CORE}/state_writes.py",
                 "        return bool(self.failure) and self._change is None and",
                 "        return not self.failure and self._change is None and",
             ),
         ),
         tests=(
-            "tests/unit/psserver/host/test_full_disk.py"
+            "tests/unit/psserver/coordinator/host/test_full_disk.py"
             "::test_the_first_values_stay_staged_until_there_is_room",
         ),
     ),
@@ -941,24 +940,24 @@ BUGS = (
         "a lease handed out before it is on the disk",
         (
             Edit(
-                "psserver/host/data_leases.py",
+                "psserver/coordinator/host/data_leases.py",
                 "            self._keep(Persist(epochs=changed), before.put_back)\n",
                 "            pass\n",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_full_disk.py",),
+        tests=("tests/unit/psserver/coordinator/host/test_full_disk.py",),
     ),
     PlantedBug(
         "a registration answered that is not on the disk",
         (
             Edit(
-                f"{CORE}/coordinator.py",
+                f"{JOB_CORE}/coordinator.py",
                 "            self.keep(change, now_ms, undo=undo)\n",
                 "            self.keep(change, now_ms)\n",
             ),
         ),
         tests=(
-            "tests/unit/psserver/host/test_full_disk.py"
+            "tests/unit/psserver/coordinator/host/test_full_disk.py"
             "::test_who_asks_again_is_kept_then",
         ),
     ),
@@ -966,13 +965,13 @@ BUGS = (
         "a record's data settled though the record is not written",
         (
             Edit(
-                f"{CORE}/job_progress.py",
+                f"{JOB_CORE}/job_progress.py",
                 "            before.put_back()\n",
                 "",
             ),
         ),
         tests=(
-            "tests/unit/psserver/host/test_full_disk.py"
+            "tests/unit/psserver/coordinator/host/test_full_disk.py"
             "::test_memory_is_as_the_disk_whatever_fails",
         ),
     ),
@@ -980,24 +979,24 @@ BUGS = (
         "a model taken that no shard can hold",
         (
             Edit(
-                f"{CORE}/shard_memory.py",
+                f"{JOB_CORE}/shard_memory.py",
                 "            if part * len(indexes) > grant.byte_count:\n",
                 "            if part * len(indexes) > grant.byte_count << 20:\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_shard_memory.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_shard_memory.py",),
     ),
     PlantedBug(
         "shards of one machine that are each granted all of it",
         (
             Edit(
-                f"{CORE}/shard_memory.py",
+                f"{JOB_CORE}/shard_memory.py",
                 "            if part * len(indexes) > grant.byte_count:\n",
                 "            if part > grant.byte_count:\n",
             ),
         ),
         tests=(
-            "tests/unit/psserver/core/test_shard_memory.py"
+            "tests/unit/psserver/coordinator/core/test_shard_memory.py"
             "::test_shards_of_one_machine_share_its_memory",
         ),
     ),
@@ -1005,12 +1004,12 @@ BUGS = (
         "a model's memory without the state of its optimizer",
         (
             Edit(
-                f"{CORE}/shard_memory.py",
+                f"{JOB_CORE}/shard_memory.py",
                 "        return self.values + self.state + self.members\n",
                 "        return self.values + self.members\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_shard_memory.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_shard_memory.py",),
     ),
     PlantedBug(
         "a tied name of two tensors",
@@ -1028,23 +1027,23 @@ BUGS = (
         "a limit of a control group above that is passed over",
         (
             Edit(
-                "psserver/host/usable_memory.py",
+                "psserver/shard/host/usable_memory.py",
                 "        for each in (group, *group.parents):\n",
                 "        for each in (group,):\n",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_usable_memory.py",),
+        tests=("tests/unit/psserver/shard/host/test_usable_memory.py",),
     ),
     PlantedBug(
         "a snapshot that waits for pushes of the dead",
         (
             Edit(
-                f"{CORE}/loss.py",
+                f"{JOB_CORE}/loss.py",
                 "    if is_given_up and is_deserted(roster, record):\n",
                 "    if False:\n",
             ),
         ),
-        tests=("tests/unit/psserver/core/test_core_losses.py",),
+        tests=("tests/unit/psserver/coordinator/core/test_core_losses.py",),
     ),
     PlantedBug(
         "a worker that pushes nothing in place of a step on what is in its hand",
@@ -1139,7 +1138,7 @@ BUGS = (
                 "    if count_max:\n        return\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_decoding.py",),
+        tests=("tests/unit/psserver/edge/test_decoding.py",),
     ),
     PlantedBug(
         "fields within a message that are not counted",
@@ -1162,36 +1161,36 @@ BUGS = (
                 "        start = position\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_decoding.py",),
+        tests=("tests/unit/psserver/edge/test_decoding.py",),
     ),
     PlantedBug(
         "a push that is read before its header is admitted",
         (
             Edit(
-                "psserver/rpc/push_call.py",
+                "psserver/shard/rpc/push_call.py",
                 "            header = await fields.header()\n",
                 "            await fields.message()\n"
                 "            header = await fields.header()\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "a large message that is parsed in the event loop",
         (
             Edit(
-                "psserver/rpc/decoding.py",
+                "psserver/edge/decoding.py",
                 "    if byte_count < LARGE_BYTES_MIN:\n",
                 "    if byte_count >= 0:\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_decoding.py",),
+        tests=("tests/unit/psserver/edge/test_decoding.py",),
     ),
     PlantedBug(
         "a decoder that lets its error out",
         (
             Edit(
-                "psserver/rpc/decoding.py",
+                "psserver/edge/decoding.py",
                 "    except DecodeError:\n",
                 "    except ZeroDivisionError:\n",
             ),
@@ -1204,67 +1203,67 @@ BUGS = (
         "several calls of a worker that stage at a time",
         (
             Edit(
-                "psserver/host/staging_calls.py",
+                "psserver/edge/staging_calls.py",
                 "        if before is not None:\n",
                 "        if before is not None and not sender:\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "a call that stages and may be silent",
         (
             Edit(
-                "psserver/host/staging_calls.py",
+                "psserver/edge/staging_calls.py",
                 "                timeout=SILENCE_TIMEOUT_S,\n",
                 "                timeout=None,\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "a seed that is kept before its sender is admitted",
         (
             Edit(
-                "psserver/rpc/seed_call.py",
+                "psserver/shard/rpc/seed_call.py",
                 "        has_begun = core.clocks.record is not None\n",
                 "        has_begun = False\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "any number of unread answers",
         (
             Edit(
-                "psserver/host/answer_slots.py",
+                "psserver/shard/host/answer_slots.py",
                 "        return has_room and self._counts[reader] < self._each_max\n",
                 "        return has_room\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "an answer that is never counted as read",
         (
             Edit(
-                "psserver/host/answer_slots.py",
+                "psserver/shard/host/answer_slots.py",
                 "            self._counts[reader] -= 1\n",
                 "            self._counts[reader] -= 0\n",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_answer_slots.py",),
+        tests=("tests/unit/psserver/shard/host/test_answer_slots.py",),
     ),
     PlantedBug(
         "another user's connection that takes a place",
         (
             Edit(
-                "psserver/host/segment_listener.py",
+                "psserver/shard/host/segment_listener.py",
                 "            check_peer(peer)\n",
                 "            pass\n",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_segment_listener.py",),
+        tests=("tests/unit/psserver/shard/host/test_segment_listener.py",),
     ),
     PlantedBug(
         "a line in the log for each refusal",
@@ -1292,195 +1291,195 @@ BUGS = (
         "connections take every descriptor",
         (
             Edit(
-                "psserver/daemon/descriptors.py",
+                "psserver/edge/descriptors.py",
                 "min(CONNECTION_COUNT_MAX, limit * 3 // 4, limit - KEPT_COUNT)",
                 "min(CONNECTION_COUNT_MAX, limit)",
             ),
         ),
         tests=(
-            "tests/unit/psserver/daemon/test_descriptors.py::test_connections_get_a_part_of_the_descriptors",
+            "tests/unit/psserver/edge/test_descriptors.py::test_connections_get_a_part_of_the_descriptors",
         ),
     ),
     PlantedBug(
         "any number of connections",
         (
             Edit(
-                "psserver/rpc/server.py",
+                "psserver/edge/server.py",
                 '("grpc.max_allowed_incoming_connections", connection_count_max)',
                 '("grpc.max_allowed_incoming_connections", CONNECTION_COUNT_MAX)',
             ),
         ),
         tests=(
-            f"{RPC_TESTS}/test_server_options.py::test_connections_beyond_the_limit_end_and_those_before_go_on",
+            "tests/unit/psserver/edge/test_server_options.py::test_connections_beyond_the_limit_end_and_those_before_go_on",
         ),
     ),
     PlantedBug(
         "a connection without a call stays for ever",
         (
             Edit(
-                "psserver/rpc/server.py",
+                "psserver/edge/server.py",
                 '        ("grpc.max_connection_idle_ms", IDLE_TIMEOUT_MS),\n',
                 "",
             ),
         ),
         tests=(
-            f"{RPC_TESTS}/test_server_options.py::test_a_connection_without_a_call_ends_and_its_client_comes_back",
+            "tests/unit/psserver/edge/test_server_options.py::test_a_connection_without_a_call_ends_and_its_client_comes_back",
         ),
     ),
     PlantedBug(
         "a join whose sender is waited for keeps its place",
         (
             Edit(
-                "psserver/host/staging_calls.py",
+                "psserver/edge/staging_calls.py",
                 "                elif slowest := self._slowest(self._held):\n"
                 "                    self._end(slowest)\n",
                 "",
             ),
         ),
         tests=(
-            "tests/unit/psserver/host/test_staging_calls.py",
-            f"{RPC_TESTS}/test_watches.py",
+            "tests/unit/psserver/edge/test_staging_calls.py",
+            "tests/unit/psserver/test_watches.py",
         ),
     ),
     PlantedBug(
         "a call that is read before it has a place",
         (
             Edit(
-                "psserver/host/staging_calls.py",
+                "psserver/edge/staging_calls.py",
                 "return len(self._held) < self._count_max\n",
                 "return True\n",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_staging_calls.py",),
+        tests=("tests/unit/psserver/edge/test_staging_calls.py",),
     ),
     PlantedBug(
         "bytes of joins that nobody counts",
         (
             Edit(
-                "psserver/rpc/worker_control.py",
+                "psserver/coordinator/rpc/worker_control.py",
                 "                self._places.add(call, len(data))\n",
                 "",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_watches.py",),
+        tests=("tests/unit/psserver/test_watches.py",),
     ),
     PlantedBug(
         "beyond the bytes the oldest gives way",
         (
             Edit(
-                "psserver/host/staging_calls.py",
+                "psserver/edge/staging_calls.py",
                 "or holders[-1])",
                 "or holders[0])",
             ),
         ),
-        tests=("tests/unit/psserver/host/test_staging_calls.py",),
+        tests=("tests/unit/psserver/edge/test_staging_calls.py",),
     ),
     PlantedBug(
         "a push whose rest may never come",
         (
             Edit(
-                "psserver/rpc/push_call.py",
+                "psserver/shard/rpc/push_call.py",
                 "            async with asyncio.timeout(limit_s):\n",
                 "            async with asyncio.timeout(limit_s + 3600):\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "any number of calls that push for one worker",
         (
             Edit(
-                "psserver/host/push_sessions.py",
+                "psserver/shard/host/push_sessions.py",
                 "        if len(own) > CALLS_OF_WORKER_MAX:\n",
                 "        if not own:\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "any number of calls that rest for one worker",
         (
             Edit(
-                "psserver/host/resting_calls.py",
+                "psserver/shard/host/resting_calls.py",
                 "worker is not None and len(own) > RESTING_OF_WORKER_MAX:\n",
                 "not own:\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_bounded_calls.py",),
+        tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
     ),
     PlantedBug(
         "a shard's calls that anybody may make",
         (
             Edit(
-                "psserver/core/shard_map.py",
+                f"{JOB_CORE}/shard_map.py",
                 "        if slot.process_id != process_id:\n",
                 "        if not slot.process_id:\n",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_watches.py",),
+        tests=("tests/unit/psserver/test_watches.py",),
     ),
     PlantedBug(
         "a worker's leaving that anybody may ask for",
         (
             Edit(
-                "psserver/rpc/callers.py",
+                "psserver/coordinator/rpc/callers.py",
                 "        if entry.state not in GONE and entry.process_id",
                 "        if entry.state in GONE and entry.process_id",
             ),
         ),
-        tests=(f"{RPC_TESTS}/test_watches.py",),
+        tests=("tests/unit/psserver/test_watches.py",),
     ),
     PlantedBug(
         "an unread snapshot keeps its image",
         (
             Edit(
-                "psserver/rpc/parameter_service.py",
+                "psserver/shard/rpc/parameter_service.py",
                 "        with host.snapshot_answers.taken(reader):\n",
                 "        kept = host.images.image(request.snapshot_id)\n"
                 "        with host.snapshot_answers.taken(reader):\n",
             ),
         ),
         tests=(
-            f"{RPC_TESTS}/test_snapshot_answers.py::test_an_answer_that_is_not_read_keeps_no_released_image",
+            "tests/unit/psserver/shard/rpc/test_snapshot_answers.py::test_an_answer_that_is_not_read_keeps_no_released_image",
         ),
     ),
     PlantedBug(
         "any number of snapshots to one machine",
         (
             Edit(
-                "psserver/host/shard_host.py",
+                "psserver/shard/host/shard_host.py",
                 "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max",
                 "each_max=SNAPSHOTS_MAX, all_max",
             ),
         ),
         tests=(
-            f"{RPC_TESTS}/test_snapshot_answers.py::test_one_machine_holds_so_many_answers_and_others_read_on",
+            "tests/unit/psserver/shard/rpc/test_snapshot_answers.py::test_one_machine_holds_so_many_answers_and_others_read_on",
         ),
     ),
     PlantedBug(
         "any number of snapshots in all",
         (
             Edit(
-                "psserver/host/shard_host.py",
+                "psserver/shard/host/shard_host.py",
                 "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX",
                 "each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=None",
             ),
         ),
         tests=(
-            f"{RPC_TESTS}/test_snapshot_answers.py::test_all_machines_together_hold_so_many_answers",
+            "tests/unit/psserver/shard/rpc/test_snapshot_answers.py::test_all_machines_together_hold_so_many_answers",
         ),
     ),
     PlantedBug(
         "a floor of workers who were all given up together",
         (
             Edit(
-                f"{CORE}/fence.py",
+                f"{JOB_CORE}/fence.py",
                 "    return floor if members else min(floor, 1)\n",
                 "    return floor\n",
             ),
         ),
         tests=(
-            "tests/unit/psserver/core/test_core_losses.py"
+            "tests/unit/psserver/coordinator/core/test_core_losses.py"
             "::test_with_nobody_alive_what_the_shards_have_is_a_cut",
         ),
     ),

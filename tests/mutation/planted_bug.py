@@ -21,7 +21,7 @@ class PlantedBug:
         name: What it is, in a few words.
         edits: What makes it.
         tests: Files of tests, or single ones as pytest names them, of which one must
-            fail. Without any, the drawn schedules and the unit tests of psserver.core.
+            fail. Without any, the drawn schedules and the unit tests of both cores.
     """
 
     name: str

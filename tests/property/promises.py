@@ -6,9 +6,9 @@ core whether it is right.
 
 import math
 
-from psserver.core.fence_series import NUMBERS_PER_START
-from psserver.core.push import Outcome, PushId
-from psserver.core.record import Departure, Mode, WorkerKey
+from psserver.coordinator.core.fence_series import NUMBERS_PER_START
+from psserver.edge.push import Outcome, PushId
+from psserver.edge.record import Departure, Mode, WorkerKey
 from pswire.clipping import gradient_scale
 from tests.doubles.simulated_coordinator import Snapshot
 from tests.doubles.simulated_worker import OwnPush

@@ -3,8 +3,8 @@
 Whose settings a clock has is worked out here from records and pushes alone.
 """
 
-from psserver.core.push import Outcome, PushId
-from psserver.core.record import Member, WorkerKey
+from psserver.edge.push import Outcome, PushId
+from psserver.edge.record import Member, WorkerKey
 from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World
 from tests.property.promises import closed_steps, outcome_of

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psserver.core.effects import ApplyChunk
-from psserver.core.push import PushId, StagedChunk, Trailer
-from psserver.core.shard import ShardCore
-from psserver.tensors.apply_engine import ApplyEngine
-from psserver.tensors.contribution import Contribution
+from psserver.edge.push import PushId, StagedChunk, Trailer
+from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.shard import ShardCore
+from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, _deal, _runs
 from pswire.schema import (

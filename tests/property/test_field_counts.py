@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from psserver.rpc.decoding import shape_of
+from psserver.edge.decoding import shape_of
 from pswire.message_fields import check_field_count
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2, membership_pb2, push_pb2, schema_pb2

@@ -16,11 +16,11 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import StepAtomicity
-from psserver.host.coordinator_host import CoordinatorHost
-from psserver.rpc.coordinator_service import coordinator_handler
-from psserver.storage.job_store import JobStore
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.rpc.coordinator_service import coordinator_handler
+from psserver.coordinator.storage.job_store import JobStore
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import StepAtomicity
 from pswire.frames import (
     REQUEST_HEADER_FIELD,
     SEED_CHUNK_FIELD,
@@ -178,7 +178,7 @@ def calls_of(service: str, make: Callable[[], Awaitable[Any]]) -> Iterator[Servi
     """A service in an event loop of its own, whose waiting calls say so at once."""
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         for module in ("parameter_service", "readiness", "seed_call", "worker_control"):
-            patch.setattr(f"psserver.rpc.{module}.WAITING_INTERVAL_MS", 1)
+            patch.setattr(f"psserver.shard.rpc.{module}.WAITING_INTERVAL_MS", 1)
 
         async def begin() -> Any:  # noqa: ANN401, either
             return await make()

@@ -12,8 +12,8 @@ from psserver.config import (
     OptionError,
     ShardConfig,
 )
-from psserver.core.job_settings import JobSettings
-from psserver.core.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import LossPolicy, Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
 

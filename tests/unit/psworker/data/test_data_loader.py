@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from psserver.core.epoch_ledger import EpochLedger
-from psserver.core.epoch_ledger import EpochShape as CoreShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.epoch_ledger import EpochShape as CoreShape
 from pswire.leased_data import DataRange
 from pswire.reasons import Refusal
 from psworker.data import (

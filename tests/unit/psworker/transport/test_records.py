@@ -2,8 +2,8 @@
 
 import random
 
-from psserver.core.clock_table import ClockTable
-from psserver.core.record import Member, WorkerKey
+from psserver.edge.record import Member, WorkerKey
+from psserver.shard.core.clock_table import ClockTable
 from psworker.transport import values
 from psworker.transport.values import Identity
 

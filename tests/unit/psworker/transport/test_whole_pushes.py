@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from psserver.rpc.guard import Context, abort
+from psserver.edge.guard import Context, abort
 from pswire.reasons import ErrorReason, Refusal
 from psworker.transport.call_error import CallError
 from psworker.transport.whole_pushes import WholePushes

@@ -1,0 +1,1 @@
+"""The coordinator of a job: members, data, fences, modes, snapshots."""

@@ -1,0 +1,1 @@
+"""What the coordinator decides, as pure code with injected time."""

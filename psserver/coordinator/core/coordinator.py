@@ -1,0 +1,805 @@
+"""The coordinator of one job: membership, fences, cuts, the data ledger.
+
+Pure; see the package. Never in the path of a step: what it decides reaches shards
+and workers as records.
+"""
+
+from collections.abc import Callable, Mapping
+
+from psserver.coordinator.core.coordinator_effects import (
+    CoordinatorEffect,
+    OrderSeed,
+    Persist,
+    ReleaseImage,
+    SchemaFixed,
+    WorkerCutOff,
+)
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.ledger import Enrolments
+from psserver.coordinator.core.fence import ActiveFence
+from psserver.coordinator.core.job_model import JobModel
+from psserver.coordinator.core.job_progress import JobProgress
+from psserver.coordinator.core.loss import waiting_text
+from psserver.coordinator.core.mode_change import mode_target, target_of
+from psserver.coordinator.core.reach import Reach
+from psserver.coordinator.core.roster import (
+    GONE,
+    NOTHING_BROUGHT,
+    PRESENT,
+    Brought,
+    Roster,
+    WorkerEntry,
+    WorkerState,
+)
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.shard_memory import ModelMemory
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.job_settings import JobPhase, JobSettings
+from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from psserver.edge.record import FenceKind, Mode, Record, WorkerKey
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.leased_data import DataRange
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, OptimizerSpec
+
+NEW_JOB_CURE = (
+    "for a new run start a new coordinator and shards with other --state-dir folders"
+)
+"""What to do where a job has trained all that its script would."""
+
+
+class CoordinatorCore:
+    """State of one job.
+
+    Args:
+        settings: The job's settings.
+        start_count: Starts of the job's coordinator before this one.
+
+    Attributes:
+        settings: The job's settings.
+        shards: The shard map.
+        ledger: Data of all epochs.
+        snapshots: Cuts and their images.
+        writes: Whether the disk takes changes, and which one it is taking.
+        reach: Which shards give which workers no answer.
+    """
+
+    def __init__(self, settings: JobSettings, start_count: int = 0) -> None:
+        self._progress = JobProgress(settings, start_count)
+        self.settings = settings
+        self.shards = self._progress.shards
+        self.ledger = self._progress.ledger
+        self.snapshots = self._progress.snapshots
+        self.writes = self._progress.writes
+        self.reach = Reach(settings.lease_ttl_ms)
+        self._patient_until_ms = 0
+        self._now_ms = 0
+        self._finished_clock = -1
+
+    def take_effects(self) -> list[CoordinatorEffect]:
+        """Effects since the last call, in order."""
+        return self._progress.take_effects()
+
+    # The disk: the owner answers each `Persist` at once
+
+    def written(self) -> None:
+        """The change of the last `Persist` is on the disk; says what follows."""
+        self._progress.written()
+
+    def unwritten(self, reason: str) -> None:
+        """The change of the last `Persist` is not on the disk: it is undone here."""
+        self._progress.unwritten(reason)
+
+    def keep(
+        self,
+        what: Persist,
+        now_ms: int,
+        *,
+        undo: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Has a change written.
+
+        Args:
+            what: What is changed.
+            now_ms: Monotonic time.
+            undo: Puts the state back if it can't be written.
+            then: What follows when it is written.
+        """
+        self._progress.keep(what, now_ms=now_ms, undo=undo, then=then)
+
+    @property
+    def model(self) -> JobModel:
+        """What the job trains."""
+        return self._progress.model
+
+    @property
+    def roster(self) -> Roster:
+        """All workers."""
+        return self._progress.roster
+
+    @property
+    def record(self) -> Record | None:
+        """Newest record, None before the start."""
+        return self._progress.record
+
+    @property
+    def workers_floor(self) -> int:
+        """Members below which no lost one is taken out."""
+        return self._progress.workers_floor
+
+    @property
+    def evicted_count(self) -> int:
+        """Workers that were evicted since this process began."""
+        return self._progress.evicted_count
+
+    @property
+    def failure(self) -> str:
+        """Why the job can't go on, empty while it can."""
+        return self._progress.failure
+
+    @property
+    def phase(self) -> JobPhase:
+        """Where the job stands."""
+        if self.failure:
+            return JobPhase.FAILED
+        if self.record is None:
+            return JobPhase.SEEDING if self.fence else JobPhase.WAITING
+        joining = self.roster.in_state(WorkerState.JOINING)
+        # The last one that leaves takes the floor with it; who is lost does not.
+        is_left = self.record.members or joining or self.record.workers_floor > 0
+        return JobPhase.RUNNING if is_left else JobPhase.FINISHED
+
+    @property
+    def first(self) -> WorkerEntry | None:
+        """Whose values the job has started with, if this process has seen that."""
+        return self._progress.first
+
+    def brought_other(self, entry: WorkerEntry) -> tuple[str, ...]:
+        """What a worker has brought to the start that differs from what counts."""
+        member = self.record.member_of(entry.worker) if self.record else None
+        if self.first is None or member is None or member.base_clock:
+            return ()
+        return entry.brought.differing(self.first.brought)
+
+    @property
+    def fence(self) -> ActiveFence | None:
+        """The fence that is open."""
+        return self._progress.fences.open
+
+    @property
+    def fence_closed_number(self) -> int:
+        """Newest fence that is over, as all of an earlier process are."""
+        return self._progress.fences.closed_number
+
+    def restore(
+        self,
+        *,
+        schema: ModelSchema | None,
+        optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
+        record: Record | None,
+        incarnations: dict[str, int],
+        processes: dict[WorkerKey, str],
+        now_ms: int,
+    ) -> None:
+        """Goes on from durable state after a restart.
+
+        No member is lost before all have had time to come back (`return_ms`). A
+        worker that was not yet a member keeps its place in the queue, too.
+        """
+        if schema is not None:
+            self.model.restore(schema, optimizers, clip_grad_norm, compression)
+        self._progress.restore(record)
+        self._progress.roster = Roster(incarnations)
+        self._patient_until_ms = now_ms + self.settings.return_ms
+        for worker, process_id in processes.items():
+            if incarnations.get(worker.worker_id) == worker.incarnation:
+                self.roster.restore_registered(worker, process_id, now_ms)
+        if record is None:
+            return
+        for end in record.departures:
+            if not end.evicted:
+                self.roster.restore_left(end.member.worker, now_ms)
+        for member in record.members:
+            self.roster.restore(
+                member.worker,
+                processes.get(member.worker, ""),
+                now_ms + self.settings.return_ms,
+            )
+
+    def restore_ledger(
+        self, epochs: tuple[EpochLedger, ...], enrolments: Enrolments = ()
+    ) -> None:
+        """Goes on with the data of all epochs, after `restore`."""
+        members = self.record.members if self.record is not None else ()
+        self.ledger.restore(
+            epochs, frozenset(member.worker for member in members), enrolments
+        )
+
+    # Shards
+
+    def register_shard(
+        self,
+        *,
+        process_id: str,
+        address: str,
+        now_ms: int,
+        memory: MemoryGrant = NO_GRANT,
+    ) -> ShardSlot:
+        """Gives a shard its place.
+
+        Raises:
+            Refusal: `SHARD_UNKNOWN`, `SHARD_LOST`, or `MEMORY_EXCEEDED` when the job's
+                model does not fit it; no state changed.
+        """
+        self._check_alive()
+        undo = self.shards.memento()
+        known = self.shards.place_of(process_id)
+        slot = self.shards.register(
+            process_id=process_id,
+            address=address,
+            can_replace=self.record is None,
+            now_ms=now_ms,
+            memory=memory,
+        )
+        if slot is not known:
+            try:
+                self._check_fits(self.model)
+            except Refusal:
+                undo()
+                raise
+            self.keep(Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo)
+        return slot
+
+    def shard_watching(self, slot: ShardSlot, now_ms: int) -> None:
+        """A shard's stream is open; its owner has sent it the whole state."""
+        slot.is_watching = True
+        slot.broken_ms = None
+        slot.heard_ms = now_ms
+        self._progress.pump(now_ms)
+
+    def shard_broken(self, slot: ShardSlot, now_ms: int) -> None:
+        """A shard's stream broke."""
+        slot.is_watching = False
+        slot.broken_ms = now_ms
+        slot.heard_ms = now_ms
+        pending = self.snapshots.pending
+        if self.record is None and self.fence is not None:
+            self._progress.abort(
+                f"shard {slot.index} was lost before the start", now_ms
+            )
+        elif pending is not None and slot.index not in pending.ready:
+            # The decision may be lost with the connection.
+            self._progress.fail_cut(f"the connection to shard {slot.index} broke")
+            self._progress.pump(now_ms)
+
+    def report_fence(self, slot: ShardSlot, report: FenceReport, now_ms: int) -> None:
+        """Takes a shard's report; decides when it is the last one."""
+        slot.heard_ms = now_ms
+        fence = self.fence
+        if fence is None or fence.number != report.fence_number:
+            return
+        fence.reports[slot.index] = report
+        if not fence.silent_shards(self.settings.shard_count):
+            self._progress.decide(now_ms)
+
+    def report_cut(
+        self, slot: ShardSlot, snapshot_id: int, failure: str, now_ms: int
+    ) -> None:
+        """A shard has its image, or says why not."""
+        slot.heard_ms = now_ms
+        pending = self.snapshots.pending
+        if failure:
+            if pending is not None and pending.snapshot_id == snapshot_id:
+                self._progress.fail_cut(f"shard {slot.index}: {failure}")
+        elif not self.snapshots.copied(snapshot_id, slot.index):
+            self._progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+        self._progress.pump(now_ms)
+
+    # Workers
+
+    def register_worker(
+        self, *, process_id: str, worker_id: str, address: str, now_ms: int
+    ) -> WorkerEntry:
+        """Gives a worker its identity.
+
+        Raises:
+            Refusal: `WORKER_ID_TAKEN`, `MALFORMED_MESSAGE` or `SHARD_LOST`; no state
+                changed.
+        """
+        self._check_alive()
+        undo = self.roster.memento()
+        before = self.roster.processes
+        entry = self.roster.register(
+            process_id=process_id, worker_id=worker_id, address=address, now_ms=now_ms
+        )
+        if entry.worker not in before:
+            change = Persist(
+                incarnations=self.roster.incarnations, processes=self.roster.processes
+            )
+            self.keep(change, now_ms, undo=undo)
+        return entry
+
+    def worker_watching(self, entry: WorkerEntry, now_ms: int) -> None:
+        """A worker's stream is open; its owner has sent it the whole state.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` when it was lost before it joined, has
+                left, or was lost and replaced; no state changed.
+        """
+        self.check_present(entry)
+        entry.is_watching = True
+        entry.broken_ms = None
+        entry.heard_ms = now_ms
+        was_lost = entry.state is WorkerState.LOST
+        if entry.state in PRESENT:
+            entry.state = WorkerState.MEMBER
+        fence = self.fence
+        if was_lost and fence is not None and entry.worker in fence.change.evictions:
+            self._progress.abort(f"{entry.worker} is back", now_ms)
+        if fence is not None and fence.seeder == entry.worker:
+            self._progress.effects.append(
+                OrderSeed(worker=entry.worker, fence_number=fence.number)
+            )
+        self._progress.pump(now_ms)
+
+    def worker_broken(self, entry: WorkerEntry, now_ms: int) -> None:
+        """A worker's stream broke: it is suspect until the grace is over."""
+        entry.is_watching = False
+        entry.broken_ms = now_ms
+        entry.heard_ms = now_ms
+        if entry.state is WorkerState.MEMBER:
+            entry.state = WorkerState.SUSPECT
+        grace_ms = self.settings.reconnect_grace_ms
+        if self.roster.most_broke(now_ms, grace_ms=grace_ms):
+            self.have_patience(now_ms)
+
+    def evict(self, entry: WorkerEntry, now_ms: int) -> None:
+        """Takes out a member that lives, as soon as enough would be left without it."""
+        if entry.state in PRESENT:
+            entry.is_condemned = True
+            self._progress.pump(now_ms)
+
+    def report_silence(
+        self, entry: WorkerEntry, silent_ms: Mapping[int, int], now_ms: int
+    ) -> None:
+        """A worker tells for how long each shard that it waits for has been silent.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`; no state changed.
+        """
+        if any(not 0 <= i < len(self.shards.slots) for i in silent_ms):
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"the job has {len(self.shards.slots)} shards, not all of "
+                f"{sorted(silent_ms)[:9]}",
+            )
+        self.reach.note(entry.worker, silent_ms, self.shards.slots, now_ms)
+        self._look_for_cut_off(now_ms)
+        self._progress.pump(now_ms)
+
+    def check_present(self, entry: WorkerEntry) -> None:
+        """Refuses a start of a worker that is over.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`; no state changed.
+        """
+        if entry.state in GONE or self.roster.is_replaced(entry):
+            raise Refusal(
+                ErrorReason.WORKER_INCARNATION_STALE,
+                f"{entry.worker} has left, or was lost",
+                worker_id=entry.worker.worker_id,
+            )
+
+    def join(
+        self,
+        entry: WorkerEntry,
+        *,
+        schema: ModelSchema,
+        optimizers: tuple[OptimizerSpec, ...],
+        clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
+        loaders: tuple[str, ...],
+        now_ms: int,
+        brought: Brought = NOTHING_BROUGHT,
+    ) -> None:
+        """A worker has completed `prepare` and asks to become a member.
+
+        Raises:
+            Refusal: `SCHEMA_MISMATCH`, `OPTIMIZER_MISMATCH`, `SHARD_LOST`,
+                `WORKER_INCARNATION_STALE`, or `MEMORY_EXCEEDED` when the model does
+                not fit the shards; no state changed.
+        """
+        self._check_alive()
+        self.check_present(entry)
+        if entry.state is not WorkerState.REGISTERED:
+            return
+        model = self.model.copy()
+        if self.record is None and not self.roster.in_state(WorkerState.JOINING):
+            # Nobody stands for an earlier one any more, and nothing was trained: a
+            # script that is corrected and started again must not differ from itself.
+            model = JobModel()
+        self._note_finished()
+        finished = self._finished_text()
+        try:
+            is_first = model.agree(schema, optimizers, clip_grad_norm, compression)
+        except Refusal as refusal:
+            if not finished:
+                raise
+            raise Refusal(
+                refusal.reason, f"{finished}; {refusal.message}", cure=NEW_JOB_CURE
+            ) from None
+        if is_first:
+            self._check_fits(model)
+
+        def wait() -> None:
+            self.reach.admit(entry.worker)
+            entry.loaders = loaders
+            entry.brought = brought
+            entry.state = WorkerState.JOINING
+            self._progress.pump(now_ms)
+
+        if is_first:
+            self._keep_model(model, now_ms, then=wait)
+        else:
+            wait()
+
+    def declare_optimizer(
+        self, entry: WorkerEntry, spec: OptimizerSpec, now_ms: int
+    ) -> None:
+        """A worker steps an optimizer with other groups, or another one, from now on.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, `MEMORY_EXCEEDED`,
+                `SHARD_LOST` or `WORKER_INCARNATION_STALE`, or what makes the
+                optimizer useless; no state changed.
+        """
+        self._check_alive()
+        self.check_present(entry)
+        model = self.model.copy()
+        if model.declare(spec):
+            self._check_fits(model)
+            self._keep_model(model, now_ms)
+
+    def leave(
+        self,
+        entry: WorkerEntry,
+        *,
+        sequence: int,
+        consumed: tuple[DataRange, ...],
+        dropped: tuple[DataRange, ...] = (),
+        skipped: tuple[DataRange, ...] = (),
+        now_ms: int,
+    ) -> None:
+        """A worker ends its membership after push `sequence`.
+
+        Args:
+            entry: The worker.
+            sequence: Its last push that was acknowledged.
+            consumed: Data it used since its last report.
+            dropped: Data whose pushes were thrown away since its last report.
+            skipped: Data that it drew and never pushed.
+            now_ms: Monotonic time.
+        """
+        pieces = (*consumed, *dropped, *skipped)
+        keys = {(piece.loader, piece.epoch) for piece in pieces}
+        before = self.ledger.memento(self.ledger.known(sorted(keys)))
+        self.ledger.consume(entry.worker, consumed)
+        self.ledger.drop(entry.worker, dropped)
+        self.ledger.skip(entry.worker, skipped)
+
+        def go() -> None:
+            if entry.state in PRESENT:
+                entry.state = WorkerState.LEAVING
+                entry.last_sequence = sequence
+            elif entry.state in (WorkerState.REGISTERED, WorkerState.JOINING):
+                self._progress.withdraw(entry, now_ms)
+            self._progress.pump(now_ms)
+
+        changed = before.changed()
+        if changed:
+            self.keep(Persist(epochs=changed), now_ms, undo=before.put_back, then=go)
+        else:
+            go()
+
+    # Mode
+
+    def set_mode(self, mode: Mode, staleness_bound: int, now_ms: int) -> None:
+        """Asks for another mode, by a fence; the newest wish counts.
+
+        Backup workers are of no effect outside BSP, and are back when it is.
+
+        Args:
+            mode: The mode.
+            staleness_bound: In SSP, in clocks; without meaning in the other modes.
+            now_ms: Monotonic time.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, `NOT_STARTED` or `SHARD_LOST`; no state
+                changed.
+        """
+        self._check_alive()
+        target = mode_target(mode, staleness_bound)
+        if self.record is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"there is no mode to change yet: the job waits for "
+                f"{self.waiting_for()}",
+            )
+        self._progress.wanted_mode = target
+        self._progress.pump(now_ms)
+
+    def mode_is(self, mode: Mode, staleness_bound: int) -> bool:
+        """Whether the newest record names this mode, with this bound in SSP."""
+        if self.record is None:
+            return False
+        return target_of(self.record) == mode_target(mode, staleness_bound)
+
+    # Snapshots and data
+
+    def want_cut(self, now_ms: int) -> int:
+        """A reader wants a cut that begins after this call.
+
+        Returns:
+            The value of `snapshots.finished_cut_count` from which on the newest
+            snapshot is what the reader wants.
+
+        Raises:
+            Refusal: `NOT_STARTED` or `SHARD_LOST`; no state changed.
+        """
+        self._check_alive()
+        if self.record is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"there are no values yet: the job waits for {self.waiting_for()}",
+            )
+        fence = self.fence
+        wanted = self.snapshots.want(
+            is_cutting=fence is not None and fence.kind is FenceKind.CUT
+        )
+        self._progress.pump(now_ms)
+        return wanted
+
+    def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
+        """A reader is done with a snapshot; the next cut need not wait for it."""
+        self.snapshots.unpin(snapshot_id, pin_id)
+        self._progress.free_images(now_ms)
+        self._progress.pump(now_ms)
+
+    def participants(self, loader: str) -> tuple[WorkerKey, ...]:
+        """Members that lease data for a loader, in the order of ranks.
+
+        Empty outside BSP and with backup workers, where data is dealt on demand: the
+        slow ones get less.
+        """
+        if self.record is None or self.record.mode is not Mode.BSP:
+            return ()
+        if self.settings.backup_worker_count:
+            return ()
+        enrolled = self.ledger.participants(loader)
+        return tuple(m.worker for m in self.record.members if m.worker in enrolled)
+
+    # Time
+
+    def tick(self, now_ms: int) -> None:
+        """Does what has become due."""
+        self._now_ms = now_ms
+        self._progress.end_overdue(now_ms)
+        self._look_for_cut_off(now_ms)
+        if self.writes.is_probe_due(now_ms):
+            self.keep(Persist(), now_ms)
+        if now_ms >= self._patient_until_ms:
+            self._take_out_lost(now_ms)
+        if self.record is not None:
+            # Losing a shard ends the job, so it gets half a lease to come back.
+            for slot in self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2):
+                self._progress.fail(f"shard {slot.index} at {slot.address} was lost")
+        lease_ttl_ms = self.settings.lease_ttl_ms
+        self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
+        self._progress.free_images(now_ms)
+        self._progress.pump(now_ms)
+
+    def have_patience(self, now_ms: int) -> None:
+        """Loses no worker for a lease: that streams broke is this side's own doing."""
+        self._patient_until_ms = now_ms + self.settings.lease_ttl_ms
+
+    def waiting_for(self) -> str:
+        """Whom the job waits for, in words; empty when for nobody."""
+        parts = [slot.state_text(self._now_ms) for slot in self.shards.missing]
+        if self.record is None:
+            if lacking := self._lacking_workers():
+                parts.append(lacking)
+                parts += [
+                    f"{entry.worker.worker_id}, which {entry.cut_off}, until it can"
+                    for entry in self.roster.in_state(WorkerState.JOINING)
+                    if entry.cut_off
+                ]
+            elif self.fence is not None and self.fence.seeder is not None:
+                parts.append(f"the first values from {self.fence.seeder.worker_id}")
+            parts += self._unreached_shards()
+        else:
+            if parts:
+                fails_s = self.settings.lease_ttl_ms // 2 / 1000
+                parts[-1] += f", without which the job fails after {fails_s:g} s"
+            parts += waiting_text(
+                self.roster,
+                self.record,
+                self.settings,
+                self.shards,
+                self._now_ms,
+                is_resumed=self._progress.is_resumed,
+            )
+            parts += self._unreached_shards()
+            if not self.record.members and self.phase is JobPhase.RUNNING:
+                parts.append("a worker to go on: the last ones were lost")
+        return ", ".join(parts)
+
+    def joining_note(self) -> str:
+        """What a worker that asks to join a finished job is told; else empty.
+
+        It may train epochs that nobody has trained yet, so that it is not refused.
+        """
+        self._note_finished()
+        finished = self._finished_text()
+        if not finished:
+            return ""
+        trained = self.ledger.trained_text()
+        return (
+            f"{finished}{f'; {trained}' if trained else ''}. This worker goes on from "
+            f"its values; {NEW_JOB_CURE}"
+        )
+
+    # Inside
+
+    def _look_for_cut_off(self, now_ms: int) -> None:
+        """Finds workers that can't reach a shard which others reach, or can again.
+
+        Those that ask to join, too: before the start one of them is to write the first
+        values to every shard.
+        """
+        self.reach.forget(now_ms)
+        members = self.roster.in_state(
+            WorkerState.MEMBER, WorkerState.SUSPECT, WorkerState.JOINING
+        )
+        keys = {entry.worker for entry in members}
+        found = self.reach.cut_off(keys, self.shards.slots, now_ms)
+        for entry in members:
+            was_cut_off, entry.cut_off = entry.cut_off, ""
+            cut = found.get(entry.worker)
+            if cut is None:
+                continue
+            slot = self.shards.slots[cut.shard_index]
+            entry.cut_off = (
+                f"can't reach shard {slot.index} at {slot.address}, which "
+                f"{cut.other.worker_id} reaches"
+            )
+            if not was_cut_off:
+                self._progress.effects.append(
+                    WorkerCutOff(
+                        worker=entry.worker,
+                        reason=entry.cut_off,
+                        silent_ms=cut.silent_ms,
+                        is_joining=entry.state is WorkerState.JOINING,
+                    )
+                )
+        self._look_for_seeder(now_ms)
+
+    def _look_for_seeder(self, now_ms: int) -> None:
+        """Ends a start whose first values would not come, for one with another's."""
+        fence = self.fence
+        if fence is None or fence.seeder is None:
+            return
+        entry = self.roster.find(fence.seeder)
+        if entry is not None and entry.cut_off:
+            self._progress.abort(f"{entry.worker} {entry.cut_off}", now_ms)
+
+    def _unreached_shards(self) -> list[str]:
+        """Shards that give workers no answer who are not cut off for it, in words.
+
+        Before the start those that ask to join, then members.
+        """
+        names: dict[int, list[str]] = {}
+        members = self.roster.in_state(WorkerState.MEMBER, WorkerState.SUSPECT)
+        joining = self.roster.in_state(WorkerState.JOINING)
+        for entry in joining if self.record is None else members:
+            for index in self.reach.unreached(entry.worker, self._now_ms):
+                if not entry.cut_off and self.shards.slots[index].is_watching:
+                    names.setdefault(index, []).append(entry.worker.worker_id)
+        return [
+            f"shard {index} at {self.shards.slots[index].address}, which gives "
+            f"{' and '.join(who)} no answer"
+            for index, who in sorted(names.items())
+        ]
+
+    def _note_finished(self) -> None:
+        """Notes after which clock all workers have left, before one joins anew."""
+        if self.record is not None and self.phase is JobPhase.FINISHED:
+            self._finished_clock = max(
+                (end.last_clock for end in self.record.departures), default=0
+            )
+
+    def _finished_text(self) -> str:
+        """That the job is finished, in words; empty while it is not.
+
+        It is so when all of its workers have left and no epoch is trained in part; and
+        it stays so for those who join it next, until a step of theirs.
+        """
+        if self.record is None or self._finished_clock < 0:
+            return ""
+        if not all(epoch.is_closed for epoch in self.ledger.epochs()):
+            return ""
+        clocks = (self.shards.clock_of(member) for member in self.record.members)
+        if any(clock > self._finished_clock for clock in clocks):
+            return ""
+        return (
+            f"this job is finished: all of its workers have left, after clock "
+            f"{self._finished_clock}"
+        )
+
+    def _lacking_workers(self) -> str:
+        """How many workers the start waits for, and who is on the way."""
+        wanted = self.settings.workers_min
+        ready = [e for e in self.roster.in_state(WorkerState.JOINING) if not e.cut_off]
+        if len(ready) >= wanted:
+            return ""
+        count = wanted - len(ready)
+        connected = [
+            e.worker.worker_id
+            for e in self.roster.in_state(WorkerState.REGISTERED)
+            if e.is_watching
+        ]
+        are = "is" if len(connected) == 1 else "are"
+        on_the_way = f"; {', '.join(connected[:8])} {are} connected"
+        return (
+            f"{count} more worker{'s' if count > 1 else ''} to call prepare() "
+            f"({len(ready)} of {wanted} have{on_the_way if connected else ''})"
+        )
+
+    def _check_fits(self, model: JobModel) -> None:
+        """Checks that the shards may use the memory that a model takes.
+
+        Raises:
+            Refusal: `MEMORY_EXCEEDED`.
+        """
+        slots = self.shards.slots
+        if model.schema is None or not any(slot.memory.byte_count for slot in slots):
+            return
+        settings = self.settings
+        member_count = settings.workers_min
+        # Those of one member are applied as they come.
+        keeps_gradients = settings.mode is Mode.BSP and member_count > 1
+        keeps_values = bool(settings.delay_compensation or str(model.compression))
+        ModelMemory.of(
+            model.schema,
+            model.all_optimizers,
+            kept_count=member_count * (keeps_gradients + keeps_values),
+        ).check_fits(slots)
+
+    def _keep_model(
+        self, model: JobModel, now_ms: int, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Has what the job trains written, then tells the shards."""
+
+        def follow() -> None:
+            self._progress.model = model
+            self._progress.effects.append(SchemaFixed())
+            then()
+
+        self.keep(Persist(model=model), now_ms, then=follow)
+
+    def _take_out_lost(self, now_ms: int) -> None:
+        for entry in self.roster.lost(
+            now_ms,
+            grace_ms=self.settings.reconnect_grace_ms,
+            lease_ttl_ms=self.settings.lease_ttl_ms,
+        ):
+            if entry.state is WorkerState.SUSPECT:
+                entry.state = WorkerState.LOST
+            else:
+                self._progress.withdraw(entry, now_ms)
+
+    def _check_alive(self) -> None:
+        if self.failure:
+            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {self.failure}")

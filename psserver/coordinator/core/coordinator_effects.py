@@ -1,0 +1,139 @@
+"""What the coordinator's core asks its owner to do, in order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.ledger import Enrolments
+from psserver.coordinator.core.job_model import JobModel
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.record import FenceKind, Record, WorkerKey
+from pswire.recorded_split import RecordedSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Make a change durable, all of it or nothing, then say which to the core.
+
+    The core waits for the word: nobody hears of a change before it is on the disk.
+    Without any part it only tries whether the disk takes something.
+
+    Attributes:
+        record: The newest record.
+        epochs: Data of epochs that change.
+        enrolments: Who leases data from now on.
+        incarnations: Last incarnation of each worker id.
+        processes: Which process is which start of a worker, of those not over.
+        shards: The shard map.
+        model: What the job trains.
+        split: A split of data that is recorded.
+    """
+
+    record: Record | None = None
+    epochs: tuple[EpochLedger, ...] = ()
+    enrolments: Enrolments | None = None
+    incarnations: Mapping[str, int] | None = None
+    processes: Mapping[WorkerKey, str] | None = None
+    shards: tuple[ShardSlot, ...] | None = None
+    model: JobModel | None = None
+    split: RecordedSplit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Open a fence on every shard; shards list the data of those `evicting`."""
+
+    fence_number: int
+    kind: FenceKind
+    seeder: WorkerKey | None
+    evicting: tuple[WorkerKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell a record to every shard and worker."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """End a fence on every shard without a record."""
+
+    fence_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSeed:
+    """Tell a worker to write the first values."""
+
+    worker: WorkerKey
+    fence_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecideCut:
+    """Tell every shard where the cut lies.
+
+    Attributes:
+        fence_number: Number of the fence.
+        snapshot_id: Name of the snapshot.
+        clock: In BSP, the clock; otherwise the smallest one, for people.
+        sequences: Of each member, its last push that is in.
+    """
+
+    fence_number: int
+    snapshot_id: int
+    clock: int
+    sequences: tuple[tuple[WorkerKey, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseImage:
+    """Tell every shard to free an image."""
+
+    snapshot_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJob:
+    """Tell everybody that the job can't go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaFixed:
+    """A worker has told what the job trains, or of its optimizers: tell every shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCutOff:
+    """Say in the log that a worker is cut off from a shard, so that it is left out.
+
+    Attributes:
+        worker: The worker.
+        reason: From which shard, and who reaches it.
+        silent_ms: For how long the shard has not answered it.
+        is_joining: Whether it is not yet a member, and else to be taken out.
+    """
+
+    worker: WorkerKey
+    reason: str
+    silent_ms: int
+    is_joining: bool = False
+
+
+CoordinatorEffect = (
+    Persist
+    | Prepare
+    | Announce
+    | Abort
+    | OrderSeed
+    | DecideCut
+    | ReleaseImage
+    | EndJob
+    | SchemaFixed
+    | WorkerCutOff
+)

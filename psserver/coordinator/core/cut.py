@@ -1,0 +1,100 @@
+"""Where a cut lies; see docs/decisions/0005-modes-by-sequence.md."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from psserver.coordinator.core.fence import begun_commit, holding_of
+from psserver.coordinator.core.mode_change import last_sequence
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.record import Mode, Record, WorkerKey
+
+WorkerSequence = tuple[WorkerKey, int]
+"""A push, as worker and sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A cut over all shards.
+
+    Attributes:
+        clock: In BSP, its clock; otherwise the smallest one, for people.
+        sequences: Of each member, its last push that is in.
+        version: Steps of all workers ever that are in.
+    """
+
+    clock: int
+    sequences: tuple[WorkerSequence, ...]
+    version: int
+
+
+def cut_after(record: Record, reports: Collection[FenceReport]) -> Cut:
+    """The first cut that no shard has gone beyond."""
+    if record.mode is Mode.BSP:
+        return _cut_at_clock(record, reports)
+    return _cut_at_pushes(record, tuple(reports))
+
+
+def open_pushes(
+    cut: Cut, reports: Collection[FenceReport], *, is_two_phase: bool
+) -> tuple[WorkerSequence, ...]:
+    """Pushes of the cut of which some shard has not all, and only their senders do.
+
+    With two-phase steps a push is open until its sender has committed it, and those
+    that were skipped count as open too: a report can't tell them apart.
+    """
+    found = []
+    for worker, sequence in cut.sequences:
+        holdings = [holding_of(report, worker) for report in reports]
+        reached = min(
+            min(h.touched_sequence, h.complete_sequence)
+            if is_two_phase
+            else h.complete_sequence
+            for h in holdings
+        )
+        if reached < sequence:
+            found.append((worker, sequence))
+    return tuple(found)
+
+
+def _cut_at_clock(record: Record, reports: Collection[FenceReport]) -> Cut:
+    """In BSP one clock, of which some shard may have applied or committed."""
+    commit = begun_commit(record, reports)
+    clock = max(
+        record.mode_clock,
+        commit.clock if commit is not None else 0,
+        *(report.touched_clock_max for report in reports),
+    )
+    return Cut(
+        clock=clock,
+        sequences=tuple(
+            (m.worker, m.base_sequence + max(0, clock - m.base_clock))
+            for m in record.members
+        ),
+        version=record.version_at(clock),
+    )
+
+
+def _cut_at_pushes(record: Record, reports: tuple[FenceReport, ...]) -> Cut:
+    """In SSP and ASP, of each member the last push that some shard has a trailer of.
+
+    Clocks that BSP owned before are in: part of one may be applied already. So are the
+    pushes of all that have departed.
+    """
+    lasts = [
+        (
+            member,
+            max(
+                member.base_sequence + max(0, record.mode_clock - member.base_clock),
+                last_sequence(member, reports),
+            ),
+        )
+        for member in record.members
+    ]
+    # With nobody there, as far as the last ones came.
+    reached = max(record.mode_clock, *(report.frontier for report in reports))
+    clocks = (member.clock_of(sequence) for member, sequence in lasts)
+    return Cut(
+        clock=min(clocks, default=reached),
+        sequences=tuple((member.worker, sequence) for member, sequence in lasts),
+        version=record.version_of({member.worker: last for member, last in lasts}),
+    )

@@ -1,0 +1,1 @@
+"""Whose data is whose: leases, epochs and splits. Pure."""

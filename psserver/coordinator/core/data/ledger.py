@@ -1,0 +1,314 @@
+"""All epochs of all loaders of a job; `epoch_ledger` has what each is."""
+
+from collections.abc import Iterable
+
+from psserver.coordinator.core.data.epoch_ledger import (
+    EpochLedger,
+    EpochShape,
+    Origin,
+    check_origin,
+)
+from psserver.edge.record import WorkerKey
+from pswire.leased_data import DataRange
+from pswire.reasons import ErrorReason, Refusal
+
+Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]
+"""For each loader who leases data for it, to be kept."""
+
+
+class DataLedger:
+    """All epochs of all loaders of a job.
+
+    Args:
+        job_seed: From which the seed of each epoch follows; 0 for none: the worker
+            that opens an epoch says what its order is drawn from.
+    """
+
+    def __init__(self, job_seed: int) -> None:
+        self._job_seed = job_seed
+        self._epochs: dict[tuple[str, int], EpochLedger] = {}
+        self._participants: dict[str, set[WorkerKey]] = {}
+
+    def seed_of(self, loader: str, epoch: int) -> int:
+        """Seed of an epoch, in [0, 2^63): the same for every worker, ever.
+
+        The names are mixed by FNV-1a, which is enough to tell epochs apart and the
+        same on every host and Python.
+        """
+        mixed = 0xCBF29CE484222325 ^ self._job_seed
+        for byte in f"{loader}\0{epoch}".encode():
+            mixed = ((mixed ^ byte) * 0x100000001B3) % (1 << 64)
+        return mixed >> 1
+
+    def enroll(self, worker: WorkerKey, loaders: tuple[str, ...]) -> None:
+        """A member will lease data for these loaders."""
+        for loader in loaders:
+            self._participants.setdefault(loader, set()).add(worker)
+
+    def open_epoch(
+        self,
+        worker: WorkerKey,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        consumed: tuple[DataRange, ...] = (),
+        dropped: tuple[DataRange, ...] = (),
+        skipped: tuple[DataRange, ...] = (),
+        *,
+        origin: bytes = b"",
+    ) -> Origin:
+        """Opens an epoch and returns what all workers draw its order from.
+
+        Of an epoch that is over nobody draws any more, and its origin is not kept: a
+        worker that comes late goes through it with its own.
+
+        What the worker holds of the loader's earlier epochs and does not report as
+        consumed, dropped or skipped is dealt again. A push that is under way may be of
+        the epoch before, and of none that is older.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, or `DATA_ORDER_MISMATCH`
+                when the epoch is open with another shape; no state changed.
+        """
+        shape.validate()
+        check_origin(origin)
+        known = self._epochs.get((loader, epoch))
+        if known is not None and known.shape != shape:
+            newest = max(number for name, number in self._epochs if name == loader)
+            raise _other_shape(worker, known, shape, next_epoch=newest + 1)
+        if known is None:
+            known = EpochLedger(loader, epoch, shape)
+            known.origin = b"" if self._job_seed else origin
+            self._epochs[loader, epoch] = known
+        self.enroll(worker, (loader,))
+        self.consume(worker, consumed)
+        self.drop(worker, dropped)
+        self.skip(worker, skipped)
+        earlier = [n for name, n in self._epochs if name == loader and n < epoch]
+        for number in sorted(earlier):
+            self._epochs[loader, number].give_back(worker)
+            if self._epochs[loader, number].is_closed:
+                self._epochs[loader, number].origin = b""
+        for number in sorted(earlier)[:-1]:
+            self._epochs[loader, number].pass_by(worker)
+        if self._job_seed:
+            return self.seed_of(loader, epoch)
+        return origin if known.is_closed else known.origin
+
+    def register_order(
+        self, worker: WorkerKey, loader: str, epoch: int, order_digest: int
+    ) -> EpochLedger:
+        """Checks the worker's order against the first one registered.
+
+        In an epoch that is over no order counts any more.
+
+        Who asks takes part in the rounds from here on, if it did not before.
+
+        Raises:
+            Refusal: `NOT_STARTED` for an epoch nobody has opened, or
+                `DATA_ORDER_MISMATCH`; no state changed.
+        """
+        ledger = self._epochs.get((loader, epoch))
+        if ledger is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED,
+                f"epoch {epoch} of {loader[:64]!r} is not open",
+            )
+        if ledger.order_digest is None:
+            ledger.order_digest = order_digest
+            ledger.registrant = worker
+        elif ledger.order_digest != order_digest and not ledger.is_closed:
+            raise Refusal(
+                ErrorReason.DATA_ORDER_MISMATCH,
+                f"{worker} draws epoch {epoch} of {loader[:64]!r} in another order "
+                f"than {ledger.registrant}",
+            )
+        self.enroll(worker, (loader,))
+        return ledger
+
+    def memento(self, epochs: Iterable[EpochLedger]) -> "LedgerMemento":
+        """The ledger as it is now, to be put back.
+
+        Args:
+            epochs: Those that may change; of the others only which there are.
+        """
+        return LedgerMemento(self, epochs)
+
+    def touched_by(
+        self, worker: WorkerKey, loader: str, keys: Iterable[tuple[str, int]]
+    ) -> tuple[EpochLedger, ...]:
+        """Epochs that may change when a worker opens one of a loader.
+
+        Args:
+            worker: Who opens one.
+            loader: The loader.
+            keys: Loader and number of those that it opens and reports of.
+        """
+        named = set(keys)
+        return tuple(
+            each
+            for key, each in self._epochs.items()
+            if key in named
+            or each.has_of(worker)
+            or (each.loader == loader and each.origin)
+        )
+
+    def epochs(self) -> tuple[EpochLedger, ...]:
+        """All epochs, to be kept."""
+        return tuple(self._epochs.values())
+
+    def trained_text(self) -> str:
+        """Which epochs are over, in words; empty for none."""
+        over: dict[str, list[int]] = {}
+        for loader, epoch in sorted(self._epochs):
+            if self._epochs[loader, epoch].is_closed:
+                over.setdefault(loader, []).append(epoch)
+        return ", ".join(
+            f"epoch {epochs[0]} of {loader[:64]!r} is trained"
+            if len(epochs) == 1
+            else f"{len(epochs)} epochs of {loader[:64]!r} are trained, up to epoch "
+            f"{epochs[-1]}"
+            for loader, epochs in over.items()
+        )
+
+    def newest(self, count: int) -> tuple[EpochLedger, ...]:
+        """Those that were opened last, the newest first."""
+        return tuple(self._epochs.values())[: -count - 1 : -1]
+
+    def known(self, keys: Iterable[tuple[str, int]]) -> tuple[EpochLedger, ...]:
+        """Of these loaders and epochs those that are open, in the order of the keys."""
+        return tuple(self._epochs[key] for key in keys if key in self._epochs)
+
+    def enrolments(self) -> Enrolments:
+        """For each loader who leases data for it, in a fixed order, to be kept."""
+        return tuple(
+            (loader, tuple(sorted(workers)))
+            for loader, workers in sorted(self._participants.items())
+            if workers
+        )
+
+    def recall(self) -> None:
+        """Data is dealt on demand from now on."""
+        for each in self._epochs.values():
+            each.recall()
+
+    def restore(
+        self,
+        epochs: tuple[EpochLedger, ...],
+        members: frozenset[WorkerKey],
+        enrolments: Enrolments = (),
+    ) -> None:
+        """Goes on from durable state after a restart.
+
+        Args:
+            epochs: As they were kept.
+            members: Workers of the newest record. What others hold is dealt again:
+                the record that ended them was kept before this could be.
+            enrolments: As they were kept.
+        """
+        for loader, workers in enrolments:
+            for worker in members.intersection(workers):
+                self.enroll(worker, (loader,))
+        self._epochs = {(e.loader, e.epoch): e for e in epochs}
+        for ledger in epochs:
+            for worker in {*ledger.queues, *ledger.held}:
+                if worker in members:
+                    self.enroll(worker, (ledger.loader,))
+            for worker in ledger.workers - members:
+                ledger.retire(worker)
+
+    def participants(self, loader: str) -> frozenset[WorkerKey]:
+        """Workers that lease data for a loader."""
+        return frozenset(self._participants.get(loader, ()))
+
+    def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges, of any epochs, count; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.consume(worker, (piece,))
+
+    def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """Only some shards applied the worker's push of these ranges; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.tear(worker, (piece,))
+
+    def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker's pushes of these ranges were thrown away; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.drop(worker, (piece,))
+
+    def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
+        """The worker drew these ranges and has not pushed them; repeatable."""
+        for ledger, piece in self._known(ranges):
+            ledger.skip(worker, (piece,))
+
+    def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
+        """Another takes the worker's place: what it held and did not report is its."""
+        for ledger in self._epochs.values():
+            ledger.inherit(worker, heir)
+
+    def retire(self, worker: WorkerKey) -> None:
+        """The worker is gone: what it held and did not report is dealt again."""
+        for workers in self._participants.values():
+            workers.discard(worker)
+        for ledger in self._epochs.values():
+            ledger.retire(worker)
+
+    def _known(
+        self, ranges: tuple[DataRange, ...]
+    ) -> Iterable[tuple[EpochLedger, DataRange]]:
+        for piece in ranges:
+            ledger = self._epochs.get((piece.loader, piece.epoch))
+            if ledger is not None:
+                yield ledger, piece
+
+
+def _other_shape(
+    worker: WorkerKey, known: EpochLedger, shape: EpochShape, *, next_epoch: int
+) -> Refusal:
+    """Of an epoch that is open, or over, with other data."""
+    batch_size = known.shape.batch_size
+    had = f"{known.shape.position_count} samples in batches of {batch_size}"
+    has = f"{shape.position_count} in batches of {shape.batch_size}"
+    named = f"epoch {known.epoch} of {known.loader[:64]!r}"
+    if known.is_closed:
+        return Refusal(
+            ErrorReason.DATA_ORDER_MISMATCH,
+            f"{named} is trained already, with {had}; {worker} would train it with "
+            f"{has}",
+            cure="for a new run with other data start a new coordinator and shards "
+            "with other --state-dir folders; to go on with this job, begin with "
+            f"set_epoch({next_epoch}), the first epoch after all those so far",
+        )
+    return Refusal(
+        ErrorReason.DATA_ORDER_MISMATCH,
+        f"{named} has {had}, {worker} has {has}: one that grows or shrinks must have "
+        "done so on all workers when they begin an epoch",
+    )
+
+
+class LedgerMemento:
+    """A ledger as it was before a change."""
+
+    def __init__(self, ledger: DataLedger, epochs: Iterable[EpochLedger]) -> None:
+        self._ledger = ledger
+        self._copies = [(each, each.copy()) for each in epochs]
+        self._epochs = dict(ledger._epochs)
+        self._participants = {
+            loader: set(workers) for loader, workers in ledger._participants.items()
+        }
+
+    def changed(self) -> tuple[EpochLedger, ...]:
+        """Epochs that are not as they were, in the order in which they were opened."""
+        new = [
+            each
+            for key, each in self._ledger._epochs.items()
+            if key not in self._epochs
+        ]
+        return (*(each for each, before in self._copies if each != before), *new)
+
+    def put_back(self) -> None:
+        """Undoes the change."""
+        for each, before in self._copies:
+            each.put_back(before)
+        self._ledger._epochs = self._epochs
+        self._ledger._participants = self._participants

@@ -1,0 +1,525 @@
+"""A job between its fences: what is opened next, and what follows from it.
+
+`CoordinatorCore` feeds it with what shards, workers and readers say.
+"""
+
+from collections.abc import Callable, Iterable
+
+from psserver.coordinator.core.clip_commit import orphaned_clock
+from psserver.coordinator.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Persist,
+    Prepare,
+    ReleaseImage,
+)
+from psserver.coordinator.core.cut import Cut, WorkerSequence, cut_after, open_pushes
+from psserver.coordinator.core.data.departed_data import settle_data
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
+from psserver.coordinator.core.data.ledger import DataLedger
+from psserver.coordinator.core.fence import (
+    ActiveFence,
+    MembershipChange,
+    ModeTarget,
+    first_record,
+    floor_of,
+    has_resumed,
+    membership_record,
+)
+from psserver.coordinator.core.fence_series import NUMBERS_PER_START, FenceSeries
+from psserver.coordinator.core.job_model import JobModel
+from psserver.coordinator.core.loss import heir_of, is_deserted, wanted_change
+from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
+from psserver.coordinator.core.roster import Roster, WorkerEntry, WorkerState
+from psserver.coordinator.core.shard_map import ShardMap
+from psserver.coordinator.core.snapshots import SnapshotList
+from psserver.coordinator.core.state_writes import StateWrites
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import FenceKind, Mode, Record, StepAtomicity
+
+MODE_RETRY_MS = 50
+"""Pause before a mode fence is tried again that found something of the mode before
+still to be applied: it comes with the workers' next pushes, not with more asking."""
+
+ORPHAN_RETRY_MS = 50
+"""Pause before a clipped clock that nobody is left to commit is asked for again."""
+
+
+class JobProgress:
+    """Where a job stands.
+
+    Attributes:
+        settings: The job's settings.
+        shards: The shard map.
+        roster: All workers.
+        ledger: Data of all epochs.
+        snapshots: Cuts and their images.
+        fences: The open fence, and the numbers of all.
+        model: What the job trains.
+        writes: The change that is being written, and whether the disk takes any.
+        record: Newest record, None before the start.
+        wanted_mode: Mode that somebody has asked for, None when it is there.
+        evicted_count: Workers that were evicted since this process began.
+        failure: Why the job can't go on, empty while it can.
+        is_resumed: Whether shards have told, since the newest record, that workers
+            that joined a finished job have pushed.
+        first: Whose values the job has started with, if this process has seen that.
+        effects: What the owner is to do, in order.
+    """
+
+    def __init__(self, settings: JobSettings, start_count: int) -> None:
+        self.settings = settings
+        self.shards = ShardMap(settings.shard_count)
+        self.roster = Roster()
+        self.ledger = DataLedger(settings.job_seed)
+        self.snapshots = SnapshotList(
+            shard_count=settings.shard_count,
+            pin_ttl_ms=settings.pin_ttl_ms,
+            first_id=start_count * NUMBERS_PER_START + 1,
+        )
+        self.fences = FenceSeries(start_count)
+        self.model = JobModel()
+        self.writes = StateWrites()
+        self.record: Record | None = None
+        self.wanted_mode: ModeTarget | None = None
+        self.evicted_count = 0
+        self.failure = ""
+        self.first: WorkerEntry | None = None
+        self.effects: list[CoordinatorEffect] = []
+        self._mode_due_ms: int | None = None
+        self.is_resumed = False
+        self._orphan_clock = 0
+        self._orphan_due_ms = 0
+        self._stuck_pushes: frozenset[WorkerSequence] = frozenset()
+        self._is_cut_stuck = False
+
+    @property
+    def workers_floor(self) -> int:
+        """Members below which no lost one is taken out."""
+        if self.record is None:
+            return self.settings.workers_min
+        return floor_of(self.record, self.settings, is_resumed=self.is_resumed)
+
+    def take_effects(self) -> list[CoordinatorEffect]:
+        """Effects since the last call, in order."""
+        taken, self.effects = self.effects, []
+        return taken
+
+    def restore(self, record: Record | None) -> None:
+        """Goes on under the record that an earlier process left."""
+        self.record = record
+        if record is not None and self.model.clip_grad_norm:
+            self._orphan_clock = orphaned_clock(record)
+
+    def keep(
+        self,
+        what: Persist,
+        *,
+        now_ms: int,
+        undo: Callable[[], None],
+        then: Callable[[], None],
+    ) -> None:
+        """Hands a change to the disk; `written` or `unwritten` follows at once.
+
+        Args:
+            what: What is changed.
+            now_ms: Monotonic time.
+            undo: Puts the state back if it can't be written.
+            then: What follows when it is written.
+        """
+        self.writes.begin(undo, then, now_ms)
+        self.effects.append(what)
+
+    def written(self) -> None:
+        """What was to be kept is on the disk."""
+        was_failing = bool(self.writes.failure)
+        now_ms = self.writes.written()
+        if was_failing and self._is_start_decidable:
+            self.decide(now_ms)
+        self.pump(now_ms)
+
+    def unwritten(self, reason: str) -> None:
+        """What was to be kept is not on the disk, and is undone."""
+        self.pump(self.writes.unwritten(reason))
+
+    def pump(self, now_ms: int) -> None:
+        """Opens the next fence when there is need and none is open.
+
+        While the disk takes nothing only a cut can be decided.
+        """
+        if self.fences.open is not None or self.failure or self.writes.is_open:
+            return
+        if self.writes.failure:
+            if self.record is not None:
+                self._cut_if_wanted(now_ms)
+            return
+        if self.record is None:
+            self._start_if_complete(now_ms)
+            return
+        change = self._wanted_change(self.record)
+        is_orphan_due = bool(self._orphan_clock) and now_ms >= self._orphan_due_ms
+        if change or is_orphan_due:
+            self._have_cut_give_way("a change of membership")
+            fence = self.fences.begin(FenceKind.MEMBERSHIP, now_ms, change=change)
+            self._prepare(fence)
+        elif self._is_mode_due(self.record, now_ms):
+            self._have_cut_give_way("a change of mode")
+            target = self.wanted_mode
+            self._prepare(self.fences.begin(FenceKind.MODE, now_ms, target=target))
+        else:
+            self._cut_if_wanted(now_ms)
+
+    def decide(self, now_ms: int) -> None:
+        """All shards have reported: ends the fence by a record or a cut."""
+        fence = self.fences.open
+        assert fence is not None
+        if self.record is not None:
+            self.is_resumed |= has_resumed(self.record, fence.reports.values())
+        reason = self._undecidable(fence, now_ms)
+        if reason:
+            self.abort(reason, now_ms)
+            return
+        fence.clip_grad_norm = self.model.clip_grad_norm
+        absent = self.roster.in_state(WorkerState.SUSPECT, WorkerState.LOST)
+        fence.absent = frozenset(entry.worker for entry in absent)
+        if fence.kind is FenceKind.CUT:
+            self.fences.end()
+            self._decide_cut(fence, now_ms)
+            self.pump(now_ms)
+            return
+        if self.record is None:
+            record = first_record(fence, self.settings)
+        elif fence.kind is FenceKind.MODE:
+            record = mode_record(fence, self.record)
+        else:
+            record = membership_record(fence, self.record, self.settings)
+        self._keep_record(fence, record, now_ms)
+
+    def abort(self, reason: str, now_ms: int) -> None:
+        """Ends the open fence on every shard without a record."""
+        fence = self.fences.end()
+        self.effects.append(Abort(fence_number=fence.number, reason=reason))
+        if fence.kind is FenceKind.CUT:
+            self.fail_cut(reason)
+        self.pump(now_ms)
+
+    def end_overdue(self, now_ms: int) -> None:
+        """Ends a fence or a cut that has taken too long."""
+        fence = self.fences.open
+        if (
+            fence is not None
+            and fence.kind is not FenceKind.START
+            and now_ms - fence.opened_ms >= self.settings.fence_timeout_ms
+        ):
+            silent = fence.silent_shards(self.settings.shard_count)
+            names = ", ".join(f"shard {index}" for index in silent)
+            self.abort(f"no report from {names}", now_ms)
+        pending = self.snapshots.pending
+        if (
+            pending is not None
+            and now_ms - pending.decided_ms >= self.settings.cut_timeout_ms
+        ):
+            self.fail_cut("the clock of the cut was not complete in time")
+        elif pending is not None and (lost := self._stuck_of(pending.open_pushes)):
+            self._stuck_pushes = frozenset(lost)
+            self._fail_stuck_cut(lost)
+
+    def withdraw(self, entry: WorkerEntry, now_ms: int) -> None:
+        """Takes out a worker that is no member."""
+        entry.end(WorkerState.LEFT, now_ms)
+        entry.broken_ms = None
+        self.ledger.retire(entry.worker)
+        fence = self.fences.open
+        if fence is not None and fence.brings_in(entry.worker):
+            self.abort(f"{entry.worker} was lost before it was a member", now_ms)
+
+    def fail_cut(self, reason: str) -> None:
+        """Gives a cut up, and its images back."""
+        snapshot_id = self.snapshots.fail(reason)
+        if snapshot_id is not None:
+            self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def free_images(self, now_ms: int) -> None:
+        """Frees images that nobody reads any more."""
+        for snapshot_id in self.snapshots.take_released(now_ms):
+            self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def fail(self, reason: str) -> None:
+        """Ends the job, for everybody."""
+        if not self.failure:
+            self.failure = reason
+            self.effects.append(EndJob(reason=reason))
+
+    # Inside
+
+    @property
+    def _is_start_decidable(self) -> bool:
+        """Whether the first record waits for nothing but the disk."""
+        fence = self.fences.open
+        return (
+            fence is not None
+            and fence.kind is FenceKind.START
+            and not fence.silent_shards(self.settings.shard_count)
+        )
+
+    def _cut_if_wanted(self, now_ms: int) -> None:
+        if self.snapshots.is_wanted and self.snapshots.has_room():
+            self.snapshots.begin()
+            self._prepare(self.fences.begin(FenceKind.CUT, now_ms))
+
+    def _start_if_complete(self, now_ms: int) -> None:
+        joining = [
+            e for e in self.roster.in_state(WorkerState.JOINING) if not e.cut_off
+        ]
+        if self.shards.missing or len(joining) < self.settings.workers_min:
+            return
+        # By id and not by arrival: data is dealt by rank, and a run shall repeat.
+        starters = tuple(entry.worker for entry in joining)
+        fence = self.fences.begin(FenceKind.START, now_ms, starters=starters)
+        self.first = joining[0]
+        self._prepare(fence)
+        self.effects.append(OrderSeed(worker=starters[0], fence_number=fence.number))
+
+    def _wanted_change(self, record: Record) -> MembershipChange:
+        return wanted_change(
+            self.roster,
+            record,
+            self.settings,
+            is_resumed=self.is_resumed,
+            is_cut_stuck=self._is_cut_stuck,
+        )
+
+    def _fail_stuck_cut(self, pushes: Iterable[WorkerSequence]) -> None:
+        """A cut waits for pushes that nobody will send, and is given up.
+
+        If nobody lives who would, it is made again without them.
+        """
+        assert self.record is not None
+        self.fail_cut(_stuck_text(pushes))
+        self._is_cut_stuck = is_deserted(self.roster, self.record)
+        self.snapshots.is_wanted |= self._is_cut_stuck
+
+    def _prepare(self, fence: ActiveFence) -> None:
+        self.effects.append(
+            Prepare(
+                fence_number=fence.number,
+                kind=fence.kind,
+                seeder=fence.seeder,
+                evicting=fence.evicting,
+            )
+        )
+
+    def _have_cut_give_way(self, to_what: str) -> None:
+        """A cut that is being made ends, and is wanted again."""
+        if self.snapshots.pending is not None:
+            self.fail_cut(f"it gave way to {to_what}")
+            self.snapshots.is_wanted = True
+
+    def _is_mode_due(self, record: Record, now_ms: int) -> bool:
+        """Whether a mode fence is to be opened now."""
+        if self.wanted_mode == target_of(record):
+            self.wanted_mode = None
+        if self.wanted_mode is None:
+            self._mode_due_ms = None
+            return False
+        if self._mode_due_ms is None:
+            return True
+        # Tried before: a cut that has begun in between is left its time, or readers
+        # would get none for as long as the shards are not settled.
+        return now_ms >= self._mode_due_ms and self.snapshots.pending is None
+
+    def _undecidable(self, fence: ActiveFence, now_ms: int) -> str:
+        """Why a fence whose reports are all in can't be decided; empty if it can."""
+        if fence.kind is FenceKind.MODE and not is_settled(fence):
+            self._mode_due_ms = now_ms + MODE_RETRY_MS
+            return "pushes of the mode before are still to be applied"
+        if self.record is not None and fence.change.evictions:
+            now = self._wanted_change(self.record)
+            if not set(fence.change.evictions) <= set(now.evictions):
+                return "a worker that was lost is back, or too few would be left"
+        return ""
+
+    def _keep_record(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
+        """Has a record written with the data that it settles, then announces it.
+
+        One that can't be written is not: the fence comes to nothing, so that training
+        goes on as before. The fence of the start stays open, since the first values are
+        staged by it, and nothing waits that could go on.
+        """
+        before = self.ledger.memento(self._epochs_at_stake(record))
+        self._settle_data(fence, record)
+
+        def announce() -> None:
+            self.fences.end()
+            self._follow(record, now_ms)
+            self.record = record
+            self._is_cut_stuck = self.is_resumed = False
+            self._note_orphan(fence, record, now_ms)
+            self.effects.append(Announce(record=record))
+
+        def give_up() -> None:
+            before.put_back()
+            if fence.kind is not FenceKind.START:
+                self.abort("its record can't be written", now_ms)
+
+        ended = {end.member.worker for end in record.departures}
+        self.keep(
+            Persist(
+                record=record,
+                epochs=before.changed(),
+                enrolments=self.ledger.enrolments(),
+                processes={
+                    worker: process_id
+                    for worker, process_id in self.roster.processes.items()
+                    if worker not in ended
+                },
+            ),
+            now_ms=now_ms,
+            undo=give_up,
+            then=announce,
+        )
+
+    def _epochs_at_stake(self, record: Record) -> list[EpochLedger]:
+        """Epochs that a record may change."""
+        ended = [end.member.worker for end in record.departures]
+        return [
+            each
+            for each in self.ledger.epochs()
+            if not each.is_closed or any(each.has_of(worker) for worker in ended)
+        ]
+
+    def _settle_data(self, fence: ActiveFence, record: Record) -> None:
+        """Brings the ledger in line with a record."""
+        for end in record.departures:
+            worker = end.member.worker
+            if self.record is not None and self.record.member_of(worker):
+                reports = tuple(fence.reports.values())
+                heir = heir_of(end, record, self.settings)
+                settle_data(self.ledger, end, reports, record.commit, heir=heir)
+        for member in record.members:
+            entry = self.roster.find(member.worker)
+            if entry is not None and entry.state is WorkerState.JOINING:
+                self.ledger.enroll(member.worker, entry.loaders)
+        if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
+            self.ledger.recall()
+
+    def _follow(self, record: Record, now_ms: int) -> None:
+        """Brings the roster in line with a record."""
+        for end in record.departures:
+            worker = end.member.worker
+            entry = self.roster.find(worker)
+            if entry is not None:
+                state = WorkerState.EVICTED if end.evicted else WorkerState.LEFT
+                entry.end(state, now_ms)
+            if self.record is not None and self.record.member_of(worker):
+                self.evicted_count += end.evicted
+        for member in record.members:
+            entry = self.roster.find(member.worker)
+            if entry is not None and entry.state is WorkerState.JOINING:
+                # Its stream may have broken while the fence was open.
+                entry.state = (
+                    WorkerState.MEMBER if entry.is_watching else WorkerState.SUSPECT
+                )
+
+    def _note_orphan(self, fence: ActiveFence, record: Record, now_ms: int) -> None:
+        """Finds a clock that only another record can commit, with its scale.
+
+        Shards measure it under this record. One that is not there yet has an earlier
+        clock to apply first, and is asked again after a pause.
+        """
+        if not fence.clip_grad_norm:
+            return
+        clock = orphaned_clock(record)
+        applied = min((r.applied_clock for r in fence.reports.values()), default=0)
+        if clock <= applied:
+            clock = 0
+        is_repeated = clock == self._orphan_clock
+        self._orphan_clock = clock
+        self._orphan_due_ms = now_ms + ORPHAN_RETRY_MS if is_repeated else now_ms
+
+    def _decide_cut(self, fence: ActiveFence, now_ms: int) -> None:
+        assert self.record is not None
+        cut = cut_after(self.record, fence.reports.values())
+        generation = self.record.generation
+        if self.snapshots.is_newest(cut):
+            self.snapshots.still_newest(generation)
+            self.effects.append(
+                Abort(fence_number=fence.number, reason="nothing changed")
+            )
+            return
+        lacking, stuck = self._open_pushes(cut, fence)
+        if stuck:
+            reason = _stuck_text(stuck)
+            self.effects.append(Abort(fence_number=fence.number, reason=reason))
+            self._fail_stuck_cut(stuck)
+            return
+        if not self.snapshots.has_room():
+            # Somebody has begun to read the one that was to make room.
+            self.snapshots.is_wanted = True
+            self.effects.append(
+                Abort(fence_number=fence.number, reason="both images are being read")
+            )
+            return
+        spare = self.snapshots.make_room()
+        if spare is not None:
+            self.effects.append(ReleaseImage(snapshot_id=spare))
+        entry = self.snapshots.decide(
+            cut, generation=generation, now_ms=now_ms, open_pushes=lacking
+        )
+        self.effects.append(
+            DecideCut(
+                fence_number=fence.number,
+                snapshot_id=entry.snapshot_id,
+                clock=cut.clock,
+                sequences=cut.sequences,
+            )
+        )
+
+    def _open_pushes(
+        self, cut: Cut, fence: ActiveFence
+    ) -> tuple[tuple[WorkerSequence, ...], list[WorkerSequence]]:
+        """Pushes of a cut that only their senders can complete.
+
+        Shards apply nothing beyond a cut, so that in SSP and ASP one which waits for a
+        lost worker would stop all others, whom nothing else stops.
+
+        Returns:
+            All of them, and those of lost workers.
+        """
+        assert self.record is not None
+        reports = tuple(fence.reports.values())
+        if self.record.mode is Mode.BSP:
+            found = open_pushes(cut, reports, is_two_phase=False)
+            return found, self._stuck_of(found)
+        is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK
+        certain = open_pushes(cut, reports, is_two_phase=False)
+        found = open_pushes(cut, reports, is_two_phase=is_two_phase)
+        known = (push for push in found if push in self._stuck_pushes)
+        return found, self._lost_of({*certain, *known})
+
+    def _stuck_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
+        """Pushes that a cut must not wait for: of lost workers.
+
+        In BSP a lost worker holds its clock up whether there is a cut or not, and only
+        when nobody lives does the cut have a way without it.
+        """
+        assert self.record is not None
+        if self.record.mode is Mode.BSP and not is_deserted(self.roster, self.record):
+            return []
+        return self._lost_of(pushes)
+
+    def _lost_of(self, pushes: Iterable[WorkerSequence]) -> list[WorkerSequence]:
+        lost = {entry.worker for entry in self.roster.in_state(WorkerState.LOST)}
+        return sorted(push for push in pushes if push[0] in lost)
+
+
+def _stuck_text(pushes: Iterable[WorkerSequence]) -> str:
+    names = ", ".join(str(worker) for worker, _ in pushes)
+    return (
+        f"{names} was lost in the middle of a push: nothing can be cut before it is "
+        "back, replaced or taken out"
+    )

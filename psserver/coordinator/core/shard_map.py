@@ -1,0 +1,191 @@
+"""Shards as the coordinator knows them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from psserver.coordinator.core.shard_standing import NOT_TOLD, ShardStanding
+from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from psserver.edge.record import Member
+from pswire.awaited import lost_text
+from pswire.limits import WAITING_INTERVAL_MS
+from pswire.reasons import ErrorReason, Refusal
+
+CLAIM_TTL_MS = 2_000
+"""Time in which a process that has registered must open its watch before its place is
+given to another one."""
+
+
+@dataclass(slots=True)
+class ShardSlot:
+    """One place in the shard map.
+
+    Attributes:
+        index: Its position.
+        address: Where workers reach it; empty while it is missing.
+        incarnation: Count of starts.
+        process_id: Unique to its process.
+        heard_ms: Its last sign of life, None if never.
+        is_watching: Whether its stream is open.
+        broken_ms: When its stream broke, None while it is open.
+        standing: What it last told of its progress.
+        memory: What its process may use.
+    """
+
+    index: int
+    address: str = ""
+    incarnation: int = 0
+    process_id: str = ""
+    heard_ms: int | None = None
+    is_watching: bool = False
+    broken_ms: int | None = None
+    standing: ShardStanding = NOT_TOLD
+    memory: MemoryGrant = NO_GRANT
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process serves it and listens to the coordinator."""
+        return self.is_watching
+
+    def state_text(self, now_ms: int) -> str:
+        """Its name, whether it lives, and where it stands, for who waits for it."""
+        clock = self.standing.applied_clock
+        if self.heard_ms is None:
+            state = "not connected yet"
+        elif not self.is_watching:
+            state = f"{lost_text(max(0, now_ms - self.heard_ms))} at clock {clock}"
+        elif now_ms - self.heard_ms >= WAITING_INTERVAL_MS:
+            # Its connection is open, and a report is due every second.
+            silent_s = (now_ms - self.heard_ms) / 1000
+            state = f"no report for {silent_s:.0f} s, at clock {clock}"
+        else:
+            state = f"alive, at clock {clock}"
+        return f"shard {self.index} ({state})"
+
+    def is_free(self, now_ms: int) -> bool:
+        """Whether no process has it, or its process is gone."""
+        if not self.process_id:
+            return True
+        is_claimed = (
+            self.broken_ms is None
+            and self.heard_ms is not None
+            and now_ms - self.heard_ms < CLAIM_TTL_MS
+        )
+        return not self.is_watching and not is_claimed
+
+
+class ShardMap:
+    """All places of a job."""
+
+    def __init__(self, shard_count: int) -> None:
+        self.slots = [ShardSlot(index) for index in range(shard_count)]
+
+    def register(
+        self,
+        *,
+        process_id: str,
+        address: str,
+        can_replace: bool,
+        now_ms: int,
+        memory: MemoryGrant = NO_GRANT,
+    ) -> ShardSlot:
+        """Gives a process its place; the same one when it asks again.
+
+        Args:
+            process_id: Unique to the process.
+            address: Where workers reach it.
+            can_replace: Whether a place whose process is gone may be given away:
+                only before the start, when no values are lost with it.
+            now_ms: Monotonic time.
+            memory: What the process may use.
+
+        Raises:
+            Refusal: `SHARD_UNKNOWN` when every place is taken; no state changed.
+        """
+        known = self.place_of(process_id)
+        if known is not None:
+            return known
+        free = [
+            slot
+            for slot in self.slots
+            if slot.is_free(now_ms) and (can_replace or not slot.process_id)
+        ]
+        if not free:
+            places = ", ".join(f"shard {s.index} at {s.address}" for s in self.slots)
+            away = " and ".join(f"shard {slot.index}" for slot in self.missing)
+            lost = (
+                f"; no answer from {away}, whose values a new process does not have: "
+                "if it has ended, start a new job, with another --state-dir"
+            )
+            raise Refusal(
+                ErrorReason.SHARD_UNKNOWN,
+                f"the job has {len(self.slots)} shards and all are taken: {places}"
+                + (lost if away and not can_replace else ""),
+            )
+        slot = min(free, key=lambda s: (bool(s.process_id), s.index))
+        slot.process_id = process_id
+        slot.address = address
+        slot.incarnation += 1
+        slot.heard_ms = now_ms
+        slot.broken_ms = None
+        slot.standing = NOT_TOLD
+        slot.memory = memory
+        return slot
+
+    def place_of(self, process_id: str) -> ShardSlot | None:
+        """The place that a process has, None if it has none."""
+        return next((s for s in self.slots if s.process_id == process_id), None)
+
+    def memento(self) -> Callable[[], None]:
+        """What puts all places back as they are now, the same objects."""
+        before = [replace(slot) for slot in self.slots]
+
+        def put_back() -> None:
+            for slot, old in zip(self.slots, before, strict=True):
+                slot.process_id, slot.address = old.process_id, old.address
+                slot.incarnation, slot.heard_ms = old.incarnation, old.heard_ms
+                slot.broken_ms, slot.standing = old.broken_ms, old.standing
+                slot.memory = old.memory
+
+        return put_back
+
+    def slot(self, index: int, incarnation: int, process_id: str) -> ShardSlot:
+        """The place of a calling shard.
+
+        Index and incarnation are easily guessed, and a second watch ends the first:
+        only the process that has registered knows the id that it drew.
+
+        Raises:
+            Refusal: `SHARD_UNKNOWN` or `SHARD_INCARNATION_STALE`.
+        """
+        if not 0 <= index < len(self.slots):
+            raise Refusal(ErrorReason.SHARD_UNKNOWN, f"the job has no shard {index}")
+        slot = self.slots[index]
+        if slot.incarnation != incarnation:
+            raise Refusal(
+                ErrorReason.SHARD_INCARNATION_STALE,
+                f"shard {index} is in incarnation {slot.incarnation}, the caller is "
+                f"{incarnation}",
+            )
+        if slot.process_id != process_id:
+            raise Refusal(
+                ErrorReason.SHARD_INCARNATION_STALE,
+                f"shard {index} is another process than the caller",
+            )
+        return slot
+
+    def clock_of(self, member: Member) -> int:
+        """Clock of a member that every shard has completed, as they last told."""
+        return min(slot.standing.clock_of(member) for slot in self.slots)
+
+    def lost(self, now_ms: int, grace_ms: int) -> list[ShardSlot]:
+        """Places whose process has been away for too long."""
+        return [
+            slot
+            for slot in self.slots
+            if slot.broken_ms is not None and now_ms - slot.broken_ms >= grace_ms
+        ]
+
+    @property
+    def missing(self) -> list[ShardSlot]:
+        """Places without a process that listens."""
+        return [slot for slot in self.slots if not slot.is_ready]

@@ -1,0 +1,101 @@
+"""The coordinator daemon."""
+
+import logging
+
+import grpc_health.v1.health
+import grpc_health.v1.health_pb2 as health_messages
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from psserver.config import CoordinatorConfig
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.host.history import CoordinatorHistory
+from psserver.coordinator.host.restored_job import new_job_id
+from psserver.coordinator.rpc.coordinator_service import SERVICE, coordinator_handler
+from psserver.coordinator.storage.job_store import JobStore
+from psserver.edge.descriptors import (
+    connection_count_max,
+    descriptors,
+    watch_descriptors,
+)
+from psserver.edge.job_failed import JobFailedError
+from psserver.edge.lifecycle import announce, bind, stay, stop
+from psserver.edge.record import Mode
+from psserver.edge.server import ServerKind, make_server
+from psserver.edge.state_folder import held_folder
+from pswire.keepalive import coordinator_keepalive
+
+log = logging.getLogger("psserver.coordinator")
+
+
+async def run_coordinator(config: CoordinatorConfig) -> None:
+    """Serves one job until told to stop, or until the job has failed.
+
+    Raises:
+        ConfigurationError: The address can't be bound.
+        StateFolderError: The state folder can't be used.
+        JobFailedError: The job can't go on.
+    """
+    config.validate()
+    with held_folder(config.state_dir), JobStore(config.state_dir) as store:
+        settings = config.job_settings(job_id=new_job_id(), job_seed=config.job_seed)
+        host = CoordinatorHost(settings, store)
+        host.history = CoordinatorHistory.open(config.history, host.core.settings)
+        server = make_server(
+            ServerKind.COORDINATOR,
+            [coordinator_handler(host)],
+            coordinator_keepalive(config.lease_ttl_ms),
+            connection_count_max(descriptors()[1]),
+        )
+        health = grpc_health.v1.health.aio.HealthServicer()
+        add_HealthServicer_to_server(health, server)
+        address = bind(server, config.listen)
+        await server.start()
+        for service in ("", SERVICE):
+            await health.set(service, health_messages.HealthCheckResponse.SERVING)
+        _tell(config, host)
+        announce("coordinator", address)
+        try:
+            await stay(host.run_clock(), _fail_with(host), watch_descriptors())
+        finally:
+            await health.enter_graceful_shutdown()
+            await stop(server)
+            host.history.close()
+
+
+def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
+    """Says what runs here, and what follows from the settings without being said."""
+    settings = host.core.settings
+    bound = (
+        f", {settings.staleness_bound} clocks apart"
+        if settings.mode is Mode.SSP
+        else ""
+    )
+    log.info(
+        "job %s: %d shard%s, at least %d worker%s, %s%s, lease %g s",
+        settings.job_id,
+        settings.shard_count,
+        "s" if settings.shard_count > 1 else "",
+        settings.workers_min,
+        "s" if settings.workers_min > 1 else "",
+        settings.mode.name,
+        bound,
+        settings.lease_ttl_ms / 1000,
+    )
+    for note in config.notes():
+        log.warning("%s", note)
+    record = host.core.record
+    if record is not None and (record.mode, record.staleness_bound) != (
+        settings.mode,
+        settings.staleness_bound,
+    ):
+        log.warning(
+            "the job goes on in %s with staleness %d, as it was left; --mode and "
+            "--staleness are for a new job, `psctl mode` changes a running one",
+            record.mode.name,
+            record.staleness_bound,
+        )
+
+
+async def _fail_with(host: CoordinatorHost) -> None:
+    reason = await host.until_failed()
+    raise JobFailedError(f"{reason}; start a new job, with another --state-dir")

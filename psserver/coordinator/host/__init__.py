@@ -1,0 +1,1 @@
+"""Carries out what the coordinator's core decides, on one event loop."""

@@ -1,0 +1,448 @@
+"""The coordinator at work: its core, its file, and the streams that follow it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from psserver.coordinator.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Persist,
+    Prepare,
+    ReleaseImage,
+    SchemaFixed,
+    WorkerCutOff,
+)
+from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.host.data_leases import DataLeases
+from psserver.coordinator.host.history import CoordinatorHistory
+from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.host.recorded_splits import RecordedSplits
+from psserver.coordinator.host.restored_job import restored_core
+from psserver.coordinator.host.snapshot_requests import SnapshotRequests
+from psserver.coordinator.host.watch_queues import Queue, WatchQueues
+from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
+from psserver.edge.changes import Changes
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from psserver.edge.monotonic import now_ms
+from psserver.edge.record import Mode, Record, StepAtomicity, WorkerKey
+from pswire import failpoints
+from pswire.leased_data import DataReport
+from pswire.reasons import ErrorReason, Refusal
+
+TICK_S = 0.05
+"""How often time is looked at: the coarsest error of any time-out."""
+
+PAUSE_MS_MAX = 2_000
+"""Between two looks at the time: the machine or this process stood still. Peers then
+close connections that were not answered for 2.5 s, and are back within a second or
+two, which is longer than the grace for a worker whose own connection broke."""
+
+FAREWELL_S = 3.0
+"""How long a coordinator stays after its job has failed, so that also those who come
+or come back at that moment hear why."""
+
+log = logging.getLogger("psserver.coordinator")
+
+
+class CoordinatorHost:
+    """One job.
+
+    Attributes:
+        core: The job's state.
+        changes: Notified whenever anything may have changed.
+        waits: For whom the job waits.
+        data: Leases of data.
+        splits: Splits of data that were recorded.
+        snapshots: Readers that want one.
+        history: What it decided, for an offline check.
+    """
+
+    def __init__(self, settings: JobSettings, store: JobStore) -> None:
+        self._store = store
+        self.history = CoordinatorHistory()
+        self._queues = WatchQueues()
+        self.core = restored_core(settings, store, now_ms())
+        self._logged = self.core.record
+        self.changes = Changes()
+        self._wished_mode: tuple[Mode, int] | None = None
+        self.data = DataLeases(self.core, self.changes, self.keep)
+        self.waits = JobWaits(self.core, self.data.waiting)
+        self.splits = RecordedSplits(store.load_splits(), self.keep)
+        self.snapshots = SnapshotRequests(
+            self.core, self.changes, self.waits, self.pump
+        )
+
+    async def run_clock(self) -> None:
+        """Tells the core the time until cancelled."""
+        # With a short lease this end too gives up streams that were silent for less.
+        pause_ms = min(PAUSE_MS_MAX, self.core.settings.lease_ttl_ms // 2)
+        told_ms = now_ms()
+        while True:
+            await asyncio.sleep(TICK_S)
+            at_ms = now_ms()
+            if at_ms - told_ms >= pause_ms:
+                log.warning("this process stood still for %d ms", at_ms - told_ms)
+                self.core.have_patience(at_ms)
+            told_ms = at_ms
+            self.core.tick(at_ms)
+            self.pump()
+            self.waits.look(at_ms)
+
+    async def until_failed(self) -> str:
+        """Returns why the job can't go on, a farewell after it can't."""
+        await self.changes.wait_until(lambda: bool(self.core.failure))
+        await asyncio.sleep(FAREWELL_S)
+        return self.core.failure
+
+    def pump(self) -> Refusal | None:
+        """Carries out what the core wants done; safe to call at any time.
+
+        Returns:
+            For whoever has asked for a change: why it was not made, None if it was.
+        """
+        unwritten: Refusal | None = None
+        while effects := self.core.take_effects():
+            for effect in effects:
+                if isinstance(effect, Persist):
+                    unwritten = self._write(effect) or unwritten
+                else:
+                    self._carry_out(effect)
+        self.changes.notify()
+        return unwritten
+
+    def pump_for_caller(self) -> None:
+        """Carries out what a call has led to.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`; no state changed.
+        """
+        unwritten = self.pump()
+        if unwritten is not None:
+            raise unwritten
+
+    def keep(self, what: Persist, undo: Callable[[], None]) -> None:
+        """Writes a change that a call has made.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`; the change is undone.
+        """
+        self.core.keep(what, now_ms(), undo=undo)
+        self.pump_for_caller()
+
+    async def next_event(
+        self, entry: WorkerEntry, queue: Queue, timeout_s: float
+    ) -> bool:
+        """Waits for an event of a worker's watch, or for the worker's end.
+
+        Returns:
+            Whether there is an event.
+        """
+        await self.changes.wait_until(
+            lambda: not queue.empty() or entry.state in GONE, timeout_s
+        )
+        return not queue.empty()
+
+    async def set_mode(
+        self, mode: Mode, staleness_bound: int, timeout_s: float
+    ) -> Record:
+        """Changes the mode; the record that says so, or said so before.
+
+        Raises:
+            Refusal: `NOT_STARTED`, `MALFORMED_MESSAGE`, `SHARD_LOST`, or `WAIT_TIMEOUT`
+                with whom the change waits for.
+        """
+        core = self.core
+        core.set_mode(mode, staleness_bound, now_ms())
+        wish = (mode, staleness_bound)
+        self._wished_mode = wish
+        self.waits.note_mode(mode, staleness_bound, now_ms())
+        self.pump()
+        is_over = await self.changes.wait_until(
+            lambda: (
+                core.mode_is(mode, staleness_bound)
+                or bool(core.failure)
+                or self._wished_mode != wish
+            ),
+            timeout_s,
+        )
+        if core.failure:
+            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {core.failure}")
+        newest, _ = self._wished_mode
+        if self._wished_mode != wish and not core.mode_is(mode, staleness_bound):
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the mode does not change to {mode.name}, or not for long: somebody "
+                f"has asked for {newest.name} since",
+            )
+        if not is_over:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"the mode did not change within {timeout_s:.1f} s, and will as soon "
+                f"as it can: waiting for {self.waits.text(now_ms(), at_once=True)}",
+            )
+        assert core.record is not None
+        return core.record
+
+    # Shards
+
+    def register_shard(
+        self, *, process_id: str, address: str, memory: MemoryGrant = NO_GRANT
+    ) -> ShardSlot:
+        """Gives a shard its place and keeps it.
+
+        Raises:
+            Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
+        slot = self.core.register_shard(
+            process_id=process_id, address=address, now_ms=now_ms(), memory=memory
+        )
+        self.pump_for_caller()
+        return slot
+
+    def open_shard_watch(self, slot: ShardSlot) -> Queue:
+        """Begins a shard's watch; an older one of the same shard ends silently."""
+        queue = self._queues.open_shard(slot.index)
+        fence = self.core.fence
+        if fence is not None and slot.index not in fence.reports:
+            queue.put_nowait(
+                Prepare(
+                    fence_number=fence.number,
+                    kind=fence.kind,
+                    seeder=fence.seeder,
+                    evicting=fence.evicting,
+                )
+            )
+        for snapshot_id in self.core.snapshots.released:
+            queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
+        self._tell_if_failed(queue)
+        if not slot.is_watching:
+            log.info("shard %d at %s is here", slot.index, slot.address)
+        self.core.shard_watching(slot, now_ms())
+        self.pump()
+        return queue
+
+    def close_shard_watch(self, slot: ShardSlot, queue: Queue) -> None:
+        """A shard's watch has ended."""
+        if self._queues.close_shard(slot.index, queue):
+            log.warning("the connection to shard %d broke", slot.index)
+            self.core.shard_broken(slot, now_ms())
+            self.pump()
+
+    def take_report(self, slot: ShardSlot, report: FenceReport) -> None:
+        """Takes a shard's answer to a fence."""
+        fence = self.core.fence
+        if fence is not None and fence.number == report.fence_number:
+            self.waits.note_report(slot.index)
+        self.core.report_fence(slot, report, now_ms())
+        self.pump()
+
+    def take_standing(
+        self,
+        slot: ShardSlot,
+        standing: ShardStanding,
+        contradicting: tuple[WorkerKey, ...],
+    ) -> None:
+        """Takes word where a shard stands.
+
+        Args:
+            slot: The shard.
+            standing: Where it stands.
+            contradicting: Members whose bytes contradicted their finite verdict.
+        """
+        slot.heard_ms = standing.heard_ms
+        slot.standing = standing
+        for member in self.core.record.members if self.core.record else ():
+            entry = self.core.roster.find(member.worker)
+            if entry is not None:
+                entry.note_clock(self.core.shards.clock_of(member), now_ms())
+        for worker in contradicting:
+            entry = self.core.roster.find(worker)
+            if entry is not None and entry.state in PRESENT and not entry.is_condemned:
+                log.error(
+                    "%s at %s is to be taken out: shard %d found a value that is not "
+                    "finite in a gradient that it had called finite; look at its "
+                    "memory, and at what changes gradients after step() has begun",
+                    *(worker, entry.address, slot.index),
+                )
+                self.core.evict(entry, now_ms())
+        self.pump()
+
+    # Workers
+
+    def register_worker(
+        self, *, process_id: str, worker_id: str, address: str
+    ) -> WorkerEntry:
+        """Gives a worker its identity and keeps it.
+
+        Raises:
+            Refusal: As the core does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
+        entry = self.core.register_worker(
+            process_id=process_id,
+            worker_id=worker_id,
+            address=address,
+            now_ms=now_ms(),
+        )
+        self.pump_for_caller()
+        return entry
+
+    def open_worker_watch(self, entry: WorkerEntry) -> Queue:
+        """Begins a worker's watch; an older one of the same worker ends silently."""
+        self.core.worker_watching(entry, now_ms())
+        queue = self._queues.open_worker(entry.worker)
+        self._tell_if_failed(queue)
+        self.pump()
+        return queue
+
+    def close_worker_watch(self, entry: WorkerEntry, queue: Queue) -> None:
+        """A worker's watch has ended."""
+        if self._queues.close_worker(entry.worker, queue):
+            if entry.state not in GONE:
+                log.warning("the connection to %s broke", entry.worker)
+            self.core.worker_broken(entry, now_ms())
+            self.pump()
+
+    async def leave(
+        self,
+        entry: WorkerEntry,
+        sequence: int,
+        report: DataReport,
+        *,
+        signal_name: str = "",
+    ) -> None:
+        """Ends a membership; returns when the record is written.
+
+        Raises:
+            Refusal: `STATE_NOT_WRITTEN`: it is a member as before.
+        """
+        if signal_name:
+            log.warning("%s leaves, ended by %s", entry.worker, signal_name)
+        self.core.leave(
+            entry,
+            sequence=sequence,
+            consumed=report.consumed,
+            dropped=report.dropped,
+            skipped=report.skipped,
+            now_ms=now_ms(),
+        )
+        self.pump_for_caller()
+        self.data.tell_ends()
+        await self.changes.wait_until(
+            lambda: entry.state in GONE or bool(self.core.failure)
+        )
+
+    # Inside
+
+    def _write(self, change: Persist) -> Refusal | None:
+        """Writes a change and says to the core whether it is on the disk."""
+        try:
+            self._store.write(change)
+        except NotWrittenError as error:
+            if not self.core.writes.failure:
+                log.error(
+                    "the state can't be written: %s; what would change it is refused "
+                    "until it can, and training goes on",
+                    error,
+                )
+            self.core.unwritten(str(error))
+            return Refusal(
+                ErrorReason.STATE_NOT_WRITTEN,
+                f"the coordinator can't write its state: {error}",
+            )
+        if self.core.writes.failure:
+            log.info("the state can be written again")
+        if change.record is not None:
+            self.history.persisted(change.record)
+            if failpoints.armed:
+                failpoints.hit("coordinator.record_persisted")
+        self.core.written()
+        return None
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case SchemaFixed():
+                if not self.core.model.declared:
+                    self._log_clipping()
+                self._queues.tell_shards(effect)
+            case Abort():
+                log.debug("fence %d: %s", effect.fence_number, effect.reason)
+                self.history.told(effect)
+                self._queues.tell_shards(effect)
+            case Prepare():
+                self.history.told(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.fence_prepared")
+                self._queues.tell_shards(effect)
+            case DecideCut():
+                self.history.told(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.cut_decided")
+                self._queues.tell_shards(effect)
+            case ReleaseImage():
+                self._queues.tell_shards(effect)
+            case OrderSeed():
+                # Those who do not seed are to say whether they reach the shards.
+                self._queues.tell_workers(effect)
+            case Announce():
+                self._log_record(effect.record)
+                self._queues.tell_everybody(effect)
+                if failpoints.armed:
+                    failpoints.hit("coordinator.record_announced")
+            case WorkerCutOff():
+                log.warning(
+                    "%s %s (no answer for %.0f s): %s",
+                    *(effect.worker, effect.reason, effect.silent_ms / 1000),
+                    "the job goes on without it, and it joins once it can"
+                    if effect.is_joining
+                    else "it is taken out as soon as enough workers are left, and may "
+                    "join again",
+                )
+            case EndJob():
+                log.error("the job has failed: %s", effect.reason)
+                self._queues.tell_everybody(effect)
+
+    def _tell_if_failed(self, queue: Queue) -> None:
+        if self.core.failure:
+            queue.put_nowait(EndJob(reason=self.core.failure))
+
+    def _log_clipping(self) -> None:
+        """Says that clipping has switched two-phase steps on, which cost a trip."""
+        clip_grad_norm = self.core.model.clip_grad_norm
+        if clip_grad_norm and self.core.settings.step_atomicity is StepAtomicity.CHUNK:
+            log.info(
+                "clip_grad_norm=%g switched two-phase steps on in BSP: the norm of a "
+                "gradient is known only when every shard has all of it",
+                clip_grad_norm,
+            )
+
+    def _log_record(self, record: Record) -> None:
+        before, self._logged = self._logged, record
+        for end in record.departures:
+            worker = end.member.worker
+            if before is not None and before.member_of(worker) is None:
+                continue  # an earlier record has ended it, and is told again
+            if end.evicted:
+                entry = self.core.roster.find(worker)
+                why = f": it {entry.cut_off}" if entry and entry.cut_off else ""
+                log.warning(
+                    "%s is taken out after clock %d%s", worker, end.last_clock, why
+                )
+            else:
+                log.info("%s has left after clock %d", worker, end.last_clock)
+        bound = f" with staleness {record.staleness_bound}"
+        log.info(
+            "generation %d in %s%s: %s",
+            record.generation,
+            record.mode.name,
+            bound if record.mode is Mode.SSP else "",
+            ", ".join(str(m.worker) for m in record.members) or "nobody",
+        )

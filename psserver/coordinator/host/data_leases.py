@@ -1,0 +1,189 @@
+"""The data ledger at work: what changes is kept, and who has no data waits."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.coordinator_effects import Persist
+from psserver.coordinator.core.data.epoch_account import EpochAccount
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape, Origin
+from psserver.coordinator.core.data.ledger import LedgerMemento
+from psserver.coordinator.core.roster import WorkerEntry
+from psserver.edge.changes import Changes
+from psserver.edge.monotonic import now_ms
+from pswire.leased_data import DataRange, DataReport
+
+if TYPE_CHECKING:
+    from psserver.edge.record import WorkerKey
+
+log = logging.getLogger("psserver.coordinator")
+
+
+@dataclass(frozen=True, slots=True)
+class DataWait:
+    """A worker without data, at the end of an epoch of which others have the rest.
+
+    Attributes:
+        ledger: The epoch.
+        since_ms: When it began to wait.
+    """
+
+    ledger: EpochLedger
+    since_ms: int
+
+
+class DataLeases:
+    """Leases of all epochs.
+
+    Only what changes is written: each write is a wait for the disk. What can't be
+    written is undone, and refused with `STATE_NOT_WRITTEN`.
+
+    Args:
+        core: The job's state.
+        changes: Waited for by those who have no data.
+        keep: Writes a change that was made, or has it undone and refuses it.
+
+    Attributes:
+        waiting: Who waits for others at the end of an epoch.
+    """
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        changes: Changes,
+        keep: Callable[[Persist, Callable[[], None]], None],
+    ) -> None:
+        self._core = core
+        self._changes = changes
+        self._keep = keep
+        self.waiting: dict[WorkerKey, DataWait] = {}
+        # Epochs whose end was not told yet.
+        self._open = [each for each in core.ledger.epochs() if not each.is_closed]
+
+    def open_epoch(
+        self,
+        entry: WorkerEntry,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> Origin:
+        """Opens an epoch for a worker; what its order is drawn from."""
+        ledgers = self._core.ledger
+        keys = {(loader, epoch), *report.epochs}
+        before = ledgers.memento(ledgers.touched_by(entry.worker, loader, keys))
+        known_count = len(ledgers.epochs())
+        opened = ledgers.open_epoch(
+            entry.worker,
+            loader,
+            epoch,
+            shape,
+            report.consumed,
+            report.dropped,
+            report.skipped,
+            origin=origin,
+        )
+        new = ledgers.epochs()[known_count:]
+        self._write(before)
+        self._open += new
+        self.tell_ends()
+        return opened
+
+    def take_report(
+        self,
+        entry: WorkerEntry,
+        loader: str,
+        epoch: int,
+        order_digest: int,
+        report: DataReport,
+    ) -> EpochLedger:
+        """Takes a worker's word of its order and its data; the epoch that it draws.
+
+        Raises:
+            Refusal: As `register_order` does, or `STATE_NOT_WRITTEN`; no state changed.
+        """
+        ledgers = self._core.ledger
+        keys = {(loader, epoch), *report.epochs}
+        before = ledgers.memento(ledgers.known(sorted(keys)))
+        ledger = ledgers.register_order(entry.worker, loader, epoch, order_digest)
+        ledgers.consume(entry.worker, report.consumed)
+        ledgers.drop(entry.worker, report.dropped)
+        ledgers.skip(entry.worker, report.skipped)
+        self._write(before)
+        self.tell_ends()
+        return ledger
+
+    async def lease(
+        self,
+        entry: WorkerEntry,
+        ledger: EpochLedger,
+        *,
+        count_max: int,
+        wait: bool,
+    ) -> list[DataRange]:
+        """Leases batches, waiting until there are some or the epoch is closed.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` when the worker is gone meanwhile:
+                what it took then would never come back; or `STATE_NOT_WRITTEN`.
+        """
+        leased: list[DataRange] = []
+        core = self._core
+
+        def served() -> bool:
+            core.check_present(entry)
+            if core.failure or ledger.is_closed:
+                return True
+            before = core.ledger.memento([ledger])
+            participants = core.participants(ledger.loader)
+            leased.extend(ledger.lease(entry.worker, participants, count_max))
+            self._write(before)
+            return bool(leased)
+
+        if wait:
+            self.waiting[entry.worker] = DataWait(ledger, now_ms())
+            try:
+                await self._changes.wait_until(served)
+            finally:
+                self.waiting.pop(entry.worker, None)
+        else:
+            served()
+        self.tell_ends()
+        return leased
+
+    def _write(self, before: LedgerMemento) -> None:
+        """Has what has changed since written, or undone."""
+        changed = before.changed()
+        if changed:
+            self._keep(Persist(epochs=changed), before.put_back)
+
+    def tell_ends(self) -> None:
+        """Says of each epoch that is over what became of its data, once."""
+        ended = [each for each in self._open if each.is_closed]
+        if ended:
+            self._open = [each for each in self._open if not each.is_closed]
+        for ledger in ended:
+            account = ledger.account
+            level = logging.INFO if account.is_plain else logging.WARNING
+            log.log(level, "%s", _account_text(account))
+
+
+def _account_text(account: EpochAccount) -> str:
+    counts = {
+        "seen once": account.seen_once_count,
+        "seen more than once": account.seen_again_count,
+        "torn": account.torn_count,
+        "dropped": account.dropped_count,
+        "skipped": account.skipped_count,
+        "never seen": account.never_count,
+        "left out with drop_last": account.left_out_count,
+    }
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    what = ", ".join(parts) or "none was to be dealt"
+    return (
+        f"epoch {account.epoch} of {account.loader[:64]!r} is over: of "
+        f"{account.position_count} positions {what}"
+    )

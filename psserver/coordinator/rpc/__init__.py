@@ -1,0 +1,1 @@
+"""The coordinator's services, and the messages of them."""

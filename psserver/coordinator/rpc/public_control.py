@@ -1,0 +1,109 @@
+"""What readers and people call at the coordinator; they are never members."""
+
+from collections.abc import AsyncIterator
+
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.rpc.shard_addresses import address_message
+from psserver.coordinator.rpc.split_codec import split_message
+from psserver.coordinator.rpc.status_report import status_message
+from psserver.edge.guard import Context
+from psserver.edge.identity_codec import check_protocol
+from psserver.edge.methods import Methods, answered, streamed
+from psserver.edge.monotonic import now_ms
+from psserver.edge.record import Mode
+from pswire.limits import STALENESS_BOUND_MAX
+from pswire.model_parts import cut_model
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import schema_to_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2
+
+
+class PublicControl:
+    """Handlers for readers and people."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+
+    def methods(self) -> Methods:
+        """Handlers by method name."""
+        return {
+            "RequestSnapshot": streamed(
+                self.request_snapshot, messages.RequestSnapshotRequest
+            ),
+            "ReleaseSnapshot": answered(
+                self.release_snapshot, messages.ReleaseSnapshotRequest
+            ),
+            "SetMode": answered(self.set_mode, messages.SetModeRequest),
+            "GetStatus": answered(self.get_status, messages.GetStatusRequest),
+        }
+
+    async def request_snapshot(
+        self, request: messages.RequestSnapshotRequest, context: Context
+    ) -> AsyncIterator[messages.RequestSnapshotResponse]:
+        """Finds or makes a snapshot newer than a version."""
+        check_protocol(request.protocol_version)
+        core = self._host.core
+        pinned = await self._host.snapshots.get(
+            newer_than=request.newer_than, timeout_s=max(0, request.timeout_ms) / 1000
+        )
+        assert core.model.schema is not None
+        response = messages.RequestSnapshotResponse(
+            job_id=core.settings.job_id,
+            snapshot_id=pinned.entry.snapshot_id,
+            version=pinned.entry.version,
+            clock=pinned.entry.clock,
+            generation=pinned.entry.generation,
+            shards=[address_message(slot) for slot in core.shards.slots],
+            schema=schema_to_message(core.model.schema),
+            pin_ttl_ms=pinned.ttl_ms,
+            pin_id=pinned.pin_id,
+            chunk_bytes=core.model.compression.chunk_bytes(core.settings.chunk_bytes),
+        )
+        for part in cut_model(response):
+            yield part
+
+    async def release_snapshot(
+        self, request: messages.ReleaseSnapshotRequest, context: Context
+    ) -> messages.ReleaseSnapshotResponse:
+        """Ends a reader's pin."""
+        self._host.snapshots.release(request.snapshot_id, request.pin_id)
+        return messages.ReleaseSnapshotResponse()
+
+    async def set_mode(
+        self, request: messages.SetModeRequest, context: Context
+    ) -> messages.SetModeResponse:
+        """Changes the mode; answers when the record is written."""
+        check_protocol(request.protocol_version)
+        bound = request.staleness_bound
+        record = await self._host.set_mode(
+            _read_mode(request.mode, bound), bound, max(0, request.timeout_ms) / 1000
+        )
+        return messages.SetModeResponse(
+            generation=record.generation, mode_clock=record.mode_clock
+        )
+
+    async def get_status(
+        self, request: messages.GetStatusRequest, context: Context
+    ) -> messages.GetStatusResponse:
+        """Tells where the job stands."""
+        check_protocol(request.protocol_version)
+        status = status_message(self._host.core, self._host.waits, now_ms())
+        status.splits.extend(
+            split_message(each, with_recipe=False) for each in self._host.splits.all()
+        )
+        return status
+
+
+def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:
+    known = {mode.value: mode for mode in Mode}
+    if value not in known:
+        raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{value} is no mode")
+    mode = known[value]
+    bound_max = STALENESS_BOUND_MAX if mode is Mode.SSP else 0
+    if not 0 <= bound <= bound_max:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"a staleness bound of {bound} in {mode.name} is not in 0 to {bound_max}",
+        )
+    return mode

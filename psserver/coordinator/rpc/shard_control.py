@@ -1,0 +1,139 @@
+"""What shards call at the coordinator: messages to core calls and back."""
+
+from collections.abc import AsyncIterator
+
+from psserver.coordinator.core.coordinator_effects import EndJob, SchemaFixed
+from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.rpc.callers import Callers
+from psserver.coordinator.rpc.watch_codec import shard_event, view_events
+from psserver.edge.fence_codec import read_fence_report
+from psserver.edge.guard import Context
+from psserver.edge.identity_codec import check_protocol, worker_key
+from psserver.edge.memory_grant import MemoryGrant
+from psserver.edge.methods import Methods, answered, streamed
+from psserver.edge.monotonic import now_ms
+from psserver.edge.record_codec import identity_message, settings_message
+from pswire.awaited import Awaited
+from pswire.reasons import ErrorReason, Refusal
+from pswire.v1 import coordinator_service_pb2 as messages
+
+
+class ShardControl:
+    """Handlers for shards."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._callers = Callers(host.core)
+
+    def methods(self) -> Methods:
+        """Handlers by method name."""
+        return {
+            "RegisterShard": answered(
+                self.register_shard, messages.RegisterShardRequest
+            ),
+            "WatchShard": streamed(self.watch_shard, messages.WatchShardRequest),
+            "ReportFence": answered(self.report_fence, messages.ReportFenceRequest),
+            "ReportCut": answered(self.report_cut, messages.ReportCutRequest),
+            "ReportProgress": answered(
+                self.report_progress, messages.ReportProgressRequest
+            ),
+        }
+
+    async def register_shard(
+        self, request: messages.RegisterShardRequest, context: Context
+    ) -> messages.RegisterShardResponse:
+        """Gives a shard its index and incarnation."""
+        check_protocol(request.protocol_version)
+        if not request.process_id or not request.address:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE, "process_id or address is empty"
+            )
+        slot = self._host.register_shard(
+            process_id=request.process_id,
+            address=request.address,
+            memory=MemoryGrant(max(0, request.memory_bytes), request.memory_scope),
+        )
+        return messages.RegisterShardResponse(
+            shard_index=slot.index,
+            incarnation=slot.incarnation,
+            settings=settings_message(self._host.core.settings),
+        )
+
+    async def watch_shard(
+        self, request: messages.WatchShardRequest, context: Context
+    ) -> AsyncIterator[messages.WatchShardResponse]:
+        """Follows the job as a shard, from the whole current state on."""
+        host = self._host
+        slot = self._callers.slot(request)
+        # Opened first: what happens while the view is on its way is in the queue.
+        queue = host.open_shard_watch(slot)
+        try:
+            for part in view_events(host.core):
+                yield part
+            while True:
+                event = await queue.get()
+                if isinstance(event, SchemaFixed):
+                    for part in view_events(host.core):
+                        yield part
+                response = shard_event(event)
+                if response is not None:
+                    yield response
+                if isinstance(event, EndJob):
+                    return  # nothing follows, and a shard ends when its watch does
+        finally:
+            host.close_shard_watch(slot, queue)
+
+    async def report_fence(
+        self, request: messages.ReportFenceRequest, context: Context
+    ) -> messages.ReportFenceResponse:
+        """Takes a shard's answer to a fence."""
+        slot = self._callers.slot(request)
+        self._host.take_report(slot, read_fence_report(request))
+        return messages.ReportFenceResponse()
+
+    async def report_cut(
+        self, request: messages.ReportCutRequest, context: Context
+    ) -> messages.ReportCutResponse:
+        """Takes word that a shard's part of a snapshot is ready, or failed."""
+        slot = self._callers.slot(request)
+        self._host.core.report_cut(slot, request.snapshot_id, request.failure, now_ms())
+        self._host.pump()
+        return messages.ReportCutResponse()
+
+    async def report_progress(
+        self, request: messages.ReportProgressRequest, context: Context
+    ) -> messages.ReportProgressResponse:
+        """Takes word where a shard stands."""
+        slot = self._callers.slot(request)
+        contradicting = tuple(worker_key(worker) for worker in request.contradicting)
+        self._host.take_standing(slot, _standing(request), contradicting)
+        return messages.ReportProgressResponse(
+            lost=[
+                messages.LostWorker(worker=identity_message(worker), lost_ms=lost_ms)
+                for worker, lost_ms in self._host.core.roster.lost_ms(now_ms()).items()
+            ],
+            coordinator_wait=self._host.waits.disk_text,
+        )
+
+
+def _standing(request: messages.ReportProgressRequest) -> ShardStanding:
+    return ShardStanding(
+        heard_ms=now_ms(),
+        applied_clock=request.applied_clock,
+        version=request.version,
+        frontier=request.frontier,
+        parameter_bytes=request.parameter_bytes,
+        optimizer_bytes=request.optimizer_bytes,
+        queued_push_count=request.queued_push_count,
+        torn_step_count=request.torn_step_count,
+        staleness_counts=tuple(request.staleness_counts),
+        sharing=frozenset(map(worker_key, request.sharing)),
+        done={worker_key(d.worker): d.sequence for d in request.done},
+        waiting_for=tuple(
+            Awaited(a.name, a.clock, a.step_ms, a.lost_ms)
+            for a in request.waiting.awaited
+        ),
+        waiting_reason=request.waiting.reason,
+        waited_ms=request.waiting.waited_ms,
+    )

@@ -1,0 +1,137 @@
+"""Where a job stands, as a message for people and programs."""
+
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.rpc.account_codec import account_message
+from psserver.coordinator.rpc.shard_addresses import address_message
+from psserver.edge.record_codec import identity_message, settings_message
+from pswire.awaited import NOT_KNOWN
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2, push_pb2
+
+EPOCH_COUNT_MAX = 16
+"""Newest epochs that a status tells of."""
+
+
+def status_message(
+    core: CoordinatorCore, waits: JobWaits, now_ms: int
+) -> messages.GetStatusResponse:
+    """Writes the status."""
+    newest = core.snapshots.newest
+    schema = core.model.schema
+    record = core.record
+    mode, bound = (
+        (core.settings.mode, core.settings.staleness_bound)
+        if record is None
+        else (record.mode, record.staleness_bound)
+    )
+    return messages.GetStatusResponse(
+        settings=settings_message(core.settings),
+        phase=messages.JobPhase.ValueType(core.phase.value),
+        generation=record.generation if record is not None else 0,
+        workers=_worker_statuses(core, now_ms),
+        shards=[_shard_status(core, slot, now_ms) for slot in core.shards.slots],
+        waiting_for=waits.text(now_ms),
+        snapshot_version=newest.version if newest is not None else -1,
+        tensor_count=len(schema.entries) if schema is not None else 0,
+        parameter_bytes=core.model.byte_count,
+        failure=core.failure,
+        mode=membership_pb2.Mode.ValueType(mode),
+        staleness_bound=bound,
+        mode_clock=record.mode_clock if record is not None else 0,
+        workers_floor=core.workers_floor,
+        evicted_count=core.evicted_count,
+        clip_grad_norm=core.model.clip_grad_norm,
+        compression=str(core.model.compression),
+        epochs=[
+            account_message(ledger.account)
+            for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
+        ],
+    )
+
+
+def _worker_statuses(core: CoordinatorCore, now_ms: int) -> list[messages.WorkerStatus]:
+    members = core.record.members if core.record is not None else ()
+    clocks = {m.worker: core.shards.clock_of(m) for m in members}
+    slowest = min(clocks.values(), default=0)
+    return [
+        _worker_status(core, entry, now_ms, clocks.get(entry.worker), slowest)
+        for entry in core.roster.in_state(*set(WorkerState).difference(GONE))
+    ]
+
+
+def _worker_status(
+    core: CoordinatorCore,
+    entry: WorkerEntry,
+    now_ms: int,
+    clock: int | None,
+    slowest_clock: int,
+) -> messages.WorkerStatus:
+    member = core.record.member_of(entry.worker) if core.record is not None else None
+    return messages.WorkerStatus(
+        worker=identity_message(entry.worker),
+        rank=member.rank if member is not None else -1,
+        state=entry.state.value,
+        clock=0 if clock is None else clock,
+        silent_ms=0 if entry.is_watching else max(0, now_ms - entry.heard_ms),
+        step_ms=NOT_KNOWN if member is None else entry.step_ms(now_ms),
+        address=entry.address,
+        lead=0 if clock is None else clock - slowest_clock,
+        shared_memory_shard_count=sum(
+            entry.worker in slot.standing.sharing for slot in core.shards.slots
+        ),
+        brought_other=core.brought_other(entry),
+        unreached_shards=core.reach.unreached(entry.worker, now_ms),
+    )
+
+
+def _shard_status(
+    core: CoordinatorCore, slot: ShardSlot, now_ms: int
+) -> messages.ShardStatus:
+    if slot.is_ready:
+        state = "ready"
+    elif not slot.process_id:
+        state = "missing"
+    else:
+        state = "lost" if core.failure else "suspect"
+    standing = slot.standing
+    status = messages.ShardStatus(
+        shard=address_message(slot),
+        state=state,
+        silent_ms=_silent_ms(slot, now_ms),
+        parameter_bytes=standing.parameter_bytes,
+        optimizer_bytes=standing.optimizer_bytes,
+        applied_clock=standing.applied_clock,
+        version=standing.version,
+        frontier=standing.frontier,
+        queued_push_count=standing.queued_push_count,
+        torn_step_count=standing.torn_step_count,
+        staleness_counts=standing.staleness_counts,
+    )
+    if standing.waited_ms:
+        status.waiting.CopyFrom(_waiting_message(slot))
+    return status
+
+
+def _waiting_message(slot: ShardSlot) -> push_pb2.Waiting:
+    standing = slot.standing
+    return push_pb2.Waiting(
+        clock=standing.applied_clock + 1,
+        waited_ms=standing.waited_ms,
+        reason=standing.waiting_reason,
+        awaited=[
+            push_pb2.Awaited(
+                name=a.name, clock=a.clock, step_ms=a.step_ms, lost_ms=a.lost_ms
+            )
+            for a in standing.waiting_for
+        ],
+    )
+
+
+def _silent_ms(slot: ShardSlot, now_ms: int) -> int:
+    """Time since a shard's last sign of life: an open stream is one."""
+    if slot.is_ready:
+        return 0
+    return -1 if slot.heard_ms is None else max(0, now_ms - slot.heard_ms)

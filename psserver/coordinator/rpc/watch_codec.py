@@ -1,0 +1,130 @@
+"""What the coordinator's watches tell, as messages."""
+
+from collections.abc import Iterator
+
+from psserver.coordinator.core.coordinator import CoordinatorCore
+from psserver.coordinator.core.coordinator_effects import (
+    Abort,
+    Announce,
+    CoordinatorEffect,
+    DecideCut,
+    EndJob,
+    OrderSeed,
+    Prepare,
+    ReleaseImage,
+)
+from psserver.coordinator.rpc.shard_addresses import address_message
+from psserver.edge.record import WorkerKey
+from psserver.edge.record_codec import (
+    identity_message,
+    record_message,
+    sequence_messages,
+)
+from pswire.model_parts import cut_model
+from pswire.schema_codec import optimizer_to_message, schema_to_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import membership_pb2
+
+
+def shard_view(core: CoordinatorCore) -> messages.ShardView:
+    """The job as a shard sees it."""
+    view = messages.ShardView(
+        fence_closed_number=core.fence_closed_number,
+        snapshot_closed_id=core.snapshots.closed_id,
+    )
+    if core.model.schema is not None:
+        view.schema.CopyFrom(schema_to_message(core.model.schema))
+        view.optimizers.extend(
+            optimizer_to_message(optimizer) for optimizer in core.model.all_optimizers
+        )
+        view.clip_grad_norm = core.model.clip_grad_norm
+        view.compression = str(core.model.compression)
+    if core.record is not None:
+        view.record.CopyFrom(record_message(core.record))
+    return view
+
+
+def view_events(core: CoordinatorCore) -> Iterator[messages.WatchShardResponse]:
+    """The job as a shard sees it, as it is now, in as many events as it takes."""
+    following = cut_model(shard_view(core))
+    part: messages.ShardView | None = next(following)
+    while part is not None:
+        after = next(following, None)
+        part.continued = after is not None
+        yield messages.WatchShardResponse(view=part)
+        part = after
+
+
+def worker_view(core: CoordinatorCore) -> messages.WorkerView:
+    """The job as a worker sees it."""
+    view = messages.WorkerView(
+        shards=[address_message(slot) for slot in core.shards.slots]
+    )
+    if core.record is not None:
+        view.record.CopyFrom(record_message(core.record))
+    if core.first is not None:
+        view.first_values.CopyFrom(
+            messages.FirstValues(
+                worker_id=core.first.worker.worker_id,
+                values_digest=core.first.brought.values,
+                state_digest=core.first.brought.state,
+            )
+        )
+    return view
+
+
+def shard_event(event: CoordinatorEffect) -> messages.WatchShardResponse | None:
+    """What a shard is told of an effect; None when nothing, or a view."""
+    match event:
+        case Prepare():
+            prepare = messages.FencePrepare(
+                fence_number=event.fence_number,
+                kind=membership_pb2.FenceKind.ValueType(event.kind),
+                evicting=[identity_message(worker) for worker in event.evicting],
+            )
+            if event.seeder is not None:
+                prepare.seeder.CopyFrom(identity_message(event.seeder))
+            return messages.WatchShardResponse(prepare=prepare)
+        case Announce():
+            return messages.WatchShardResponse(record=record_message(event.record))
+        case Abort():
+            abort = messages.FenceAbort(
+                fence_number=event.fence_number, reason=event.reason
+            )
+            return messages.WatchShardResponse(abort=abort)
+        case DecideCut():
+            cut = messages.CutDecision(
+                fence_number=event.fence_number,
+                snapshot_id=event.snapshot_id,
+                clock=event.clock,
+                sequences=sequence_messages(event.sequences),
+            )
+            return messages.WatchShardResponse(cut=cut)
+        case ReleaseImage():
+            release = messages.SnapshotRelease(snapshot_id=event.snapshot_id)
+            return messages.WatchShardResponse(release=release)
+        case EndJob():
+            end = messages.JobEnd(failed=True, reason=event.reason)
+            return messages.WatchShardResponse(end=end)
+    return None
+
+
+def worker_event(
+    core: CoordinatorCore, event: CoordinatorEffect, worker: WorkerKey
+) -> messages.WatchWorkerResponse | None:
+    """What a worker is told of an effect; None when nothing."""
+    match event:
+        case OrderSeed():
+            shards = [address_message(slot) for slot in core.shards.slots]
+            if event.worker != worker:
+                shard_map = messages.ShardMap(shards=shards)
+                return messages.WatchWorkerResponse(shard_map=shard_map)
+            seed = messages.SeedOrder(fence_number=event.fence_number, shards=shards)
+            return messages.WatchWorkerResponse(seed=seed)
+        case Announce():
+            # A member needs the shards' addresses too: the whole view.
+            return messages.WatchWorkerResponse(view=worker_view(core))
+        case EndJob():
+            end = messages.JobEnd(failed=True, reason=event.reason)
+            return messages.WatchWorkerResponse(end=end)
+    return None

@@ -1,0 +1,258 @@
+"""What workers call at the coordinator about their membership."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from psserver.coordinator.core.coordinator_effects import EndJob
+from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry, WorkerState
+from psserver.coordinator.host.coordinator_host import CoordinatorHost
+from psserver.coordinator.rpc.callers import Callers
+from psserver.coordinator.rpc.data_control import read_data_report
+from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
+from psserver.edge.decoding import decoded
+from psserver.edge.guard import Context, address_of
+from psserver.edge.identity_codec import check_protocol
+from psserver.edge.methods import Methods, answered, gathered, streamed
+from psserver.edge.monotonic import now_ms
+from psserver.edge.record_codec import identity_message, settings_message
+from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
+from psserver.logs import RefusalLog
+from pswire.compression import Compression
+from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.model_parts import MergedModel
+from pswire.names import check_name
+from pswire.reasons import CATALOGUE, ErrorReason, Refusal
+from pswire.schema_codec import optimizer_from_message, schema_from_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import push_pb2
+
+log = logging.getLogger("psserver.coordinator")
+
+JOIN_PARTS_TIMEOUT_S = 30.0
+"""Time for all parts of a request to join: a caller that sends no more of them would
+hold what it has sent for ever."""
+
+JOIN_COUNT_MAX = 16
+"""Requests to join that are read at a time. One of a few thousand tensors is one
+message, and read within milliseconds."""
+
+JOIN_BYTES_MAX = 2 * MODEL_BYTES_MAX
+"""Of all requests to join that are not whole yet, beyond the first message of each."""
+
+SIGNAL_LENGTH_MAX = 16
+
+LOADER_COUNT_MAX = 256
+"""Most loaders that one worker names."""
+
+
+class WorkerControl:
+    """Handlers for workers."""
+
+    def __init__(self, host: CoordinatorHost) -> None:
+        self._host = host
+        self._callers = Callers(host.core)
+        self._refusals = RefusalLog(log)
+        self._joining = StagingCalls()
+        self._places = StagingPlaces(
+            count_max=JOIN_COUNT_MAX, bytes_max=JOIN_BYTES_MAX, what="a request to join"
+        )
+
+    def methods(self) -> Methods:
+        """Handlers by method name."""
+        return {
+            "RegisterWorker": answered(
+                self.register_worker, messages.RegisterWorkerRequest
+            ),
+            "WatchWorker": streamed(self.watch_worker, messages.WatchWorkerRequest),
+            "Join": gathered(self.join),
+            "DeclareOptimizer": answered(
+                self.declare_optimizer, messages.DeclareOptimizerRequest
+            ),
+            "ReportSilence": answered(
+                self.report_silence, messages.ReportSilenceRequest
+            ),
+            "Leave": answered(self.leave, messages.LeaveRequest),
+        }
+
+    async def register_worker(
+        self, request: messages.RegisterWorkerRequest, context: Context
+    ) -> messages.RegisterWorkerResponse:
+        """Gives a worker its id and incarnation."""
+        check_protocol(request.protocol_version)
+        entry = self._host.register_worker(
+            process_id=request.process_id,
+            worker_id=request.worker_id,
+            address=address_of(context),
+        )
+        return messages.RegisterWorkerResponse(
+            worker=identity_message(entry.worker),
+            settings=settings_message(self._host.core.settings),
+        )
+
+    async def watch_worker(
+        self, request: messages.WatchWorkerRequest, context: Context
+    ) -> AsyncIterator[messages.WatchWorkerResponse]:
+        """Follows the job as a worker; the stream is its sign of life.
+
+        It ends here once the worker is told that it is out: a stream that its client
+        cancels leaves memory behind on both sides (grpc/grpc#43360).
+        """
+        host = self._host
+        entry = self._callers.own_entry(request)
+        # Opened first: what happens while the view is on its way is in the queue.
+        queue = host.open_worker_watch(entry)
+        try:
+            yield messages.WatchWorkerResponse(view=worker_view(host.core))
+            while True:
+                if await host.next_event(entry, queue, WAITING_INTERVAL_MS / 1000):
+                    event = queue.get_nowait()
+                    response = worker_event(host.core, event, entry.worker)
+                    if response is not None:
+                        yield response
+                    if isinstance(event, EndJob):
+                        return
+                elif entry.state in GONE:
+                    return
+                elif entry.state is WorkerState.JOINING:
+                    text, waited_ms = host.waits.for_worker(now_ms())
+                    waiting = push_pb2.Waiting(
+                        waited_ms=waited_ms,
+                        reason=text or "the coordinator to take this worker in",
+                    )
+                    yield messages.WatchWorkerResponse(waiting=waiting)
+                elif wait := host.data.waiting.get(entry.worker):
+                    holders = host.waits.holders(wait.ledger, entry.worker, now_ms())
+                    waiting = push_pb2.Waiting(reason=holders)
+                    yield messages.WatchWorkerResponse(waiting=waiting)
+        finally:
+            host.close_worker_watch(entry, queue)
+
+    async def join(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> messages.JoinResponse:
+        """Queues a worker for membership."""
+        entry, request = await self._read_join(requests)
+        schema = schema_from_message(request.schema)
+        optimizers = tuple(
+            optimizer_from_message(optimizer, schema)
+            for optimizer in request.optimizers
+        )
+        if len(request.loaders) > LOADER_COUNT_MAX:
+            raise Refusal(
+                ErrorReason.LIMIT_EXCEEDED,
+                f"{len(request.loaders)} loaders, the limit is {LOADER_COUNT_MAX}",
+            )
+        for loader in request.loaders:
+            check_name("loader", loader)
+        note = self._host.core.joining_note()
+        try:
+            self._host.core.join(
+                entry,
+                schema=schema,
+                optimizers=optimizers,
+                clip_grad_norm=request.clip_grad_norm,
+                compression=Compression.parse(request.compression),
+                loaders=tuple(request.loaders),
+                now_ms=now_ms(),
+                brought=Brought(request.values_digest, request.state_digest),
+            )
+        except Refusal as refusal:
+            # The worker is told; those that wait for it look here.
+            first_line = refusal.message.partition("\n")[0].rstrip(":")
+            self._refusals.warning(
+                "%s was not taken into the job: %s", entry.worker, first_line
+            )
+            raise
+        self._host.pump_for_caller()
+        model = self._host.core.model
+        return messages.JoinResponse(
+            order=model.order_of(schema),
+            notes=[*([note] if note else ()), *model.doubts(schema)],
+        )
+
+    async def _read_join(
+        self, requests: AsyncIterator[bytes]
+    ) -> tuple[WorkerEntry, messages.JoinRequest]:
+        """Who asks, and the whole request, of which large models take several parts."""
+        call = StagingCall(requests)
+        try:
+            async with self._places.taken(call), asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+                return await self._merged_join(call)
+        except TimeoutError:
+            raise Refusal(
+                ErrorReason.WAIT_TIMEOUT,
+                f"a request to join was not whole after {JOIN_PARTS_TIMEOUT_S:g} s",
+            ) from None
+        except Refusal as refusal:
+            if not CATALOGUE[refusal.reason].retryable:
+                # A client that still writes when its call ends is told INTERNAL by its
+                # own gRPC in place of the reason (grpc/grpc#36066), and asks again.
+                await _discard(requests)
+            raise
+
+    async def _merged_join(
+        self, call: StagingCall[bytes]
+    ) -> tuple[WorkerEntry, messages.JoinRequest]:
+        data = await call.next()
+        if data is None:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "the request to join is empty")
+        first = await decoded(messages.JoinRequest, data)
+        entry = self._callers.entry(first)
+        merged = MergedModel(first)
+        with self._joining.admitted(entry.worker, call):
+            async for data in call.rest():
+                self._places.add(call, len(data))
+                merged.add(await decoded(messages.JoinRequest, data))
+        return entry, merged.message
+
+    async def declare_optimizer(
+        self, request: messages.DeclareOptimizerRequest, context: Context
+    ) -> messages.DeclareOptimizerResponse:
+        """Takes a later declaration of an optimizer."""
+        entry = self._callers.entry(request)
+        schema = self._host.core.model.schema
+        if schema is None:
+            raise Refusal(
+                ErrorReason.NOT_STARTED, "no worker has told yet what the job trains"
+            )
+        spec = optimizer_from_message(request.optimizer, schema)
+        self._host.core.declare_optimizer(entry, spec, now_ms())
+        self._host.pump_for_caller()
+        return messages.DeclareOptimizerResponse()
+
+    async def report_silence(
+        self, request: messages.ReportSilenceRequest, context: Context
+    ) -> messages.ReportSilenceResponse:
+        """Takes word of shards that a worker waits for."""
+        entry = self._callers.own_entry(request)
+        silent_ms = {each.shard_index: each.silent_ms for each in request.shards}
+        if min(silent_ms.values(), default=0) < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "silent_ms is negative")
+        self._host.core.report_silence(entry, silent_ms, now_ms())
+        self._host.pump()
+        return messages.ReportSilenceResponse()
+
+    async def leave(
+        self, request: messages.LeaveRequest, context: Context
+    ) -> messages.LeaveResponse:
+        """Ends a membership."""
+        entry = self._callers.own_entry(request)
+        if request.sequence < 0:
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "sequence is negative")
+        name = request.signal
+        if name and not (len(name) <= SIGNAL_LENGTH_MAX and name.isidentifier()):
+            raise Refusal(ErrorReason.MALFORMED_MESSAGE, "signal is no signal's name")
+        await self._host.leave(
+            entry, request.sequence, read_data_report(request), signal_name=name
+        )
+        return messages.LeaveResponse()
+
+
+async def _discard(requests: AsyncIterator[bytes]) -> None:
+    """Lets the rest of a refused request come in, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(JOIN_PARTS_TIMEOUT_S):
+            async for _ in requests:
+                pass

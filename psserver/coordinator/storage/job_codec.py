@@ -1,0 +1,306 @@
+"""The job's state as JSON, for the coordinator's file.
+
+JSON and not protobuf, so that the file can be read with sqlite3 and a text editor.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.ledger import Enrolments
+from psserver.coordinator.core.data.position_set import PositionSet
+from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
+from psserver.edge.record import (
+    ClockChoice,
+    Departure,
+    FenceKind,
+    Member,
+    MixedClock,
+    Mode,
+    Record,
+    WorkerKey,
+)
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.leased_data import DataRange
+from pswire.object_marks import ObjectMark
+from pswire.schema import (
+    ElementType,
+    EntryKind,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+    SchemaEntry,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredShard:
+    """A place of the shard map and the process that has it."""
+
+    index: int
+    process_id: str
+    address: str
+    incarnation: int
+    memory: MemoryGrant = NO_GRANT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """All that survives a restart of the coordinator."""
+
+    job_id: str
+    job_seed: int
+    shard_count: int
+    schema: ModelSchema | None = None
+    optimizers: tuple[OptimizerSpec, ...] = ()
+    clip_grad_norm: float = 0.0
+    compression: Compression = NO_COMPRESSION
+    record: Record | None = None
+    shards: tuple[StoredShard, ...] = ()
+    incarnations: dict[str, int] = field(default_factory=dict)
+    worker_processes: dict[WorkerKey, str] = field(default_factory=dict)
+    enrolments: Enrolments = ()
+    step_rules: dict[str, str] = field(default_factory=dict)
+
+
+def dump_shards(slots: Iterable[ShardSlot]) -> str:
+    """Writes the places of the shard map that processes have."""
+    names = list(StoredShard.__dataclass_fields__)
+    return json.dumps(
+        [
+            {name: getattr(slot, name) for name in names}
+            for slot in slots
+            if slot.process_id
+        ]
+    )
+
+
+def load_shards(text: str) -> tuple[StoredShard, ...]:
+    """Reads the places of the shard map that processes have."""
+    return tuple(
+        StoredShard(**{**shard, "memory": MemoryGrant(*shard.get("memory", NO_GRANT))})
+        for shard in json.loads(text)
+    )
+
+
+def dump_record(record: Record) -> str:
+    """Writes a record."""
+    return json.dumps(asdict(record))
+
+
+def load_record(text: str) -> Record:
+    """Reads a record."""
+    data = json.loads(text)
+    return Record(
+        fence_number=data["fence_number"],
+        generation=data["generation"],
+        kind=FenceKind(data["kind"]),
+        members=tuple(_member(m) for m in data["members"]),
+        departures=tuple(
+            Departure(
+                member=_member(d["member"]),
+                last_clock=d["last_clock"],
+                evicted=d["evicted"],
+            )
+            for d in data["departures"]
+        ),
+        departed_step_count=data["departed_step_count"],
+        skipped_clocks=tuple(data["skipped_clocks"]),
+        mixed_clocks=tuple(MixedClock(*c) for c in data.get("mixed_clocks", ())),
+        mode=Mode(data["mode"]),
+        staleness_bound=data["staleness_bound"],
+        mode_clock=data["mode_clock"],
+        workers_floor=data["workers_floor"],
+        commit=_choice(data["commit"]),
+        finished_step_count=data.get("finished_step_count", -1),
+    )
+
+
+def _member(data: dict[str, Any]) -> Member:
+    return Member(
+        worker=WorkerKey(*data["worker"]),
+        rank=data["rank"],
+        base_clock=data["base_clock"],
+        base_sequence=data["base_sequence"],
+    )
+
+
+def _choice(data: list[Any] | None) -> ClockChoice | None:
+    if data is None:
+        return None
+    clock, workers, *clipping = data
+    return ClockChoice(
+        clock, tuple(WorkerKey(*worker) for worker in workers), *clipping
+    )
+
+
+def dump_processes(processes: Mapping[WorkerKey, str]) -> str:
+    """Writes the process of each start of a worker."""
+    return json.dumps([[*worker, process] for worker, process in processes.items()])
+
+
+def load_processes(text: str) -> dict[WorkerKey, str]:
+    """Reads the process of each start of a worker."""
+    return {
+        WorkerKey(worker_id, incarnation): process
+        for worker_id, incarnation, process in json.loads(text)
+    }
+
+
+def dump_enrolments(enrolments: Enrolments) -> str:
+    """Writes who leases data."""
+    return json.dumps(enrolments)
+
+
+def load_enrolments(text: str) -> Enrolments:
+    """Reads who leases data."""
+    return tuple(
+        (loader, tuple(WorkerKey(*worker) for worker in workers))
+        for loader, workers in json.loads(text)
+    )
+
+
+def _fields_of(
+    value: SchemaEntry | ObjectMark | OptimizerSpec | ParameterGroup,
+) -> dict[str, Any]:
+    # `asdict` copies each value: three times as long for a model of 200,000 tensors.
+    return {each: getattr(value, each) for each in value.__slots__}
+
+
+def dump_model(
+    schema: ModelSchema,
+    optimizers: tuple[OptimizerSpec, ...],
+    clip_grad_norm: float = 0.0,
+    compression: Compression = NO_COMPRESSION,
+) -> str:
+    """Writes what a job trains."""
+    return json.dumps(
+        {
+            "schema": {
+                "entries": [_fields_of(entry) for entry in schema.entries],
+                "marks": [_fields_of(mark) for mark in schema.marks],
+            },
+            "optimizers": [
+                _fields_of(optimizer)
+                | {"groups": [_fields_of(group) for group in optimizer.groups]}
+                for optimizer in optimizers
+            ],
+            "clip_grad_norm": clip_grad_norm,
+            "compression": str(compression),
+        }
+    )
+
+
+def load_model(
+    text: str,
+) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float, Compression]:
+    """Reads what a job trains."""
+    data = json.loads(text)
+    entries = tuple(
+        SchemaEntry(
+            model=entry["model"],
+            name=entry["name"],
+            shape=tuple(entry["shape"]),
+            element_type=ElementType(entry["element_type"]),
+            kind=EntryKind(entry["kind"]),
+            tied_names=tuple(entry["tied_names"]),
+            trainable=entry["trainable"],
+        )
+        for entry in data["schema"]["entries"]
+    )
+    optimizers = tuple(
+        OptimizerSpec(
+            name=optimizer["name"],
+            class_name=optimizer["class_name"],
+            hyperparameter_names=tuple(optimizer["hyperparameter_names"]),
+            groups=tuple(
+                ParameterGroup(
+                    tuple(group["entry_indexes"]), tuple(group["hyperparameters"])
+                )
+                for group in optimizer["groups"]
+            ),
+            exchange_count=optimizer.get("exchange_count", 0),
+            loss_is_sum=optimizer.get("loss_is_sum", False),
+        )
+        for optimizer in data["optimizers"]
+    )
+    # A file of an earlier release has no marks.
+    marks = tuple(ObjectMark(**mark) for mark in data["schema"].get("marks", []))
+    return (
+        ModelSchema(entries, marks),
+        optimizers,
+        data.get("clip_grad_norm", 0.0),
+        Compression.parse(data.get("compression", "")),
+    )
+
+
+def dump_epoch(ledger: EpochLedger) -> str:
+    """Writes one epoch of the data ledger."""
+    return json.dumps(
+        {
+            "shape": asdict(ledger.shape),
+            "origin": b64encode(ledger.origin).decode(),
+            "order_digest": ledger.order_digest,
+            "registrant": ledger.registrant,
+            "cursor": ledger.cursor,
+            "returned": list(ledger.returned),
+            "queues": [[w, list(q)] for w, q in ledger.queues.items()],
+            "held": _dumped(ledger.held),
+            "consumed_count": ledger.consumed_count,
+            "torn_count": ledger.torn_count,
+            "dropped_count": ledger.dropped_count,
+            "skipped": [[w, kept.runs] for w, kept in ledger.skipped.items()],
+            "settled_skipped_count": ledger.settled_skipped_count,
+            "revoked": _dumped(ledger.revoked),
+            "repeated_count": ledger.repeated_count,
+        }
+    )
+
+
+def load_epoch(loader: str, epoch: int, text: str) -> EpochLedger:
+    """Reads one epoch of the data ledger."""
+    data = json.loads(text)
+    registrant = data["registrant"]
+    return EpochLedger(
+        loader,
+        epoch,
+        EpochShape(**data["shape"]),
+        # A file of an earlier release has none: its job has a seed.
+        origin=b64decode(data.get("origin", "")),
+        order_digest=data["order_digest"],
+        registrant=WorkerKey(*registrant) if registrant else None,
+        cursor=data["cursor"],
+        returned=deque(DataRange(*piece) for piece in data["returned"]),
+        queues={
+            WorkerKey(*w): deque(DataRange(*piece) for piece in pieces)
+            for w, pieces in data["queues"]
+        },
+        held=_loaded(data["held"]),
+        consumed_count=data["consumed_count"],
+        torn_count=data["torn_count"],
+        dropped_count=data["dropped_count"],
+        # A file of release 0.1.0 has none of these.
+        skipped={
+            WorkerKey(*worker): PositionSet((start, stop) for start, stop in runs)
+            for worker, runs in data.get("skipped", [])
+        },
+        settled_skipped_count=data.get("settled_skipped_count", 0),
+        revoked=_loaded(data.get("revoked", [])),
+        repeated_count=data.get("repeated_count", 0),
+    )
+
+
+def _dumped(kept: Mapping[WorkerKey, set[DataRange]]) -> list[Any]:
+    return [[worker, sorted(pieces)] for worker, pieces in kept.items()]
+
+
+def _loaded(rows: list[Any]) -> dict[WorkerKey, set[DataRange]]:
+    return {
+        WorkerKey(*worker): {DataRange(*piece) for piece in pieces}
+        for worker, pieces in rows
+    }

@@ -1,0 +1,88 @@
+"""A shard's answer to a fence <-> its message."""
+
+from psserver.edge.fence_report import FenceReport, WorkerHolding
+from psserver.edge.identity_codec import range_message, read_ranges
+from psserver.edge.record_codec import (
+    choice_message,
+    identity_message,
+    mixed_messages,
+    read_choice,
+    read_identity,
+    read_mixed,
+)
+from pswire.v1 import coordinator_service_pb2 as messages
+
+
+def fence_request(
+    report: FenceReport, *, job_id: str, shard_index: int, incarnation: int
+) -> messages.ReportFenceRequest:
+    """Writes a report of one start of one shard."""
+    chosen, committed, measured = report.chosen, report.committed, report.measured
+    return messages.ReportFenceRequest(
+        job_id=job_id,
+        fence_number=report.fence_number,
+        shard_index=shard_index,
+        incarnation=incarnation,
+        workers=[_holding_message(holding) for holding in report.holdings],
+        trailer_clock_max=report.trailer_clock_max,
+        touched_clock_max=report.touched_clock_max,
+        applied_clock=report.applied_clock,
+        skip_clocks=report.skip_clocks,
+        mixed_clocks=mixed_messages(report.mixed_clocks),
+        frontier=report.frontier,
+        committed=None if committed is None else choice_message(committed),
+        chosen=None if chosen is None else choice_message(chosen),
+        settled=report.is_settled,
+        measured=None if measured is None else choice_message(measured),
+    )
+
+
+def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
+    """Reads a report.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED` for data ranges that are none.
+    """
+    return FenceReport(
+        fence_number=message.fence_number,
+        holdings=tuple(_read_holding(holding) for holding in message.workers),
+        trailer_clock_max=message.trailer_clock_max,
+        touched_clock_max=message.touched_clock_max,
+        applied_clock=message.applied_clock,
+        skip_clocks=tuple(message.skip_clocks),
+        mixed_clocks=read_mixed(message.mixed_clocks),
+        frontier=message.frontier,
+        committed=(
+            read_choice(message.committed) if message.HasField("committed") else None
+        ),
+        chosen=read_choice(message.chosen) if message.HasField("chosen") else None,
+        is_settled=message.settled,
+        measured=(
+            read_choice(message.measured) if message.HasField("measured") else None
+        ),
+    )
+
+
+def _holding_message(holding: WorkerHolding) -> messages.WorkerReport:
+    return messages.WorkerReport(
+        worker=identity_message(holding.worker),
+        complete_sequence=holding.complete_sequence,
+        trailer_sequence=holding.trailer_sequence,
+        touched_sequence=holding.touched_sequence,
+        ranges=[
+            messages.PushedRange(sequence=sequence, range=range_message(piece))
+            for sequence, piece in holding.ranges
+        ],
+    )
+
+
+def _read_holding(message: messages.WorkerReport) -> WorkerHolding:
+    ranges = read_ranges([pushed.range for pushed in message.ranges])
+    sequences = [pushed.sequence for pushed in message.ranges]
+    return WorkerHolding(
+        worker=read_identity(message.worker),
+        complete_sequence=message.complete_sequence,
+        trailer_sequence=message.trailer_sequence,
+        touched_sequence=message.touched_sequence,
+        ranges=tuple(zip(sequences, ranges, strict=True)),
+    )

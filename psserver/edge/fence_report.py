@@ -1,0 +1,60 @@
+"""What a shard answers to a fence. Pure."""
+
+from dataclasses import dataclass
+
+from psserver.edge.record import ClockChoice, MixedClock, WorkerKey
+from pswire.leased_data import DataRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHolding:
+    """What the shard holds of one member, for a report.
+
+    Attributes:
+        worker: The member.
+        complete_sequence: Highest push of which everything is there, done or not.
+        trailer_sequence: Highest push of which the trailer is there, done or not.
+        touched_sequence: Highest push of which something was applied.
+        ranges: For one that may be taken out, data of its pushes, oldest first.
+    """
+
+    worker: WorkerKey
+    complete_sequence: int
+    trailer_sequence: int = 0
+    touched_sequence: int = 0
+    ranges: tuple[tuple[int, DataRange], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceReport:
+    """A shard's answer to a fence: one report for all kinds.
+
+    Attributes:
+        fence_number: Number of the fence.
+        holdings: What the shard holds of each member.
+        trailer_clock_max: Highest clock of which a trailer is there.
+        touched_clock_max: Highest clock of which a chunk was applied.
+        applied_clock: Highest clock that is complete.
+        skip_clocks: The newest complete clock, if it was skipped.
+        mixed_clocks: Clocks in which some step and some publish, and of which
+            something was applied here, or on another shard as a record said.
+        frontier: Smallest clock over the members.
+        committed: With two-phase steps, the newest clock that was committed.
+        chosen: With backup workers, on shard 0, the newest choice.
+        is_settled: Whether everything of the mode before is applied.
+        measured: When the job clips, the open clock with the sum of squares of this
+            shard's part, if that is known.
+    """
+
+    fence_number: int
+    holdings: tuple[WorkerHolding, ...]
+    trailer_clock_max: int
+    touched_clock_max: int
+    applied_clock: int
+    skip_clocks: tuple[int, ...] = ()
+    mixed_clocks: tuple[MixedClock, ...] = ()
+    frontier: int = 0
+    committed: ClockChoice | None = None
+    chosen: ClockChoice | None = None
+    is_settled: bool = True
+    measured: ClockChoice | None = None

@@ -1,0 +1,138 @@
+"""The edge of every handler: what a client may see of what went wrong.
+
+A `Refusal` becomes its status with details. Anything else becomes INTERNAL with a
+text that tells nothing, and the traceback stays in the server's log. A handler that
+ends by a cancellation of its own would leave the client hanging until its deadline
+(grpc/grpc#29248), so that becomes a status too. One that ends since its client has hung
+up gets none: gRPC never frees what can't be sent any more (grpc/grpc#43360), half a
+kilobyte with its details. Bytes become messages here, and not in gRPC, which would
+answer UNKNOWN and write a traceback for each that is none; see `decoding`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from psserver.edge.decoding import decoded
+from psserver.logs import RefusalLog
+from pswire.error_details import details_text, status_code, trailing_metadata
+from pswire.reasons import ErrorReason, Refusal
+
+_refusal_log = RefusalLog(logging.getLogger("psserver"))
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+RequestMessage = TypeVar("RequestMessage", bound=Message)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def address_of(context: Context) -> str:
+    """Where a call comes from, as `HOST:PORT`."""
+    peer = unquote(str(context.peer()))
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:")
+
+
+def machine_of(context: Context) -> str:
+    """Which machine a call comes from."""
+    return address_of(context).rpartition(":")[0]
+
+
+def _is_hung_up(error: BaseException) -> bool:
+    """Whether gRPC has cancelled the handler's task, since its client has gone.
+
+    A context does not tell: it is `done` only when a status was sent.
+    """
+    task = asyncio.current_task()
+    return (
+        isinstance(error, asyncio.CancelledError)
+        and task is not None
+        and task.cancelling() > 0
+    )
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends a call with a refusal."""
+    await context.abort(
+        status_code(refusal.reason), details_text(refusal), trailing_metadata(refusal)
+    )
+    raise AssertionError("abort raises")
+
+
+def as_refusal(error: BaseException, method: str) -> Refusal:
+    """What a client may see of an error; the rest goes to the log."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return Refusal(ErrorReason.DRAINING, "the server ended the call")
+    _refusal_log.warning("%s failed", method, error=error)
+    return Refusal(ErrorReason.INTERNAL, f"{method} failed on the server")
+
+
+def answering(
+    handler: Callable[[RequestMessage, Context], Awaitable[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[bytes, Context], Awaitable[Response]]:
+    """Guards a handler that takes one message and gives one answer."""
+
+    async def answer(request: bytes, context: Context) -> Response:
+        return await handler(await decoded(request_type, request), context)
+
+    answer.__name__ = handler.__name__
+    return unary(answer)
+
+
+def telling(
+    handler: Callable[[RequestMessage, Context], AsyncIterator[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[bytes, Context], AsyncIterator[Response]]:
+    """Guards a handler that takes one message and gives a stream of answers."""
+
+    async def tell(request: bytes, context: Context) -> AsyncIterator[Response]:
+        message = await decoded(request_type, request)
+        async for response in handler(message, context):
+            yield response
+
+    tell.__name__ = handler.__name__
+    return streaming(tell)
+
+
+def unary(
+    handler: Callable[[Request, Context], Awaitable[Response]],
+) -> Callable[[Request, Context], Awaitable[Response]]:
+    """Guards a handler that takes bytes, or a stream of them, and gives one answer."""
+
+    async def guarded(request: Request, context: Context) -> Response:
+        try:
+            return await handler(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except BaseException as error:
+            if context.done() or _is_hung_up(error):
+                raise
+            await abort(context, as_refusal(error, handler.__name__))
+
+    return guarded
+
+
+def streaming(
+    handler: Callable[[Request, Context], AsyncIterator[Response]],
+) -> Callable[[Request, Context], AsyncIterator[Response]]:
+    """Guards a handler that takes bytes, or a stream, and gives a stream of answers."""
+
+    async def guarded(request: Request, context: Context) -> AsyncIterator[Response]:
+        try:
+            async for response in handler(request, context):
+                yield response
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except BaseException as error:
+            if context.done() or _is_hung_up(error):
+                raise
+            await abort(context, as_refusal(error, handler.__name__))
+
+    return guarded

@@ -1,0 +1,185 @@
+"""Records, settings and addresses <-> messages of the control plane."""
+
+from collections.abc import Iterable
+
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.record import (
+    ClockChoice,
+    Departure,
+    FenceKind,
+    LossPolicy,
+    Member,
+    MixedClock,
+    Mode,
+    Record,
+    StepAtomicity,
+    WorkerKey,
+)
+from pswire.v1 import membership_pb2 as messages
+
+
+def identity_message(worker: WorkerKey) -> messages.WorkerIdentity:
+    """Writes an identity."""
+    return messages.WorkerIdentity(
+        worker_id=worker.worker_id, incarnation=worker.incarnation
+    )
+
+
+def settings_message(settings: JobSettings) -> messages.JobSettings:
+    """Writes a job's settings."""
+    return messages.JobSettings(
+        job_id=settings.job_id,
+        shard_count=settings.shard_count,
+        mode=messages.Mode.ValueType(settings.mode),
+        staleness_bound=settings.staleness_bound,
+        workers_min=settings.workers_min,
+        lease_ttl_ms=settings.lease_ttl_ms,
+        worker_loss_policy=messages.WorkerLossPolicy.ValueType(
+            settings.worker_loss_policy
+        ),
+        step_atomicity=messages.StepAtomicity.ValueType(settings.step_atomicity),
+        backup_worker_count=settings.backup_worker_count,
+        staleness_scaling=settings.is_staleness_scaled,
+        delay_compensation=settings.delay_compensation,
+        chunk_bytes=settings.chunk_bytes,
+    )
+
+
+def read_settings(message: messages.JobSettings) -> JobSettings:
+    """Reads a job's settings; those that concern the coordinator alone are default."""
+    return JobSettings(
+        job_id=message.job_id,
+        shard_count=message.shard_count,
+        mode=Mode(message.mode),
+        staleness_bound=message.staleness_bound,
+        workers_min=message.workers_min,
+        lease_ttl_ms=message.lease_ttl_ms,
+        worker_loss_policy=LossPolicy(message.worker_loss_policy),
+        step_atomicity=StepAtomicity(message.step_atomicity),
+        backup_worker_count=message.backup_worker_count,
+        is_staleness_scaled=message.staleness_scaling,
+        delay_compensation=message.delay_compensation,
+        chunk_bytes=message.chunk_bytes,
+    )
+
+
+def record_message(record: Record) -> messages.Record:
+    """Writes a record."""
+    return messages.Record(
+        fence_number=record.fence_number,
+        generation=record.generation,
+        kind=messages.FenceKind.ValueType(record.kind),
+        members=[_member_message(member) for member in record.members],
+        departures=[
+            messages.Departure(
+                member=_member_message(end.member),
+                last_clock=end.last_clock,
+                evicted=end.evicted,
+            )
+            for end in record.departures
+        ],
+        departed_step_count=record.departed_step_count,
+        skipped_clocks=record.skipped_clocks,
+        mixed_clocks=mixed_messages(record.mixed_clocks),
+        mode=messages.Mode.ValueType(record.mode),
+        staleness_bound=record.staleness_bound,
+        mode_clock=record.mode_clock,
+        workers_floor=record.workers_floor,
+        commit=None if record.commit is None else choice_message(record.commit),
+    )
+
+
+def read_record(message: messages.Record) -> Record:
+    """Reads a record."""
+    return Record(
+        fence_number=message.fence_number,
+        generation=message.generation,
+        kind=FenceKind(message.kind),
+        members=tuple(_read_member(member) for member in message.members),
+        departures=tuple(
+            Departure(
+                member=_read_member(end.member),
+                last_clock=end.last_clock,
+                evicted=end.evicted,
+            )
+            for end in message.departures
+        ),
+        departed_step_count=message.departed_step_count,
+        skipped_clocks=tuple(message.skipped_clocks),
+        mixed_clocks=read_mixed(message.mixed_clocks),
+        mode=Mode(message.mode),
+        staleness_bound=message.staleness_bound,
+        mode_clock=message.mode_clock,
+        workers_floor=message.workers_floor,
+        commit=read_choice(message.commit) if message.HasField("commit") else None,
+    )
+
+
+def choice_message(choice: ClockChoice) -> messages.ClockChoice:
+    """Writes a clock with its contributors."""
+    return messages.ClockChoice(
+        clock=choice.clock,
+        workers=[identity_message(each) for each in choice.workers],
+        sum_of_squares=choice.sum_of_squares,
+        gradient_scale=choice.gradient_scale,
+    )
+
+
+def read_choice(message: messages.ClockChoice) -> ClockChoice:
+    """Reads a clock with its contributors from a process of the job's own."""
+    return ClockChoice(
+        message.clock,
+        tuple(map(read_identity, message.workers)),
+        message.sum_of_squares,
+        message.gradient_scale,
+    )
+
+
+def mixed_messages(clocks: Iterable[MixedClock]) -> list[messages.MixedClock]:
+    """Writes clocks of two kinds of pushes."""
+    return [messages.MixedClock(clock=c, publishes=kind) for c, kind in clocks]
+
+
+def read_mixed(clocks: Iterable[messages.MixedClock]) -> tuple[MixedClock, ...]:
+    """Reads clocks of two kinds of pushes."""
+    return tuple(MixedClock(each.clock, each.publishes) for each in clocks)
+
+
+def sequence_messages(
+    sequences: Iterable[tuple[WorkerKey, int]],
+) -> list[messages.WorkerSequence]:
+    """Writes workers' pushes up to one of each."""
+    return [
+        messages.WorkerSequence(worker=identity_message(worker), sequence=sequence)
+        for worker, sequence in sequences
+    ]
+
+
+def read_sequences(
+    sequences: Iterable[messages.WorkerSequence],
+) -> tuple[tuple[WorkerKey, int], ...]:
+    """Reads workers' pushes up to one of each."""
+    return tuple((read_identity(each.worker), each.sequence) for each in sequences)
+
+
+def read_identity(message: messages.WorkerIdentity) -> WorkerKey:
+    """Reads an identity from a process of the job's own, which sends no wrong one."""
+    return WorkerKey(message.worker_id, message.incarnation)
+
+
+def _member_message(member: Member) -> messages.Member:
+    return messages.Member(
+        worker=identity_message(member.worker),
+        rank=member.rank,
+        base_clock=member.base_clock,
+        base_sequence=member.base_sequence,
+    )
+
+
+def _read_member(message: messages.Member) -> Member:
+    return Member(
+        worker=read_identity(message.worker),
+        rank=message.rank,
+        base_clock=message.base_clock,
+        base_sequence=message.base_sequence,
+    )

@@ -1,0 +1,24 @@
+"""A record as a line of a history has it, the same on the coordinator and on shards."""
+
+from psserver.edge.record import Record
+
+
+def record_values(record: Record) -> dict[str, object]:
+    """Fields of the line that a record is."""
+    return {
+        "generation": record.generation,
+        "fence": record.fence_number,
+        "kind": record.kind.name.lower(),
+        "members": [
+            [*member.worker, member.base_clock, member.base_sequence]
+            for member in record.members
+        ],
+        "departures": [
+            [*end.member.worker, end.last_sequence, end.evicted]
+            for end in record.departures
+        ],
+        "mode": record.mode.name.lower(),
+        "bound": record.staleness_bound,
+        "mode_clock": record.mode_clock,
+        "skipped": list(record.skipped_clocks),
+    }

@@ -1,0 +1,156 @@
+"""A coordinator and its shards on one machine, under one supervisor."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
+from psserver.edge.job_failed import JobFailedError
+from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, stay
+from pswire.addresses import Address
+from pswire.exit_codes import ExitCode
+from pswire.history import is_for_many
+
+log = logging.getLogger("psserver.local")
+
+PR_SET_PDEATHSIG = 1
+
+
+async def run_local(
+    config: CoordinatorConfig, job_arguments: list[str], *, verbose: bool
+) -> None:
+    """Runs all daemons of a job until told to stop, or until one of them ends.
+
+    Args:
+        config: Settings of the coordinator.
+        job_arguments: The same of the job, as options for its command line.
+        verbose: Whether all log more.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+        JobFailedError: A daemon ended by itself.
+    """
+    if config.listen.address.is_unspecified:
+        raise OptionError(
+            f"--listen {config.listen.address} is every address of this machine, and "
+            "workers are told one of each shard: say which one they shall use, as in "
+            f"--listen 192.168.0.7:{config.listen.address.port} --insecure on a "
+            "network that you trust; or start a `psserver coordinator` and "
+            "`psserver shard --advertise HOST:PORT`"
+        )
+    config.validate()
+    if config.history and not is_for_many(config.history):
+        raise OptionError(
+            f"--history {config.history} is one file, and these are "
+            f"{1 + config.shard_count} processes: give a folder that ends with a slash"
+        )
+    children: list[asyncio.subprocess.Process] = []
+    try:
+        await stay(_supervise(config, job_arguments, children, verbose=verbose))
+    finally:
+        await _stop(children)
+
+
+async def _supervise(
+    config: CoordinatorConfig,
+    job_arguments: list[str],
+    children: list[asyncio.subprocess.Process],
+    *,
+    verbose: bool,
+) -> None:
+    common = ["--insecure"] if config.listen.insecure else []
+    common += ["--verbose"] if verbose else []
+    common += [f"--history={config.history}"] if config.history else []
+    coordinator = await _start(
+        "coordinator",
+        f"--listen={config.listen.address}",
+        f"--state-dir={config.state_dir / 'coordinator'}",
+        *job_arguments,
+        *common,
+    )
+    children.append(coordinator)
+    assert coordinator.stdout is not None
+    line = (await coordinator.stdout.readline()).decode().strip()
+    if not line:
+        code = await coordinator.wait()
+        if code == ExitCode.BAD_CONFIGURATION:  # it has said what is wrong
+            raise ConfigurationError(
+                f"the coordinator did not start (exit code {code})"
+            )
+        raise JobFailedError(f"the coordinator did not start (exit code {code})")
+    address = line.rsplit(" ", 1)[-1]
+    print(line, flush=True)
+    for index in range(config.shard_count):
+        shard = await _start(
+            "shard",
+            f"--coordinator={address}",
+            f"--listen={shard_listen(config.listen.address)}",
+            f"--state-dir={config.state_dir / f'shard-{index}'}",
+            *common,
+        )
+        children.append(shard)
+    await _first_end(children)
+
+
+def shard_listen(coordinator: Address) -> Address:
+    """Where shards listen: whoever reaches the coordinator reaches them too."""
+    return Address("127.0.0.1" if coordinator.is_loopback else coordinator.host, 0)
+
+
+async def _first_end(children: list[asyncio.subprocess.Process]) -> None:
+    names = ["the coordinator", *(f"shard {i}" for i in range(len(children) - 1))]
+    waits = [asyncio.create_task(child.wait()) for child in children]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        index = waits.index(next(iter(done)))
+        raise JobFailedError(f"{names[index]} ended with code {waits[index].result()}")
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "psserver",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=_prepare_child,
+    )
+
+
+def _prepare_child() -> None:
+    """In the child: a group of its own, and an end with its supervisor's.
+
+    The group keeps a terminal's Ctrl-C with the supervisor, which passes it on.
+    """
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _stop(children: list[asyncio.subprocess.Process]) -> None:
+    """Tells all of them to end, and waits until they have.
+
+    The coordinator is told first: one that drains takes no shard that goes for lost.
+    Shards are told at once, so that their streams end before it has to break them.
+    """
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+    await asyncio.gather(*(_wait_ended(child) for child in children))
+
+
+async def _wait_ended(child: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT_S + 1):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()

@@ -1,0 +1,1 @@
+"""A shard of a job: its slices of the parameters, and the optimizers on them."""

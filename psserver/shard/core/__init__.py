@@ -1,0 +1,1 @@
+"""What a shard decides, as pure code with injected time."""

@@ -1,0 +1,234 @@
+"""Two-phase steps of BSP: who was told `staged`, who is chosen, what is committed.
+
+A clock is committed by its contributors, once every shard holds all of it; see
+`docs/decisions/0006-two-phase-steps.md`. When the job clips, `staged` comes with the
+sum of squares of the shard's part of the mean gradient, and the commit with the scale
+that follows from all of them.
+"""
+
+from psserver.edge.push import PushId
+from psserver.edge.record import ClockChoice, Member, WorkerKey
+from psserver.shard.core.clock_measure import ClockMeasure, check_repeated
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import Staged
+from psserver.shard.core.shard_state import ShardState
+
+Contributions = dict[WorkerKey, PushEntry]
+
+
+class ClockCommits:
+    """Commits of the clock that is worked on.
+
+    Attributes:
+        chosen: On shard 0 with backup workers, the newest choice.
+        measure: When the job clips, the norm of the clock.
+        standing: When the job clips and has backup workers, the newest choice that a
+            driver or a record has told, to be measured.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._told: dict[WorkerKey, ClockChoice] = {}
+        self._ready: dict[WorkerKey, int] = {}
+        self.chosen: ClockChoice | None = None
+        self.measure = ClockMeasure(state)
+        self.standing: ClockChoice | None = None
+
+    def committed(self, clock: int) -> ClockChoice | None:
+        """What a clock consists of, if it is committed."""
+        known = self._state.committed
+        return known if known is not None and known.clock == clock else None
+
+    def settle(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> ClockChoice | None:
+        """Finds what a clock consists of, or tells `staged` to whom it concerns.
+
+        Args:
+            clock: The next clock.
+            contributors: Its contributors.
+            entries: Those of their pushes of which anything is here.
+
+        Returns:
+            The commit, None while there is none.
+        """
+        complete = [
+            member.worker
+            for member in contributors
+            if member.worker in entries and entries[member.worker].is_complete
+        ]
+        known = self.committed(clock)
+        if known is not None:
+            return known
+        members = [m for m in contributors if self._state.clocks.member_of(m.worker)]
+        is_clipped = self._state.rules.is_clipped
+        if contributors and not members and not is_clipped:
+            # All have ended, and of those that have every shard holds all: there is
+            # nobody to drive the commit, and nothing left that could differ. When the
+            # job clips the scale could: a record tells it, by the sums of all shards.
+            self._state.committed = ClockChoice(clock, tuple(complete))
+            return self._state.committed
+        if self._state.rules.has_backups:
+            if contributors and not members:
+                self.stand(ClockChoice(clock, tuple(complete)))
+            self._choose(clock, contributors, entries)
+            self._tell_own(clock, contributors, entries)
+        elif len(complete) == len(contributors):
+            choice = ClockChoice(clock, tuple(complete))
+            told = self.measure.of(choice, entries) if is_clipped else choice
+            if told is not None and members:
+                for worker in complete:
+                    self._tell(worker, contributors, told)
+        return None
+
+    def measured(
+        self, clock: int, contributors: tuple[Member, ...]
+    ) -> ClockChoice | None:
+        """The sum of squares of a clock as it consists now, if it is known."""
+        choice = ClockChoice(clock, tuple(member.worker for member in contributors))
+        if self._state.rules.has_backups:
+            standing = self._standing(clock)
+            return None if standing is None else self.measure.known(standing)
+        return self.measure.known(choice)
+
+    def stand(self, choice: ClockChoice) -> None:
+        """Whose pushes a clock consists of is certain; its scale is to follow."""
+        if self._standing(choice.clock) is None:
+            self.standing = choice._replace(gradient_scale=0.0)
+
+    def tell_again(self, worker: WorkerKey) -> None:
+        """The worker's call is a new one: it may not have heard."""
+        self._told.pop(worker, None)
+
+    def forget(self, worker: WorkerKey) -> None:
+        """A record has closed this start of the worker."""
+        self._told.pop(worker, None)
+        self._ready.pop(worker, None)
+
+    def commit(self, choice: ClockChoice, contributors: tuple[Member, ...]) -> bool:
+        """A driver says that every shard holds all of the next clock.
+
+        Returns:
+            Whether it is committed; False when its contributors are others.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE` for a scale that can't be; no state changed.
+        """
+        known = self.committed(choice.clock)
+        if known is not None:
+            check_repeated(known, choice)
+            return True
+        own = tuple(member.worker for member in contributors)
+        if self._state.rules.has_backups:
+            is_right = bool(choice.workers) and set(choice.workers) <= set(own)
+            is_right = is_right and all(
+                self._is_complete(member, choice.clock)
+                for member in contributors
+                if member.worker in choice.workers
+            )
+        else:
+            is_right = choice.workers == own and all(
+                self._is_complete(member, choice.clock) for member in contributors
+            )
+        rules = self._state.rules
+        if is_right and not choice.is_scaled and rules.is_clipped and rules.has_backups:
+            self.stand(choice)
+            return False
+        if not (choice.is_scaled or rules.is_clipped):
+            choice = choice._replace(gradient_scale=1.0)
+        if is_right and self.measure.admits_commit(choice):
+            self._state.committed = choice
+            return True
+        self._told.clear()
+        return False
+
+    def note_ready(self, worker: WorkerKey, sequence: int) -> None:
+        """Every shard holds all of a worker's push, as the worker says."""
+        self._ready.setdefault(worker, sequence)
+        if self._ready[worker] < sequence:
+            del self._ready[worker]  # to the end of the order
+            self._ready[worker] = sequence
+
+    # Inside
+
+    def _standing(self, clock: int) -> ClockChoice | None:
+        known = self.standing
+        return known if known is not None and known.clock == clock else None
+
+    def _tell_own(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> None:
+        """With backup workers: tells each that its push is complete.
+
+        When the job clips, those that were chosen are told in its place what the clock
+        measures, once that is known.
+        """
+        standing = self._standing(clock)
+        if standing is not None:
+            standing = self.measure.of(standing, entries)
+        for member in contributors:
+            worker = member.worker
+            entry = entries.get(worker)
+            if entry is None or not entry.is_complete:
+                continue
+            is_chosen = standing is not None and worker in standing.workers
+            if is_chosen and standing is not None:
+                self._tell(worker, contributors, standing)
+            else:
+                self._tell(worker, contributors, ClockChoice(clock, ()))
+
+    def _tell(
+        self,
+        worker: WorkerKey,
+        contributors: tuple[Member, ...],
+        choice: ClockChoice,
+    ) -> None:
+        if self._told.get(worker) == choice:
+            return
+        self._told[worker] = choice
+        member = next(m for m in contributors if m.worker == worker)
+        push = PushId(worker, member.sequence_of(choice.clock))
+        self._state.effects.append(Staged(push=push, choice=choice))
+
+    def _is_complete(self, member: Member, clock: int) -> bool:
+        push = PushId(member.worker, member.sequence_of(clock))
+        entry = self._state.entry_of(push)
+        return entry is not None and entry.is_complete
+
+    def _choose(
+        self, clock: int, contributors: tuple[Member, ...], entries: Contributions
+    ) -> None:
+        """Fixes once and for all whose pushes count, on shard 0.
+
+        Of a worker that has ended every shard holds all, as if it had said so. One of
+        those chosen must be left, to drive the commit.
+        """
+        rules = self._state.rules
+        is_chosen = self.chosen is not None and self.chosen.clock >= clock
+        if not rules.is_first or is_chosen:
+            return
+        sequences = {m.worker: m.sequence_of(clock) for m in contributors}
+        ready = [w for w, s in self._ready.items() if sequences.get(w) == s]
+        ready += [
+            member.worker
+            for member in contributors
+            if self._state.clocks.member_of(member.worker) is None
+        ]
+        weights = {worker: _weight(entries.get(worker)) for worker in ready}
+        idle = [worker for worker, weight in weights.items() if weight == 0]
+        active = len(contributors) - len(idle)
+        count = max(1, active - rules.backup_worker_count)
+        weighty = [worker for worker in weights if worker not in idle]
+        if active > 0 and len(weighty) < count:
+            return
+        chosen = (*weighty[:count], *idle)
+        if any(self._state.clocks.member_of(worker) for worker in chosen):
+            self.chosen = ClockChoice(
+                clock,
+                tuple(sorted(chosen)),
+                gradient_scale=0.0 if rules.is_clipped else 1.0,
+            )
+
+
+def _weight(entry: PushEntry | None) -> float:
+    return entry.trailer.weight if entry is not None and entry.trailer else 0.0

@@ -1,0 +1,310 @@
+"""Who contributes to which clock, and how far everybody is on this shard.
+
+Invariants: `frontier` and `version` never decrease.
+Source of clocks and frontier: Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", NIPS 2013.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from psserver.edge.record import Departure, Member, Mode, Record, WorkerKey
+from psserver.shard.core.dedupe import DedupeTable
+
+DEPARTED_COUNT_MAX = 1_024
+"""Departed workers that are remembered, so that they can learn how far they got. A
+push of one that is forgotten is refused as stale all the same."""
+
+
+class _Era(NamedTuple):
+    """The mode under which a member pushed, or ended."""
+
+    mode: Mode
+    mode_clock: int
+
+    def streams(self, member: Member, sequence: int) -> bool:
+        """Whether a push is applied by itself and not as part of a clock.
+
+        Up to its base a member has what it pushed before the mode changed from one
+        without clocks; after the clock at which a mode without clocks began, too.
+        """
+        if sequence <= member.base_sequence:
+            return True
+        if self.mode is Mode.BSP:
+            return False
+        return member.clock_of(sequence) > self.mode_clock
+
+
+class ClockTable:
+    """Members with their bases, and how far this shard has come.
+
+    Attributes:
+        record: Newest record, None before the start.
+        applied_clock: Highest clock of BSP that is complete here; in SSP and ASP
+            the one after which pushes are applied by themselves.
+    """
+
+    def __init__(self, dedupe: DedupeTable) -> None:
+        self.record: Record | None = None
+        self.applied_clock = 0
+        self._dedupe = dedupe
+        self._departures: dict[WorkerKey, Departure] = {}
+        self._eras: dict[WorkerKey, _Era] = {}
+        self._unfinished: list[Departure] = []
+        self._unshrunk: set[WorkerKey] = set()
+        self._contributors: dict[int, tuple[Member, ...]] = {}
+        self._is_draining = False  # BSP begins after the pushes of the mode before
+        self._frontier = 0
+        self._version = 0
+
+    def install(self, record: Record) -> None:
+        """Goes on under a newer record; an older or equal one changes nothing."""
+        known = self.record
+        if known is not None and record.generation <= known.generation:
+            return
+        if known is not None and record.mode_clock != known.mode_clock:
+            assert self.is_settled, "a mode began before the one before it was settled"
+            if known.mode is not Mode.BSP and record.mode is not Mode.BSP:
+                # No clock of BSP lies between two modes without.
+                self.applied_clock = record.mode_clock
+        if known is not None and known.mode is not Mode.BSP and record.mode is Mode.BSP:
+            self._is_draining = True
+        self.record = record
+        ended = {departure.member.worker: departure for departure in record.departures}
+        for worker, departure in ended.items():
+            if worker not in self._departures:
+                self._eras[worker] = self._era
+                self._unshrunk.add(worker)
+            self._departures[worker] = departure
+        known_ends = (e for e in self._unfinished if e.member.worker not in ended)
+        self._unfinished = [*known_ends, *record.departures]
+        self._forget_departed()
+        self.note_progress()
+
+    def complete(self, clock: int) -> None:
+        """The clock after the applied one is complete."""
+        assert clock == self.applied_clock + 1
+        self.applied_clock = clock
+
+    def note_progress(self) -> None:
+        """Pushes are done, or the record is new: brings everything up to date."""
+        # The applied clock's own contributors are still asked for, to be answered.
+        self._unfinished = [
+            end
+            for end in self._unfinished
+            if self.done_of(end.member.worker) < end.last_sequence
+            or (
+                end.last_clock == self.applied_clock
+                and not self.is_streamed(end.member, end.last_sequence)
+            )
+        ]
+        self._contributors.clear()
+        if self._is_draining and self._is_drained:
+            assert self.record is not None
+            self._is_draining = False
+            self.applied_clock = self.record.mode_clock
+
+    # Members
+
+    def departure_of(self, worker: WorkerKey) -> Departure | None:
+        """How a member ended, if it has."""
+        return self._departures.get(worker)
+
+    def member_of(self, worker: WorkerKey) -> Member | None:
+        """The present member, if it is one."""
+        return self.record.member_of(worker) if self.record else None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Members of the newest record."""
+        return self.record.members if self.record is not None else ()
+
+    @property
+    def senders(self) -> tuple[Member, ...]:
+        """Members, and those that ended of whose pushes some are not done here."""
+        return (*self.members, *(end.member for end in self.unfinished))
+
+    @property
+    def unfinished(self) -> Iterator[Departure]:
+        """Members that ended and of whose pushes some are not done here."""
+        return (
+            end
+            for end in self._unfinished
+            if self.done_of(end.member.worker) < end.last_sequence
+        )
+
+    def done_of(self, worker: WorkerKey) -> int:
+        """A worker's last push that is done here, and counts."""
+        done = self._dedupe.window_of(worker).done_sequence
+        ended = self._departures.get(worker)
+        return done if ended is None else min(done, ended.last_sequence)
+
+    def clock_of(self, member: Member) -> int:
+        """Clock of a member on this shard."""
+        return member.clock_of(self.done_of(member.worker))
+
+    @staticmethod
+    def longest(contributors: tuple[Member, ...]) -> Member:
+        """The longest contributor, then the lowest id: its hyperparameters count.
+
+        A base that was set anew lies the further behind, the more was pushed to it.
+        """
+        return min(contributors, key=lambda m: (m.start_clock, m.worker))
+
+    def in_phase(self, member: Member, clock: int) -> tuple[WorkerKey, ...]:
+        """Contributors to a clock whose scripts have made as many pushes as its own."""
+        return tuple(
+            each.worker
+            for each in self.contributors(clock)
+            if each.start_clock == member.start_clock
+        )
+
+    # Modes
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the newest record."""
+        return self.record.mode if self.record is not None else Mode.BSP
+
+    @property
+    def is_bsp(self) -> bool:
+        """Whether the newest record says BSP."""
+        return self.mode is Mode.BSP
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Clocks that values may lag behind their reader; None without a bound."""
+        if self.record is None or self.record.mode is Mode.BSP:
+            return 0
+        return self.record.staleness_bound if self.record.mode is Mode.SSP else None
+
+    def is_streamed(self, member: Member, sequence: int) -> bool:
+        """Whether a push is applied by itself and not as part of a clock."""
+        era = self._eras.get(member.worker, self._era)
+        return era.streams(member, sequence)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything of the mode before is applied here.
+
+        The clock alone does not tell: two modes may begin after the same one.
+        """
+        return self.record is None or (
+            not self._is_draining and self.applied_clock >= self.record.mode_clock
+        )
+
+    @property
+    def next_clock(self) -> int | None:
+        """Clock of BSP to be worked on; None while pushes are applied by themselves."""
+        number = self.applied_clock + 1
+        if self.record is None:
+            return None
+        return number if self.is_settled is self.is_bsp else None
+
+    # Clocks
+
+    @property
+    def first_clock(self) -> int | None:
+        """First clock of BSP after another mode; None when BSP always ruled."""
+        if self.record is None or self.mode is not Mode.BSP:
+            return None
+        return self.record.mode_clock + 1 if self.record.mode_clock else None
+
+    def contributors(self, clock: int) -> tuple[Member, ...]:
+        """Members whose push is part of `clock`, in the order of worker ids.
+
+        Args:
+            clock: The applied clock or a later one, of BSP.
+        """
+        known = self._contributors.get(clock)
+        if known is None:
+            found = [
+                *(m for m in self.members if m.base_clock < clock),
+                *(
+                    end.member
+                    for end in self._unfinished
+                    if end.member.base_clock < clock <= end.last_clock
+                    and not self.is_streamed(end.member, end.member.sequence_of(clock))
+                ),
+            ]
+            known = tuple(sorted(found, key=lambda member: member.worker))
+            self._contributors[clock] = known
+        return known
+
+    def is_empty(self, clock: int, cut_clock: int = 0) -> bool:
+        """Whether nobody contributes to `clock`, now or later.
+
+        So it is when everybody joined after it, and, up to the clock of a cut or of
+        a change of mode, when there is no member: a joiner's base is never below what
+        any shard has touched.
+        """
+        if self.contributors(clock):
+            return False
+        bases = [member.base_clock for member in self.members]
+        if self.mode is not Mode.BSP and self.record is not None:
+            cut_clock = max(cut_clock, self.record.mode_clock)
+        return clock <= min(bases, default=cut_clock)
+
+    @property
+    def frontier(self) -> int:
+        """Smallest clock over the members; its last value when nobody is there.
+
+        Members that have ended hold it back until their pushes that count are in the
+        values: a joiner's base alone would say more than was applied.
+        """
+        clocks = [self.clock_of(member) for member in self.senders]
+        self._frontier = max(self._frontier, min(clocks, default=self.applied_clock))
+        return self._frontier
+
+    @property
+    def version(self) -> int:
+        """Steps of all workers ever that are in the values.
+
+        What was applied of an evicted worker beyond its last push stays counted as far
+        as it was told.
+        """
+        if self.record is not None:
+            lacking = sum(
+                end.last_sequence - self.done_of(end.member.worker)
+                for end in self._unfinished
+            )
+            present = sum(self.done_of(m.worker) for m in self.members)
+            now = self.record.departed_step_count - lacking + present
+            self._version = max(self._version, now)
+        return self._version
+
+    # Inside
+
+    @property
+    def _era(self) -> _Era:
+        assert self.record is not None
+        return _Era(self.record.mode, self.record.mode_clock)
+
+    @property
+    def _is_drained(self) -> bool:
+        """Whether BSP may begin, since all pushes of the mode before are done."""
+        # One that ended may have pushed for a clock of BSP already, which comes next.
+        has_streamed = any(
+            self.is_streamed(end.member, self.done_of(end.member.worker) + 1)
+            for end in self.unfinished
+        )
+        return not has_streamed and all(
+            self.done_of(m.worker) >= m.base_sequence for m in self.members
+        )
+
+    def _forget_departed(self) -> None:
+        """Drops the oldest of those that have ended, when there are too many.
+
+        Not sooner: whoever comes back asks how far it got, be it that others had its id
+        in between.
+        """
+        unfinished = {end.member.worker for end in self._unfinished}
+        for worker in self._unshrunk - unfinished:
+            self._dedupe.shrink(worker)
+        self._unshrunk &= unfinished
+        too_many = max(0, len(self._departures) - DEPARTED_COUNT_MAX)
+        for worker in list(self._departures)[:too_many]:
+            if worker not in unfinished:
+                del self._departures[worker]
+                del self._eras[worker]
+                self._dedupe.forget(worker)

@@ -1,0 +1,326 @@
+"""Exactly once: what a shard remembers of each worker's pushes.
+
+Push ids are (worker, incarnation, sequence). All sequences up to `done_sequence` are
+done; the entry of the one above holds for each chunk its state and digest, changed
+together with that chunk's values. A done entry stays until the worker says that it
+has the answer from every shard (its lowest unacknowledged sequence), so that a
+resend with other bytes can be refused; nothing is collected by time-out.
+Source: Lee et al., "Implementing Linearizability at Large Scale and Low Latency"
+(RIFL), SOSP 2015.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from psserver.edge.push import Outcome, PushId, StagedChunk, Trailer
+from psserver.edge.record import WorkerKey
+from pswire.leased_data import DataRange
+from pswire.reasons import ErrorReason, Refusal
+
+
+class ChunkState(IntEnum):
+    """What a shard has of a chunk; mirrors `pswire.v1.ChunkState`."""
+
+    ABSENT = 1
+    STAGED = 2
+    APPLIED = 3
+
+
+@dataclass(slots=True)
+class PushEntry:
+    """One push.
+
+    Attributes:
+        trailer: Its trailer, once received.
+        digests: Digest of each chunk received, kept after the chunk is applied.
+        staged: Chunks received and not applied.
+        applied: Chunks that are part of the parameters.
+        outcome: Set when the push is done.
+        nonfinite_worker_ids: For whose gradient it was skipped.
+        grad_norm: Norm of what was applied before it was clipped, if it was measured.
+    """
+
+    trailer: Trailer | None = None
+    digests: dict[int, int] = field(default_factory=dict)
+    staged: dict[int, StagedChunk] = field(default_factory=dict)
+    applied: set[int] = field(default_factory=set)
+    outcome: Outcome | None = None
+    nonfinite_worker_ids: tuple[str, ...] = ()
+    grad_norm: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the push is there."""
+        return (
+            self.trailer is not None
+            and len(self.trailer.chunk_indexes) <= len(self.digests)
+            and self.trailer.chunk_indexes <= self.digests.keys()
+        )
+
+    def state_of(self, chunk_index: int) -> ChunkState:
+        """State of one chunk."""
+        if chunk_index in self.applied:
+            return ChunkState.APPLIED
+        if chunk_index in self.digests:
+            return ChunkState.STAGED
+        return ChunkState.ABSENT
+
+
+@dataclass(slots=True)
+class PushWindow:
+    """Pushes of one incarnation of one worker.
+
+    Attributes:
+        done_sequence: Every sequence up to it is done.
+        entries: Pushes that are not done, and done ones not yet acknowledged.
+        ranges: Data of done pushes, oldest first, of the newest two epochs of each
+            loader: what an epoch before consumed was reported when the next began.
+    """
+
+    done_sequence: int = 0
+    entries: dict[int, PushEntry] = field(default_factory=dict)
+    ranges: list[tuple[int, DataRange]] = field(default_factory=list)
+
+    @property
+    def next_entry(self) -> PushEntry | None:
+        """The first push that is not done, if anything of it is here."""
+        return self.entries.get(self.done_sequence + 1)
+
+    @property
+    def complete_sequence(self) -> int:
+        """Highest push of which everything is here, done or not."""
+        entry = self.next_entry
+        return self.done_sequence + (entry is not None and entry.is_complete)
+
+    @property
+    def trailer_sequence(self) -> int:
+        """Highest push of which the trailer is here, done or not."""
+        entry = self.next_entry
+        return self.done_sequence + (entry is not None and entry.trailer is not None)
+
+    @property
+    def touched_sequence(self) -> int:
+        """Highest push of which something was applied, or that is done for good."""
+        entry = self.next_entry
+        if entry is not None and entry.applied:
+            return self.done_sequence + 1
+        done = self.entries.get(self.done_sequence)
+        return self.done_sequence - (done is not None and not done.applied)
+
+    def note_ranges(self, sequence: int, ranges: tuple[DataRange, ...]) -> None:
+        """Keeps the data of a push that is done."""
+        if not ranges:
+            return
+        newest = {piece.loader: piece.epoch for piece in ranges}
+        if self.ranges and self.ranges[-1][1].epoch not in newest.values():
+            self.ranges = [
+                (number, piece)
+                for number, piece in self.ranges
+                if piece.epoch >= newest.get(piece.loader, 0) - 1
+            ]
+        self.ranges += [(sequence, piece) for piece in ranges]
+
+    def ranges_known(self) -> tuple[tuple[int, DataRange], ...]:
+        """Data of all pushes that are done or under way, oldest first."""
+        entry = self.next_entry
+        known = list(self.ranges)
+        if entry is not None and entry.trailer is not None:
+            known += [(self.done_sequence + 1, each) for each in entry.trailer.ranges]
+        return tuple(known)
+
+
+class DedupeTable:
+    """Windows of all workers that a record has named."""
+
+    def __init__(self) -> None:
+        self._windows: dict[WorkerKey, PushWindow] = {}
+
+    def window(self, worker: WorkerKey) -> PushWindow:
+        """The worker's window, made when it is new."""
+        return self._windows.setdefault(worker, PushWindow())
+
+    def window_of(self, worker: WorkerKey) -> PushWindow:
+        """What is known of a worker, without making anything."""
+        return self._windows.get(worker) or PushWindow()
+
+    def discard_after(self, worker: WorkerKey, sequence: int) -> dict[int, PushEntry]:
+        """Forgets the pushes of a closed incarnation after its last one.
+
+        The window itself stays, so that the last one can still be answered; not its
+        data, which the record that closed it has settled.
+        """
+        self.window(worker).ranges.clear()
+        entries = self.window(worker).entries
+        beyond = [number for number in entries if number > sequence]
+        return {number: entries.pop(number) for number in sorted(beyond)}
+
+    def check_sequence(self, worker: WorkerKey, sequence: int) -> None:
+        """Checks that a push is the next one or an earlier one.
+
+        Raises:
+            Refusal: `SEQUENCE_GAP`; no state changed.
+        """
+        window = self.window_of(worker)
+        if sequence < 1 or sequence > window.done_sequence + 1:
+            raise Refusal(
+                ErrorReason.SEQUENCE_GAP,
+                f"push {sequence} of {worker} came after push {window.done_sequence}",
+                sequence=sequence,
+                sequence_done_max=window.done_sequence,
+            )
+
+    def open(self, worker: WorkerKey, sequence: int) -> PushEntry | None:
+        """Finds or makes the entry of a push.
+
+        Returns:
+            The entry, or None when the push is done and acknowledged.
+
+        Raises:
+            Refusal: `SEQUENCE_GAP`; no state changed.
+        """
+        self.check_sequence(worker, sequence)
+        window = self.window(worker)
+        if sequence == window.done_sequence + 1:
+            return window.entries.setdefault(sequence, PushEntry())
+        return window.entries.get(sequence)
+
+    def has_chunk(self, push: PushId, chunk_index: int, digest: int) -> bool:
+        """Whether these bytes of a chunk came before, or its push is done.
+
+        Nothing of such a resend needs to be looked up: where its bytes were may be
+        gone by now.
+        """
+        window = self.window_of(push.worker)
+        entry = window.entries.get(push.sequence)
+        known = entry.digests.get(chunk_index) if entry is not None else None
+        if known is not None:
+            return known == digest
+        return push.sequence <= window.done_sequence
+
+    def add_trailer(self, entry: PushEntry, trailer: Trailer) -> bool:
+        """Keeps a trailer.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when it differs from the one received before;
+                no state changed.
+        """
+        if entry.trailer is None:
+            extra = set(entry.digests) - trailer.chunk_indexes
+            if extra:
+                raise Refusal(
+                    ErrorReason.PUSH_CONFLICT,
+                    f"the trailer leaves out chunk {min(extra)}, which was received",
+                )
+            entry.trailer = trailer
+            return True
+        if entry.trailer != trailer:
+            raise Refusal(
+                ErrorReason.PUSH_CONFLICT,
+                "the trailer differs from the one received before under the same id",
+            )
+        return False
+
+    def add_chunk(self, entry: PushEntry, chunk_index: int, chunk: StagedChunk) -> bool:
+        """Stages a chunk.
+
+        Returns:
+            Whether it is new; False for a resend of the same bytes.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
+        """
+        known = entry.digests.get(chunk_index)
+        if known is not None:
+            if known != chunk.digest:
+                raise _conflict(chunk_index)
+            return False
+        if entry.outcome is not None:
+            return False
+        if entry.trailer and chunk_index not in entry.trailer.chunk_indexes:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} is not in the push's bitmap",
+            )
+        entry.digests[chunk_index] = chunk.digest
+        entry.staged[chunk_index] = chunk
+        return True
+
+    def add_push(
+        self, entry: PushEntry, trailer: Trailer, chunks: Mapping[int, StagedChunk]
+    ) -> list[int]:
+        """Keeps a trailer with the chunks that went ahead of it, in one change.
+
+        Chunks that the trailer's bitmap leaves out were withdrawn by their sender.
+
+        Returns:
+            The chunks that are new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when anything differs from what was received
+                before under the same id; no state changed.
+        """
+        counted = {i: chunks[i] for i in trailer.chunk_indexes if i in chunks}
+        for index, chunk in counted.items():
+            if entry.digests.get(index, chunk.digest) != chunk.digest:
+                raise _conflict(index)
+        self.add_trailer(entry, trailer)
+        return [i for i, chunk in counted.items() if self.add_chunk(entry, i, chunk)]
+
+    def finish(
+        self,
+        worker: WorkerKey,
+        sequence: int,
+        outcome: Outcome,
+        nonfinite_worker_ids: tuple[str, ...] = (),
+    ) -> None:
+        """Marks a push as done and frees its bytes."""
+        window = self.window(worker)
+        assert sequence == window.done_sequence + 1
+        window.done_sequence = sequence
+        entry = window.entries.setdefault(sequence, PushEntry())
+        entry.outcome = outcome
+        entry.nonfinite_worker_ids = nonfinite_worker_ids
+        entry.staged.clear()
+        if entry.trailer is not None and outcome is not Outcome.DROPPED:
+            window.note_ranges(sequence, entry.trailer.ranges)
+
+    def shrink(self, worker: WorkerKey) -> None:
+        """Keeps of the done pushes of a closed incarnation only what came of them.
+
+        Their digests take 100 bytes for each chunk of the shard. Nobody sends them
+        again but a worker that has not heard of its end, and it is told the outcome.
+        """
+        for sequence, entry in self.window_of(worker).entries.items():
+            if entry.outcome is not None:
+                self._windows[worker].entries[sequence] = PushEntry(
+                    outcome=entry.outcome,
+                    nonfinite_worker_ids=entry.nonfinite_worker_ids,
+                    grad_norm=entry.grad_norm,
+                )
+
+    def forget(self, worker: WorkerKey) -> None:
+        """Drops the window of a closed incarnation that nobody asks after."""
+        self._windows.pop(worker, None)
+
+    def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
+        """Forgets done pushes below the worker's lowest unacknowledged sequence."""
+        window = self.window(worker)
+        known = [
+            sequence
+            for sequence in window.entries
+            if sequence < sequence_unacknowledged_min
+            and sequence <= window.done_sequence
+        ]
+        for sequence in known:
+            del window.entries[sequence]
+
+
+def _conflict(chunk_index: int) -> Refusal:
+    return Refusal(
+        ErrorReason.PUSH_CONFLICT,
+        f"chunk {chunk_index} differs from the one received before under the same id",
+    )

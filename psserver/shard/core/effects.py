@@ -1,0 +1,220 @@
+"""What a shard's core asks its owner to do.
+
+The owner takes effects in order and carries them out. Only `ApplyChunk`, `MeasureClock`
+and `CopyImage` take long; the owner tells the core when they are done.
+"""
+
+from dataclasses import dataclass
+
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.push import Outcome, PushId, Reply
+from psserver.edge.record import ClockChoice, WorkerKey
+from psserver.shard.core.buffer_average import BufferAverage
+from pswire.reasons import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedContribution:
+    """One worker's part of a chunk; `payload` is whatever the owner staged.
+
+    Attributes:
+        value_entries: Tensors of which it has values and no gradient.
+        is_source: Whether its values count where others have sent different ones.
+    """
+
+    worker_id: str
+    weight: float
+    presence: tuple[bool, ...]
+    payload: object
+    loss_scale: float = 1.0
+    value_entries: frozenset[int] = frozenset()
+    is_source: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyChunk:
+    """Apply the mean of these contributions, then call `chunk_applied`.
+
+    Attributes:
+        clock: Clock it belongs to.
+        chunk_index: The chunk.
+        optimizer: Optimizer to run.
+        contributions: In the order of worker ids.
+        total_weight: Weight of all contributors, also those absent here.
+        hyperparameters: For each group, those of the longest contributor.
+        pusher: In SSP and ASP, whose push it is; None for a clock of BSP.
+        staleness: In SSP and ASP, updates since the values it came from.
+        average: In SSP and ASP, how its buffers enter those of the shard.
+        gradient_scale: What the mean is multiplied by.
+        spec_digest: Declaration of the optimizer that they are of.
+    """
+
+    clock: int
+    chunk_index: int
+    optimizer: str
+    contributions: tuple[StagedContribution, ...]
+    total_weight: float
+    hyperparameters: tuple[tuple[float, ...], ...]
+    spec_digest: str = ""
+    pusher: WorkerKey | None = None
+    staleness: int = 0
+    average: BufferAverage | None = None
+    gradient_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureClock:
+    """Sum up the squares of a clock's mean gradient, then call `clock_measured`.
+
+    Attributes:
+        choice: The clock and whose pushes it consists of.
+        chunks: Chunks that somebody has sent, each with its contributions in the
+            order of worker ids.
+        total_weight: Weight of all contributors, also those absent here.
+        optimizer: Optimizer that will be run.
+        spec_digest: Declaration of it that will be, as in `ApplyChunk`.
+    """
+
+    choice: ClockChoice
+    chunks: tuple[tuple[int, tuple[StagedContribution, ...]], ...]
+    total_weight: float
+    optimizer: str
+    spec_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """Replace an optimizer's state by what was staged for a push, before its update."""
+
+    push: PushId
+    optimizer: str
+    spec_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushDone:
+    """A push is done here, for the history; its answer may have to wait."""
+
+    push: PushId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A push is done: answer it.
+
+    Attributes:
+        push: The push.
+        reply: The answer.
+        needs_all: Whether chunks that this push did not change go with it, since
+            others may have changed them.
+    """
+
+    push: PushId
+    reply: Reply
+    needs_all: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusePush:
+    """A push is beyond its worker's last one, or the worker has ended: end its call."""
+
+    push: PushId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionAwaited:
+    """A clock waits for nobody but workers that said they have no data.
+
+    Attributes:
+        worker: One of them.
+        clock: The clock.
+        optimizer: Optimizer that the contributors named.
+    """
+
+    worker: WorkerKey
+    clock: int
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """With two-phase steps: everything of a clock is here.
+
+    Attributes:
+        push: The push whose call is to be told.
+        choice: The clock with its contributors; without any when only this push is
+            meant, as with backup workers.
+    """
+
+    push: PushId
+    choice: ClockChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitSeed:
+    """The staged values are the values now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardSeed:
+    """Forget the staged values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyImage:
+    """Copy the state, then call `image_copied`. Nothing is applied meanwhile."""
+
+    snapshot_id: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperparametersDiffer:
+    """Workers of one clock carry different hyperparameters; the first one counts."""
+
+    clock: int
+    optimizer: str
+    used: WorkerKey
+    other: WorkerKey
+    group: int
+    values: tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclarationsDiffer:
+    """Workers of one clock step different declarations; the first one's counts."""
+
+    clock: int
+    optimizer: str
+    used: WorkerKey
+    other: WorkerKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTorn:
+    """A worker's bytes contradicted its finite verdict; it was left out."""
+
+    clock: int
+    chunk_index: int
+    worker_ids: tuple[str, ...]
+
+
+ShardEffect = (
+    ApplyChunk
+    | MeasureClock
+    | LoadState
+    | PushDone
+    | Finish
+    | RefusePush
+    | Staged
+    | ContributionAwaited
+    | FenceReport
+    | CommitSeed
+    | DiscardSeed
+    | CopyImage
+    | HyperparametersDiffer
+    | DeclarationsDiffer
+    | ChunkTorn
+)

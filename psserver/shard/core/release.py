@@ -1,0 +1,112 @@
+"""Chunks of a clock whose contributions are complete, as orders to apply them."""
+
+from collections.abc import Iterable, Mapping
+
+from psserver.edge.push import Trailer
+from psserver.edge.record import Member, WorkerKey
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import ApplyChunk, StagedContribution
+from psserver.shard.core.hyperparameters import source_of
+
+
+def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trailer]:
+    """Trailers that are in, in the order of the entries."""
+    return {w: e.trailer for w, e in entries.items() if e.trailer is not None}
+
+
+def kind_of_mixed(
+    members: tuple[Member, ...], entries: Mapping[WorkerKey, PushEntry]
+) -> bool | None:
+    """Whether a clock publishes in which some step and some publish.
+
+    It does what the longest does. Whoever joined late comes to a place of its script in
+    another clock than the others. What it does there must neither undo their steps nor
+    end their job.
+
+    Args:
+        members: Whose entries they are, or more.
+        entries: Pushes of a clock; all their trailers are in.
+
+    Returns:
+        None where all do the same.
+    """
+    trailers = trailers_of(entries)
+    kinds = {trailer.publishes for trailer in trailers.values() if trailer.weight > 0}
+    if len(kinds) < 2:
+        return None
+    source = source_of(
+        tuple(each for each in members if each.worker in trailers), trailers
+    )
+    return trailers[source].publishes
+
+
+def of_kind(
+    entries: Mapping[WorkerKey, PushEntry], publishes: bool | None
+) -> dict[WorkerKey, PushEntry]:
+    """Entries that count in a clock of a kind: all of them where it is None."""
+    if publishes is None:
+        return dict(entries)
+    trailers = trailers_of(entries)
+    return {
+        worker: entry
+        for worker, entry in entries.items()
+        if trailers[worker].weight == 0 or trailers[worker].publishes is publishes
+    }
+
+
+def orders_to_apply(
+    clock: int,
+    chunk_indexes: Iterable[int],
+    entries: Mapping[WorkerKey, PushEntry],
+    *,
+    source: Trailer,
+    gradient_scale: float = 1.0,
+) -> list[ApplyChunk]:
+    """One order for each chunk.
+
+    Args:
+        clock: Clock they belong to; all its trailers are in.
+        chunk_indexes: Chunks that every contributor has sent or will not send.
+        entries: Pushes of all contributors, in the order of worker ids.
+        source: Trailer whose optimizer and hyperparameters count.
+        gradient_scale: What the mean gradient is multiplied by.
+    """
+    total_weight = sum(trailer.weight for trailer in trailers_of(entries).values())
+    return [
+        ApplyChunk(
+            clock=clock,
+            chunk_index=index,
+            optimizer=source.optimizer,
+            contributions=contributions_to(index, entries, source),
+            total_weight=total_weight,
+            hyperparameters=source.hyperparameters,
+            spec_digest=source.spec_digest,
+            gradient_scale=gradient_scale,
+        )
+        for index in chunk_indexes
+    ]
+
+
+def contributions_to(
+    chunk_index: int,
+    entries: Mapping[WorkerKey, PushEntry],
+    source: Trailer | None = None,
+) -> tuple[StagedContribution, ...]:
+    """Parts of a chunk that have weight, in the order of the entries."""
+    found = []
+    for worker, entry in entries.items():
+        chunk = entry.staged.get(chunk_index)
+        trailer = entry.trailer
+        if chunk is not None and trailer is not None and trailer.weight > 0:
+            found.append(
+                StagedContribution(
+                    worker_id=worker.worker_id,
+                    weight=trailer.weight,
+                    presence=chunk.presence,
+                    payload=chunk.payload,
+                    loss_scale=trailer.loss_scale,
+                    value_entries=trailer.value_entries,
+                    is_source=trailer is source,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,499 @@
+"""The protocol of one shard: pushes in, chunks to apply and answers out.
+
+Pure; see the package. Values are the owner's: the core says when a chunk may be
+applied and with which contributions, and is told when that has happened, so that a
+chunk's state in the dedupe table changes together with its values.
+
+Invariant: a push is part of a clock of BSP or applied by itself, as records say, and
+never both; see `docs/decisions/0005-modes-by-sequence.md`.
+"""
+
+from collections.abc import Collection, Mapping
+
+from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
+from psserver.edge.record import ClockChoice, FenceKind, Record, WorkerKey
+from psserver.shard.core.admission import admitted_member, check_clock, check_phase
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
+from psserver.shard.core.push_progress import DonePush
+from psserver.shard.core.release import trailers_of
+from psserver.shard.core.shard_fence import PendingCut
+from psserver.shard.core.shard_progress import ShardProgress
+from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardState
+from pswire.awaited import Awaited
+from pswire.reasons import ErrorReason, Refusal
+
+
+class ShardCore:
+    """State of one shard of a job.
+
+    Attributes:
+        clocks: Members and progress.
+        dedupe: What is remembered of pushes.
+    """
+
+    def __init__(
+        self, chunk_indexes: Collection[int], rules: ShardRules | None = None
+    ) -> None:
+        self._state = ShardState(frozenset(chunk_indexes), rules or ShardRules())
+        self._progress = ShardProgress(self._state)
+        self._fence = self._state.fence
+        self._attendance = self._state.attendance
+        self.clocks = self._state.clocks
+        self.dedupe = self._state.dedupe
+
+    @property
+    def rules(self) -> ShardRules:
+        """When it applies a push."""
+        return self._state.rules
+
+    @property
+    def torn_step_count(self) -> int:
+        """Steps of evicted workers of which a part was applied."""
+        return self._state.torn_step_count
+
+    @property
+    def torn_chunk_count(self) -> int:
+        """Chunks that contradicted their worker's verdict."""
+        return self._state.torn_chunk_count
+
+    @property
+    def frontier(self) -> int:
+        """Smallest clock over the members."""
+        return self.clocks.frontier
+
+    @property
+    def version(self) -> int:
+        """Steps of all workers ever that are in the values."""
+        return self.clocks.version
+
+    @property
+    def staleness_counts(self) -> tuple[int, ...]:
+        """Pushes by staleness, from 0; the last count is for all above, too."""
+        return tuple(self._progress.pushes.staleness.counts)
+
+    @property
+    def queued_push_count(self) -> int:
+        """Pushes that have begun to arrive and are not done."""
+        return sum(
+            self.dedupe.window_of(member.worker).next_entry is not None
+            for member in self.clocks.senders
+        )
+
+    def done_sequences(self) -> tuple[tuple[WorkerKey, int], ...]:
+        """Of each member, its last push that is done."""
+        return tuple(
+            (m.worker, self.clocks.done_of(m.worker)) for m in self.clocks.members
+        )
+
+    def closed_sequence(self, worker: WorkerKey) -> int:
+        """A worker's last push that is done; of one that has ended, that counts."""
+        ended = self.clocks.departure_of(worker)
+        return self.clocks.done_of(worker) if ended is None else ended.last_sequence
+
+    def take_effects(self) -> list[ShardEffect]:
+        """Effects since the last call, in order."""
+        return self._state.take_effects()
+
+    # Pushes
+
+    def check_push(
+        self, push: PushId, clock: int, now_ms: int, *, generation: int
+    ) -> None:
+        """Admits a push whose chunks come ahead of its trailer, as `open_push` would.
+
+        Nothing of it is kept before the trailer, and its worker does not count as one
+        that has data: it may yet wait for some.
+
+        Raises:
+            Refusal: As `open_push`; no state changed.
+        """
+        self._admitted(push, clock, generation)
+        self.dedupe.check_sequence(push.worker, push.sequence)
+        self._attendance.note_heard(push.worker, now_ms)
+
+    def open_push(
+        self, push: PushId, clock: int, now_ms: int, *, generation: int
+    ) -> PushEntry | None:
+        """Admits a push, new or sent again.
+
+        Args:
+            push: Its id.
+            clock: Clock the sender thinks it completes.
+            now_ms: Monotonic time.
+            generation: Newest generation that the sender knows. Under an older one
+                its clocks may have had other numbers.
+
+        Returns:
+            Its entry, or None when it is done and was acknowledged.
+
+        Raises:
+            Refusal: `RECOVERING`, `WORKER_INCARNATION_STALE`, `MALFORMED_MESSAGE` or
+                `SEQUENCE_GAP`; no state changed.
+        """
+        self._admitted(push, clock, generation)
+        entry = self.dedupe.open(push.worker, push.sequence)
+        self._attendance.note_push(push, now_ms)
+        if entry is not None and entry.outcome is None:
+            self._progress.tell_again(push)
+        return entry
+
+    def add_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
+        """Takes a push's trailer.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT`, `CHUNK_INVALID` or `OPTIMIZER_OUT_OF_PHASE`; no
+                state changed.
+        """
+        self._check_trailer(push, entry, trailer)
+        if self.dedupe.add_trailer(entry, trailer):
+            self._progress.pump()
+
+    def add_push(
+        self,
+        push: PushId,
+        entry: PushEntry,
+        trailer: Trailer,
+        chunks: Mapping[int, StagedChunk],
+    ) -> None:
+        """Takes a push's trailer, and with it the chunks that went ahead of it.
+
+        Those that the trailer leaves out were withdrawn by their sender.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT`, `CHUNK_INVALID` or `OPTIMIZER_OUT_OF_PHASE`; no
+                state changed.
+        """
+        self._check_trailer(push, entry, trailer)
+        is_resend = entry.trailer is not None
+        new = self.dedupe.add_push(entry, trailer, chunks)
+        for chunk_index in new if is_resend else ():
+            self._progress.note_chunk(push, entry, chunk_index)
+        if not is_resend:
+            self._progress.pump()
+
+    def add_chunk(
+        self, push: PushId, entry: PushEntry, chunk_index: int, chunk: StagedChunk
+    ) -> None:
+        """Takes a chunk of a push.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
+        """
+        if chunk_index not in self._state.chunk_indexes:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID, f"chunk {chunk_index} is not on this shard"
+            )
+        if self.dedupe.add_chunk(entry, chunk_index, chunk):
+            self._progress.note_chunk(push, entry, chunk_index)
+
+    def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
+        """The worker has the answers to all pushes below this sequence."""
+        self.dedupe.acknowledge(worker, sequence_unacknowledged_min)
+
+    def reply_to(self, push: PushId) -> Reply | None:
+        """The answer to a push that is done, None while it or its answer waits."""
+        window = self.dedupe.window_of(push.worker)
+        if push.sequence > window.done_sequence:
+            return None
+        entry = window.entries.get(push.sequence)
+        outcome = entry.outcome if entry is not None else None
+        if outcome not in (Outcome.DROPPED, Outcome.SKIPPED):
+            outcome = Outcome.DUPLICATE
+        nonfinite = entry.nonfinite_worker_ids if entry is not None else ()
+        if not self._progress.admits_answer(push, DonePush(outcome, 0, nonfinite)):
+            return None
+        self._progress.pushes.note_values(push.worker)
+        return self._state.reply(push, outcome, nonfinite=nonfinite)
+
+    def applied_chunks(self, push: PushId) -> frozenset[int]:
+        """Chunks whose values already hold this push, or its clock's update."""
+        return self._progress.applied_chunks(push)
+
+    def pushes_of(self, clock: int) -> tuple[PushId, ...]:
+        """The pushes that a clock of BSP consists of, in the order of worker ids."""
+        return self._progress.clocks.counted_pushes_of(clock)
+
+    def chunk_applied(
+        self, chunk_index: int, torn_worker_ids: Collection[str] = ()
+    ) -> None:
+        """The owner has applied a chunk; its values and this change are one."""
+        self._progress.chunk_applied(chunk_index, torn_worker_ids)
+
+    def clock_measured(self, choice: ClockChoice, sum_of_squares: float) -> None:
+        """The owner has measured a clock; others may contribute to it by now."""
+        self._progress.clocks.commits.measure.note(choice, sum_of_squares)
+        self._progress.pump()
+
+    def used_settings(self, optimizer: str) -> Trailer | None:
+        """The trailer that the newest update of an optimizer had its settings from."""
+        return self._state.used.get(optimizer)
+
+    # Two-phase steps
+
+    def commit(self, worker: WorkerKey, choice: ClockChoice) -> bool:
+        """A driver says that every shard holds all of a clock. Not while frozen.
+
+        Returns:
+            Whether it is committed; False when its contributors have changed, which
+            are then told again.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`, `RECOVERING`, or `MALFORMED_MESSAGE`
+                for a gradient scale that can't be; no state changed.
+        """
+        assert not self.is_frozen
+        member = admitted_member(self.clocks, worker)
+        is_committed = self._progress.commit(member, choice)
+        self._progress.pump()
+        return is_committed
+
+    def ready(self, worker: WorkerKey, sequence: int) -> None:
+        """With backup workers: every shard holds all of a worker's push.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
+        """
+        admitted_member(self.clocks, worker)
+        self._progress.clocks.commits.note_ready(worker, sequence)
+        self._progress.pump()
+
+    def choice_for(self, worker: WorkerKey, sequence: int) -> ClockChoice | None:
+        """Whose pushes count for the clock of a push; None while not chosen.
+
+        Without contributors when the clock is closed already.
+        """
+        member = admitted_member(self.clocks, worker)
+        clock = member.clock_of(sequence)
+        chosen = self._progress.clocks.commits.chosen
+        if chosen is not None and chosen.clock == clock:
+            return chosen
+        if sequence <= self.dedupe.window_of(worker).done_sequence:
+            return ClockChoice(clock, ())
+        return None
+
+    # Values
+
+    def admits_pull(self, worker: WorkerKey, clock: int) -> bool:
+        """Whether values may be given to a member at a clock now."""
+        return self._progress.pushes.admits_pull(clock)
+
+    def pull_reply(
+        self, worker: WorkerKey, clock: int, *, is_part: bool = False
+    ) -> Reply:
+        """The answer to a pull: the worker is given the values as they are now.
+
+        Args:
+            worker: Who pulls.
+            clock: Clock that they have reached.
+            is_part: Whether it is given a few, of which an answer has told it before:
+                staleness goes on counting from that.
+        """
+        if not is_part:
+            self._progress.pushes.note_values(worker)
+        return self._state.answer(clock, Outcome.APPLIED)
+
+    def admits_values(self, push: PushId) -> bool:
+        """Whether values may be given before a push in SSP or ASP is done.
+
+        If so they are: staleness counts from the first of them.
+        """
+        member = self.clocks.member_of(push.worker)
+        if member is None or not self.clocks.is_streamed(member, push.sequence):
+            return False
+        pushes = self._progress.pushes
+        is_admitted = pushes.admits_pull(member.clock_of(push.sequence))
+        if is_admitted and push.sequence > self.clocks.done_of(push.worker):
+            pushes.staleness.note_first_values(push.worker)
+        return is_admitted
+
+    # Waiting
+
+    def await_contribution(self, worker: WorkerKey, sequence: int, now_ms: int) -> None:
+        """A worker has no data for its next push; see `ContributionAwaited`.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
+        """
+        admitted_member(self.clocks, worker)
+        self._attendance.note_idle(worker, sequence, now_ms)
+        self._progress.pump()
+
+    def withdraw_awaiting(self, worker: WorkerKey) -> None:
+        """The worker's call has ended."""
+        self._attendance.withdraw(worker)
+
+    def note_done(self, worker: WorkerKey, now_ms: int) -> None:
+        """A push of the worker is done, so that it goes on with its next step."""
+        if self.clocks.member_of(worker) is not None:
+            self._attendance.note_heard(worker, now_ms)
+
+    def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
+        """The coordinator tells of which members it has no sign of life.
+
+        Args:
+            lost_ms: Time since the last one, `NOT_KNOWN` if it can't tell. All others
+                are alive.
+            now_ms: Monotonic time.
+        """
+        self._attendance.note_lost(lost_ms, now_ms)
+
+    def awaited(self, now_ms: int) -> list[Awaited]:
+        """Whom this shard waits for.
+
+        Who has no data waits itself for others, and is named only among its like.
+        """
+        members = self._progress.awaited()
+        busy = [m for m in members if self._attendance.has_data(m.worker)]
+        return [
+            Awaited(
+                member.worker.worker_id,
+                self.clocks.clock_of(member),
+                self._attendance.step_ms(member.worker, now_ms),
+                self._attendance.lost_ms(member.worker, now_ms),
+            )
+            for member in busy or members
+        ]
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether applying, committing and acknowledging must wait."""
+        return self._fence.is_frozen
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why nothing is applied although contributions may be complete."""
+        return self._fence.waits_for or self._progress.waits_for
+
+    # Fences
+
+    def prepare_fence(
+        self,
+        fence_number: int,
+        kind: FenceKind,
+        seeder: WorkerKey | None = None,
+        evicting: Collection[WorkerKey] = (),
+    ) -> None:
+        """Stops applying and reports, for a start when the seed is complete.
+
+        Args:
+            fence_number: Number of the fence.
+            kind: What it is for.
+            seeder: For a start, whose values count.
+            evicting: Workers whose data is to be reported.
+        """
+        if self._fence.prepare(
+            fence_number, kind, seeder=seeder, evicting=tuple(evicting)
+        ):
+            if kind is FenceKind.START:
+                self._state.effects.append(DiscardSeed())
+            self._progress.pump()
+
+    def is_seeding(self, fence_number: int) -> bool:
+        """Whether this fence or a newer one is open here."""
+        fence = self._fence.open
+        return fence is not None and fence.fence_number >= fence_number
+
+    def check_seeder(self, worker: WorkerKey, fence_number: int) -> None:
+        """Admits a seed.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE` when another worker or fence is on;
+                no state changed.
+        """
+        fence = self._fence.open
+        if (
+            fence is None
+            or fence.fence_number != fence_number
+            or fence.seeder != worker
+        ):
+            raise Refusal(
+                ErrorReason.WORKER_INCARNATION_STALE,
+                f"{worker} is not the seeder of fence {fence_number}",
+            )
+
+    def seed_chunk_staged(self, chunk_index: int) -> None:
+        """The owner has staged first values."""
+        if self._fence.open is not None:
+            self._fence.open.seeded.add(chunk_index)
+            self._progress.pump()
+
+    def install_record(self, record: Record) -> None:
+        """Goes on under a record; older ones change nothing."""
+        known = self.clocks.record
+        if known is None or record.generation > known.generation:
+            if known is None and record.kind is FenceKind.START:
+                self._state.effects.append(CommitSeed())
+            self._progress.install(record)
+        self._fence.close(record.fence_number)
+        self._progress.pump()
+
+    def abort_fence(self, fence_number: int) -> None:
+        """Goes on as before."""
+        ended = self._fence.close(fence_number)
+        if ended is not None and ended.kind is FenceKind.START:
+            self._state.effects.append(DiscardSeed())
+        self._progress.pump()
+
+    def decide_cut(
+        self,
+        fence_number: int,
+        snapshot_id: int,
+        clock: int,
+        sequences: Collection[tuple[WorkerKey, int]] = (),
+    ) -> None:
+        """Copies the state when all that is in the cut is applied, and no more.
+
+        Args:
+            fence_number: Number of the fence.
+            snapshot_id: Name of the snapshot.
+            clock: In BSP, the highest clock that is in.
+            sequences: In SSP and ASP, of each member its last push that is in.
+        """
+        cut = PendingCut(
+            snapshot_id, clock, dict(sequences), is_streamed=not self.clocks.is_bsp
+        )
+        if self._fence.decide_cut(fence_number, cut):
+            self._progress.pump()
+
+    def withdraw_cut(self, snapshot_id: int) -> None:
+        """Nobody wants the image of a cut any more."""
+        if self._fence.withdraw_cut(snapshot_id):
+            self._progress.pump()
+
+    def image_copied(self, snapshot_id: int) -> None:
+        """The owner has copied the state."""
+        if self._fence.cut is not None and self._fence.cut.snapshot_id == snapshot_id:
+            self._fence.cut = None
+            self._progress.pump()
+
+    def set_orphaned(self, is_orphaned: bool) -> None:
+        """The coordinator has been silent for a lease, or is heard again."""
+        if self._fence.is_orphaned is not is_orphaned:
+            self._fence.is_orphaned = is_orphaned
+            self._progress.pump()
+
+    # Inside
+
+    def _admitted(self, push: PushId, clock: int, generation: int) -> None:
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        self._progress.check_answerable(push, member)
+        record = self.clocks.record
+        if record is not None and generation == record.generation:
+            check_clock(member, push, clock)
+
+    def _check_trailer(self, push: PushId, entry: PushEntry, trailer: Trailer) -> None:
+        extra = trailer.chunk_indexes - self._state.chunk_indexes
+        if extra:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID, f"chunk {min(extra)} is not on this shard"
+            )
+        member = admitted_member(self.clocks, push.worker, push.sequence)
+        is_streamed = self.clocks.is_streamed(member, push.sequence)
+        if entry.trailer is None and entry.outcome is None and not is_streamed:
+            clock = member.clock_of(push.sequence)
+            others = trailers_of(self._progress.clocks.entries(clock))
+            has_jumps = self._state.rules.has_backups  # it is not known who jumped
+            in_phase = () if has_jumps else self.clocks.in_phase(member, clock)
+            check_phase(push, trailer, others, in_phase)

@@ -1,0 +1,160 @@
+"""A shard's side of a fence.
+
+From its report until record n, abort n or, for a cut, the decision, a shard receives
+and stages but applies, commits and acknowledges nothing. It reports only when
+nothing is being applied any more.
+"""
+
+from dataclasses import dataclass
+
+from psserver.edge.record import FenceKind, WorkerKey
+
+
+@dataclass(slots=True)
+class PendingCut:
+    """A cut that was decided and whose image is not copied yet.
+
+    Attributes:
+        snapshot_id: Name of the snapshot.
+        clock: In BSP, the highest clock that is in.
+        sequences: Of each member, its last push that is in.
+        is_streamed: Whether `sequences` decide, since pushes are applied by
+            themselves, or else `clock`.
+        is_copying: Whether the copy is being made.
+    """
+
+    snapshot_id: int
+    clock: int
+    sequences: dict[WorkerKey, int]
+    is_streamed: bool
+    is_copying: bool = False
+
+
+@dataclass(slots=True)
+class OpenFence:
+    """A fence that has been prepared.
+
+    Attributes:
+        fence_number: Its number.
+        kind: What it is for.
+        seeder: For a start, whose values count.
+        evicting: Workers whose data is to be reported.
+        seeded: For a start, chunks that are staged.
+        reported: Whether the report is out.
+    """
+
+    fence_number: int
+    kind: FenceKind
+    seeder: WorkerKey | None
+    evicting: tuple[WorkerKey, ...]
+    seeded: set[int]
+    reported: bool = False
+
+
+class ShardFence:
+    """Fences as one shard sees them; numbers only grow.
+
+    Attributes:
+        open: The fence that is prepared.
+        cut: The cut that is decided.
+        is_orphaned: Whether the coordinator has been silent for a lease: it may have
+            given this shard up.
+    """
+
+    def __init__(self) -> None:
+        self.open: OpenFence | None = None
+        self.cut: PendingCut | None = None
+        self.is_orphaned = False
+        self._last_number = 0
+
+    @property
+    def waits_for(self) -> str:
+        """What must end before anything is applied, in words; empty when nothing."""
+        if self.is_orphaned:
+            return "the coordinator, which this shard has not heard for a lease"
+        if self.open is not None:
+            return f"the coordinator to decide {self.open.kind.purpose}"
+        if self.cut is not None and self.cut.is_copying:
+            return "a snapshot to be copied"
+        return ""
+
+    @property
+    def cut_clock(self) -> int:
+        """Clock of the pending cut in BSP, 0 when there is none."""
+        if self.cut is None or self.cut.is_streamed:
+            return 0
+        return self.cut.clock
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the image of a cut is being copied."""
+        return self.cut is not None and self.cut.is_copying
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether applying, committing and acknowledging must wait."""
+        return self.open is not None or self.is_copying or self.is_orphaned
+
+    def prepare(
+        self,
+        fence_number: int,
+        kind: FenceKind,
+        *,
+        seeder: WorkerKey | None,
+        evicting: tuple[WorkerKey, ...],
+    ) -> bool:
+        """Opens a fence, to which a cut that is not being copied yields.
+
+        Returns:
+            Whether it is new; False for a repeated or an older one.
+        """
+        if fence_number <= self._last_number:
+            return False
+        if self.cut is not None and not self.cut.is_copying:
+            self.cut = None
+        self._last_number = fence_number
+        self.open = OpenFence(fence_number, kind, seeder, evicting, set())
+        return True
+
+    def close(self, fence_number: int) -> OpenFence | None:
+        """Ends the open fence if it has this number or an older one.
+
+        A record that is newer than the open fence tells that the fence is over,
+        even when its abort was lost with a connection.
+        """
+        self._last_number = max(self._last_number, fence_number)
+        if self.open is None or self.open.fence_number > fence_number:
+            return None
+        ended, self.open = self.open, None
+        return ended
+
+    def decide_cut(self, fence_number: int, cut: PendingCut) -> bool:
+        """Turns the open fence into a pending cut; False when it is not open."""
+        if self.open is None or self.open.fence_number != fence_number:
+            return False
+        self.open = None
+        self.cut = cut
+        return True
+
+    def withdraw_cut(self, snapshot_id: int) -> bool:
+        """Forgets a pending cut; False when it is another or being copied."""
+        if self.cut is None or self.cut.snapshot_id != snapshot_id:
+            return False
+        if self.cut.is_copying:
+            return False
+        self.cut = None
+        return True
+
+    def admits_clock(self, clock: int) -> bool:
+        """Whether chunks of a clock of BSP may be applied now."""
+        if self.is_frozen:
+            return False
+        return self.cut is None or self.cut.is_streamed or clock <= self.cut.clock
+
+    def admits_push(self, worker: WorkerKey, sequence: int) -> bool:
+        """Whether a member's push that is applied by itself may be applied now."""
+        if self.is_frozen:
+            return False
+        if self.cut is None or not self.cut.is_streamed:
+            return True
+        return sequence <= self.cut.sequences.get(worker, 0)

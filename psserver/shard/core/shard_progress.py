@@ -1,0 +1,266 @@
+"""Both ways of applying pushes on one shard, and what ends one for the other.
+
+Which one a push belongs to is told by the clock table, from records.
+"""
+
+from collections.abc import Collection
+
+from psserver.edge.push import Outcome, PushId
+from psserver.edge.record import (
+    ClockChoice,
+    Departure,
+    FenceKind,
+    Member,
+    Record,
+    WorkerKey,
+)
+from psserver.shard.core.admission import closed_refusal
+from psserver.shard.core.clock_measure import check_repeated
+from psserver.shard.core.clock_progress import ClockProgress
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import CopyImage, RefusePush
+from psserver.shard.core.push_progress import DonePush, PushProgress
+from psserver.shard.core.shard_report import report_of
+from psserver.shard.core.shard_state import ShardState
+
+
+class ShardProgress:
+    """What a shard does next.
+
+    Attributes:
+        clocks: BSP.
+        pushes: SSP and ASP.
+    """
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        self._table = state.clocks
+        self._fence = state.fence
+        self.clocks = ClockProgress(state)
+        self.pushes = PushProgress(state)
+        self._is_staleness_due = False
+
+    def pump(self) -> None:
+        """Does all that has become possible."""
+        self._report_if_quiet()
+        while not self._fence.is_frozen:
+            if self._is_cut_due:
+                self._copy_image()
+            elif not (self.clocks.advance() or self.pushes.advance()):
+                return
+            elif not self._table.is_bsp and self._table.is_settled:
+                self._begin_staleness()
+
+    def note_chunk(self, push: PushId, entry: PushEntry, chunk_index: int) -> None:
+        """A chunk was staged."""
+        member = self._state.known_member(push.worker)
+        assert member is not None
+        is_streamed = self._table.is_streamed(member, push.sequence)
+        rules = self._state.rules
+        if rules.has_two_phase_pushes or (
+            rules.has_two_phase_clocks and not is_streamed
+        ):
+            if entry.is_complete:
+                self.pump()
+        elif is_streamed:
+            self.pushes.note_chunk(push, chunk_index)
+        else:
+            self.clocks.note_chunk(push, chunk_index)
+
+    def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> None:
+        """The owner has applied a chunk."""
+        machine = self.pushes if self.pushes.owns_chunk(chunk_index) else self.clocks
+        is_done = machine.chunk_applied(chunk_index, torn_worker_ids)
+        # Before its end a clock has nothing new to release: chunks were released as
+        # their last contributions came. Nor has a push.
+        if is_done or self._fence.is_frozen:
+            self.pump()
+
+    def check_answerable(self, push: PushId, member: Member) -> None:
+        """Refuses a push that is done and whose worker has ended, in SSP and ASP.
+
+        It counts; no value may be given, since nobody keeps to the bound for one that
+        has ended.
+
+        Raises:
+            Refusal: `WORKER_INCARNATION_STALE`.
+        """
+        ended = self._table.departure_of(push.worker)
+        if ended is None or not self._table.is_streamed(member, push.sequence):
+            return
+        if push.sequence <= self._table.done_of(push.worker):
+            raise closed_refusal(ended)
+
+    def applied_chunks(self, push: PushId) -> frozenset[int]:
+        """Chunks whose values already hold this push, or its clock's update."""
+        window = self._state.dedupe.window_of(push.worker)
+        if push.sequence <= window.done_sequence:
+            entry = window.entries.get(push.sequence)
+            is_dropped = entry is not None and entry.outcome is Outcome.DROPPED
+            if is_dropped or self._is_held(push):
+                return frozenset()
+            return self._state.chunk_indexes
+        return self.clocks.applied_chunks(push)
+
+    def admits_answer(self, push: PushId, done: DonePush) -> bool:
+        """Whether a push that is done may be answered now; else it will be.
+
+        The answer may have been lost, and a mode begun since that demands newer
+        values than those it was given with.
+        """
+        if self.pushes.is_blocked(push):
+            return False
+        if done.outcome is not Outcome.DROPPED and self._is_held(push):
+            self.pushes.block(push, done)
+            return False
+        return True
+
+    def commit(self, member: Member, choice: ClockChoice) -> bool:
+        """A driver says that every shard holds all of a clock, or of its push."""
+        sequence = self.pushes.sequence_of(member, choice.clock)
+        if self._table.is_streamed(member, sequence):
+            return self.pushes.commit(member.worker, sequence)
+        clock = choice.clock
+        check_repeated(self._state.committed, choice)
+        if clock <= self._table.applied_clock:
+            return True
+        if clock != self._table.next_clock:
+            return False
+        return self.clocks.commits.commit(choice, self._table.contributors(clock))
+
+    def tell_again(self, push: PushId) -> None:
+        """The push's call is a new one: it may not have heard `staged`."""
+        if self._state.rules.has_two_phase_clocks:
+            self.pushes.tell_again(push)
+            self.clocks.commits.tell_again(push.worker)
+            self.pump()
+
+    def install(self, record: Record) -> None:
+        """Goes on under a newer record."""
+        was_bsp = self._table.is_bsp
+        self._table.install(record)
+        for departure in record.departures:
+            self._settle(departure)
+        self._table.note_progress()
+        self.clocks.follow(record)
+        if was_bsp and not self._table.is_bsp:
+            self._is_staleness_due = True
+            if self._table.is_settled:
+                self._begin_staleness()
+
+    def awaited(self) -> tuple[Member, ...]:
+        """Members that something waits for."""
+        number = self._table.next_clock
+        if number is None:
+            return self.pushes.laggards() or self._owing_to_cut()
+        contributors = self._table.contributors(number)
+        lacking = tuple(m for m in contributors if not self._is_complete(m, number))
+        # A shard that has everything waits for somebody to drive the commit.
+        return lacking or tuple(m for m in contributors if self._drives(m))
+
+    @property
+    def waits_for(self) -> str:
+        """What is waited for, in words."""
+        number = self._table.next_clock
+        if number is not None:
+            contributors = self._table.contributors(number)
+            has_all = all(self._is_complete(m, number) for m in contributors)
+            is_two_phase = self._state.rules.has_two_phase_clocks
+            is_staged = is_two_phase and has_all and contributors
+            return f"clock {number} to be {'committed' if is_staged else 'complete'}"
+        if not self._table.is_settled:
+            return "the pushes of the mode before to be applied"
+        if self._owing_to_cut() and not self.pushes.laggards():
+            return "the last push of a snapshot to be complete"
+        return "slower workers to come within the staleness bound"
+
+    # Inside
+
+    def _begin_staleness(self) -> None:
+        if self._is_staleness_due:
+            self._is_staleness_due = False
+            self.pushes.staleness.begin()
+
+    def _is_held(self, push: PushId) -> bool:
+        """Whether values are not new enough for the answer to a push that is done."""
+        member = self._table.member_of(push.worker)
+        return self.pushes.is_blocked(push) or (
+            member is not None
+            and not self.pushes.admits_pull(member.clock_of(push.sequence))
+        )
+
+    def _drives(self, member: Member) -> bool:
+        is_present = self._table.member_of(member.worker) is not None
+        return self._state.rules.has_two_phase_clocks and is_present
+
+    def _is_complete(self, member: Member, clock: int) -> bool:
+        entry = self._state.entry_of(PushId(member.worker, member.sequence_of(clock)))
+        return entry is not None and entry.is_complete
+
+    @property
+    def _is_cut_due(self) -> bool:
+        """Whether all that is in a decided cut is applied."""
+        cut = self._fence.cut
+        if cut is None or not self._table.is_settled:
+            return False
+        if not cut.is_streamed:
+            return self._table.applied_clock >= cut.clock
+        return not any(self._table.unfinished) and all(
+            self._table.done_of(worker) >= sequence
+            for worker, sequence in cut.sequences.items()
+        )
+
+    def _owing_to_cut(self) -> tuple[Member, ...]:
+        """Members whose pushes a decided cut waits for, in SSP and ASP."""
+        cut = self._fence.cut
+        if cut is None or not cut.is_streamed:
+            return ()
+        return tuple(
+            member
+            for member in self._table.members
+            if self._table.done_of(member.worker) < cut.sequences.get(member.worker, 0)
+        )
+
+    def _copy_image(self) -> None:
+        cut = self._fence.cut
+        assert cut is not None
+        cut.is_copying = True
+        clock = cut.clock if cut.is_streamed else self._table.applied_clock
+        self._state.effects.append(CopyImage(snapshot_id=cut.snapshot_id, clock=clock))
+
+    def _settle(self, departure: Departure) -> None:
+        """Throws away what a member sent beyond its last push that counts."""
+        worker = departure.member.worker
+        for sequence, entry in self._state.dedupe.discard_after(
+            worker, departure.last_sequence
+        ).items():
+            push = PushId(worker, sequence)
+            if entry.applied:
+                self._state.torn_step_count += 1
+            if entry.outcome is None or self.pushes.is_blocked(push):
+                refusal = closed_refusal(departure)
+                self._state.effects.append(RefusePush(push=push, refusal=refusal))
+            self.pushes.discard(push)
+        self._forget(worker)
+
+    def _forget(self, worker: WorkerKey) -> None:
+        self._state.attendance.forget(worker)
+        self.clocks.commits.forget(worker)
+        self.pushes.forget(worker)
+
+    def _report_if_quiet(self) -> None:
+        """Reports to the open fence when nothing is being applied any more."""
+        fence = self._fence.open
+        if fence is None or fence.reported or self._fence.is_copying:
+            return
+        is_open = self.clocks.open is not None and bool(self.clocks.open.applying)
+        is_seeded = fence.seeded == self._state.chunk_indexes
+        if is_open or self.pushes.is_applying:
+            return
+        if fence.kind is FenceKind.START and not is_seeded:
+            return
+        if self.clocks.commits.measure.is_under_way:
+            # A clock that nobody is left to commit may need what comes out of it.
+            return
+        fence.reported = True
+        self._state.effects.append(report_of(fence, self._state, self.clocks))

@@ -1,0 +1,158 @@
+"""What both ways of applying pushes share: members, pushes, fences, answers."""
+
+from psserver.edge.push import Outcome, PushId, Reply, Trailer
+from psserver.edge.record import ClockChoice, Member, Mode, WorkerKey
+from psserver.shard.core.attendance import Attendance
+from psserver.shard.core.clock_table import ClockTable
+from psserver.shard.core.dedupe import DedupeTable, PushEntry
+from psserver.shard.core.effects import (
+    ChunkTorn,
+    Finish,
+    LoadState,
+    PushDone,
+    ShardEffect,
+)
+from psserver.shard.core.hyperparameters import HyperparameterComparison
+from psserver.shard.core.shard_fence import ShardFence
+from psserver.shard.core.shard_rules import ShardRules
+
+
+class ShardState:
+    """Where a shard stands.
+
+    Attributes:
+        rules: When pushes are applied.
+        chunk_indexes: Chunks of this shard.
+        dedupe: What is remembered of pushes.
+        clocks: Members and progress.
+        attendance: Who was heard, and who has no data.
+        fence: Fences as this shard sees them.
+        comparison: Workers whose hyperparameters differ.
+        effects: What the owner is to do, in order.
+        used: By optimizer, the trailer whose settings the newest update had.
+        committed: With two-phase steps, the newest clock or push that was committed.
+        torn_step_count: Steps of evicted workers of which a part was applied.
+        torn_chunk_count: Chunks that contradicted their worker's verdict.
+    """
+
+    def __init__(self, chunk_indexes: frozenset[int], rules: ShardRules) -> None:
+        self.rules = rules
+        self.chunk_indexes = chunk_indexes
+        self.dedupe = DedupeTable()
+        self.clocks = ClockTable(self.dedupe)
+        self.attendance = Attendance()
+        self.fence = ShardFence()
+        self.comparison = HyperparameterComparison()
+        self.effects: list[ShardEffect] = []
+        self.used: dict[str, Trailer] = {}
+        self.committed: ClockChoice | None = None
+        self.torn_step_count = 0
+        self.torn_chunk_count = 0
+
+    def take_effects(self) -> list[ShardEffect]:
+        """Effects since the last call, in order."""
+        taken, self.effects = self.effects, []
+        return taken
+
+    def known_member(self, worker: WorkerKey) -> Member | None:
+        """A worker's place in the job, be it that it has ended."""
+        member = self.clocks.member_of(worker)
+        if member is not None:
+            return member
+        ended = self.clocks.departure_of(worker)
+        return ended.member if ended is not None else None
+
+    def entry_of(self, push: PushId) -> PushEntry | None:
+        """A push, if anything of it is here."""
+        return self.dedupe.window_of(push.worker).entries.get(push.sequence)
+
+    def reply(
+        self,
+        push: PushId,
+        outcome: Outcome,
+        *,
+        staleness: int = 0,
+        nonfinite: tuple[str, ...] = (),
+    ) -> Reply:
+        """The answer to a push, as this shard stands now."""
+        member = self.known_member(push.worker)
+        assert member is not None
+        clock = member.clock_of(push.sequence)
+        if outcome is Outcome.DROPPED:
+            clock = max(clock, self.clocks.applied_clock)
+        entry = self.entry_of(push)
+        return self.answer(
+            clock,
+            outcome,
+            staleness=staleness,
+            nonfinite=nonfinite,
+            closed_sequence=self.clocks.done_of(push.worker),
+            grad_norm=None if entry is None else entry.grad_norm,
+        )
+
+    def answer(
+        self,
+        clock: int,
+        outcome: Outcome,
+        *,
+        staleness: int = 0,
+        nonfinite: tuple[str, ...] = (),
+        closed_sequence: int = 0,
+        grad_norm: float | None = None,
+    ) -> Reply:
+        """An answer to a member at a clock, as this shard stands now."""
+        record = self.clocks.record
+        assert record is not None
+        return Reply(
+            outcome=outcome,
+            generation=record.generation,
+            version=self.clocks.version,
+            frontier=self.clocks.frontier,
+            clock=clock,
+            staleness=staleness,
+            mode=record.mode,
+            staleness_bound=record.staleness_bound if record.mode is Mode.SSP else 0,
+            nonfinite_worker_ids=nonfinite,
+            closed_sequence=closed_sequence,
+            grad_norm=grad_norm,
+        )
+
+    def settle(self, push: PushId, trailer: Trailer) -> None:
+        """A push's trailer is the one whose settings an update has, or would have.
+
+        State that it brings is loaded even when the update is skipped or empty, as in
+        one process.
+        """
+        self.used[trailer.optimizer] = trailer
+        if trailer.loads_state:
+            self.load(push, trailer)
+
+    def load(self, push: PushId, trailer: Trailer) -> None:
+        """Orders that the state which a push brings be loaded."""
+        self.effects.append(
+            LoadState(
+                push=push,
+                optimizer=trailer.optimizer,
+                spec_digest=trailer.spec_digest,
+            )
+        )
+
+    def end(
+        self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
+    ) -> None:
+        """Everything of a push is done."""
+        self.dedupe.finish(push.worker, push.sequence, outcome, nonfinite)
+        self.effects.append(PushDone(push=push, outcome=outcome))
+
+    def finish(self, push: PushId, reply: Reply, *, needs_all: bool = False) -> None:
+        """Orders that a push be answered."""
+        self.effects.append(Finish(push=push, reply=reply, needs_all=needs_all))
+
+    def note_torn(self, clock: int, chunk_index: int, worker_ids: list[str]) -> None:
+        """Workers were left out of a chunk, since its bytes are not finite."""
+        self.torn_chunk_count += len(worker_ids)
+        self.effects.append(
+            ChunkTorn(
+                clock=clock, chunk_index=chunk_index, worker_ids=tuple(worker_ids)
+            )
+        )

@@ -1,0 +1,126 @@
+"""The shard daemon."""
+
+import gc
+import logging
+import sys
+import uuid
+
+import grpc_health.v1.health
+import grpc_health.v1.health_pb2 as health_messages
+import torch
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from psserver.config import ShardConfig
+from psserver.edge.descriptors import (
+    connection_count_max,
+    descriptors,
+    watch_descriptors,
+)
+from psserver.edge.job_failed import JobFailedError
+from psserver.edge.lifecycle import announce, bind, stay, stop
+from psserver.edge.record_codec import read_settings
+from psserver.edge.server import ServerKind, make_server
+from psserver.edge.state_folder import held_folder
+from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.segment_listener import listening
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.host.usable_memory import usable_memory
+from psserver.shard.rpc.coordinator_client import CoordinatorClient
+from psserver.shard.rpc.late_handler import LateHandler
+from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
+from psserver.shard.tensors.supported_optimizers import load_optimizers
+from pswire.channels import ChannelKind, aio_channel
+from pswire.freed_memory import keep_freed_memory
+from pswire.memory_segments import boot_id
+
+SWITCH_INTERVAL_S = 5e-4
+
+log = logging.getLogger("psserver.shard")
+
+
+async def run_shard(config: ShardConfig) -> None:
+    """Serves one shard until told to stop, or until the job has failed.
+
+    Raises:
+        ConfigurationError: The address can't be bound.
+        StateFolderError: The state folder can't be used.
+        Refusal: The coordinator does not want this shard.
+        JobFailedError: The job can't go on.
+    """
+    config.validate()
+    # Chunks are the unit of parallelism; torch's own threads would compete with them.
+    torch.set_num_threads(1)
+    # The event loop and the apply threads trade the interpreter's lock; at the
+    # default of 5 ms one apply beside a busy thread took 31 ms instead of 2.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    late = LateHandler()
+    server = make_server(
+        ServerKind.SHARD,
+        [late],
+        connection_count_max=connection_count_max(descriptors()[1]),
+    )
+    health = grpc_health.v1.health.aio.HealthServicer()
+    add_HealthServicer_to_server(health, server)
+    with held_folder(config.state_dir):
+        address = bind(server, config.listen)
+        load_optimizers()  # 1.4 s of imports, before a worker could wait for them
+        # What modules are made of stays: a look through all of it for garbage takes
+        # tens of milliseconds, and holds up a step.
+        gc.freeze()
+        await server.start()
+        await health.set(SERVICE, health_messages.HealthCheckResponse.NOT_SERVING)
+        announce("shard", address)
+        if text := config.unreachable_text:
+            log.warning("%s", text)
+        try:
+            await stay(
+                _serve(config, str(config.advertise or address), late, health),
+                watch_descriptors(),
+            )
+        finally:
+            await health.enter_graceful_shutdown()
+            await stop(server)
+
+
+async def _serve(
+    config: ShardConfig,
+    address: str,
+    late: LateHandler,
+    health: grpc_health.v1.health.aio.HealthServicer,
+) -> None:
+    """Registers, then serves until the job ends.
+
+    Args:
+        config: Settings.
+        address: Where workers reach this shard.
+        late: Where the data plane goes once the shard knows its place.
+        health: Told when the shard serves.
+    """
+    async with aio_channel(str(config.coordinator), ChannelKind.CONTROL) as channel:
+        client = CoordinatorClient(channel, str(config.coordinator))
+        place = await client.register(
+            process_id=uuid.uuid4().hex, address=address, memory=usable_memory()
+        )
+        log.info("shard %d of job %s", place.shard_index, place.settings.job_id)
+        host = ShardHost(
+            shard_index=place.shard_index,
+            incarnation=place.incarnation,
+            settings=read_settings(place.settings),
+            thread_count=config.thread_count,
+            shares_memory=config.shares_memory and bool(boot_id()),
+        )
+        host.history = ShardHistory.open(
+            config.history,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
+            settings=host.settings,
+        )
+        late.set(ParameterService(host).handler())
+        await health.set(SERVICE, health_messages.HealthCheckResponse.SERVING)
+        with listening(host):
+            try:
+                await client.serve(host)
+            finally:
+                host.close()
+        raise JobFailedError(host.end_reason)

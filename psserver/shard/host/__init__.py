@@ -1,0 +1,1 @@
+"""Carries out what a shard's core decides: arithmetic, memory, calls."""

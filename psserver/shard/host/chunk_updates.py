@@ -1,0 +1,213 @@
+"""Updates of chunks: the arithmetic, and the new values for those who wait for them."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from psserver.edge.push import PushId
+from psserver.shard.core.effects import ApplyChunk, StagedContribution
+from psserver.shard.host.arithmetic import Arithmetic
+from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.push_session import Outgoing, PushSession
+from psserver.shard.host.push_sessions import PushSessions
+from psserver.shard.host.shard_model import ShardModel
+from psserver.shard.tensors.applied_chunk import AppliedChunk
+from psserver.shard.tensors.compressed_gradients import CompressedPayload
+from psserver.shard.tensors.contribution import (
+    Contribution,
+    SparsePayload,
+    byte_count_of,
+)
+from pswire import failpoints
+from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.schema import ElementType
+
+Failed = Callable[[int, BaseException], None]
+
+
+class ChunkUpdates:
+    """Carries out `ApplyChunk`.
+
+    The update of a clock of BSP is the same for all of its pushes: one message goes to
+    the calls of all. In SSP and ASP the values are for whoever pushed, when they may be
+    given already; if not, they come with the answer to the push, newer by then.
+
+    Args:
+        arithmetic: Where the work is done.
+        sessions: Calls that wait for values.
+        pump: Called when a thread has ended one.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        sessions: PushSessions,
+        pump: Callable[[], None],
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._sessions = sessions
+        self._pump = pump
+
+    def begin(
+        self,
+        model: ShardModel,
+        effect: ApplyChunk,
+        failed: Failed,
+        history: ShardHistory,
+    ) -> None:
+        """Applies a chunk, tells the core and hands out the new values.
+
+        Args:
+            model: What the shard holds.
+            effect: The order.
+            failed: Given the chunk's index and the error of a thread.
+            history: Told whose bytes the values have now.
+        """
+        told = history.pushes_of(model.core, effect)
+        push = self._push_of(model, effect)
+        work = self._work(model, effect, push)
+
+        def applied(done: tuple[AppliedChunk, Outgoing | None]) -> None:
+            update, values = done
+            history.applied(effect, told, update.torn_worker_ids)
+            if failpoints.armed:
+                failpoints.hit("shard.chunk_applied")
+            model.core.chunk_applied(effect.chunk_index, update.torn_worker_ids)
+            if values is not None:
+                self._hand_out(model, effect, push, values)
+            self._pump()
+
+        self._arithmetic.run(
+            work,
+            byte_count(effect.contributions),
+            then=applied,
+            failed=lambda error: failed(effect.chunk_index, error),
+        )
+
+    @staticmethod
+    def _push_of(model: ShardModel, effect: ApplyChunk) -> PushId | None:
+        """The push of a member that is applied by itself.
+
+        Asked for before the arithmetic: a record that comes meanwhile may number
+        clocks anew.
+        """
+        if effect.pusher is None:
+            return None
+        member = model.core.clocks.member_of(effect.pusher)
+        if member is None:
+            return None
+        return PushId(effect.pusher, member.sequence_of(effect.clock))
+
+    def _wanting(self, pushes: Iterable[PushId | None]) -> list[PushSession]:
+        """Calls that want the values; one that is not there yet has them made then."""
+        sessions = [self._sessions.of(push) for push in pushes if push is not None]
+        return [each for each in sessions if each is not None and each.wants_values]
+
+    def _gives_values(self, model: ShardModel, push: PushId) -> bool:
+        session = self._sessions.of(push)
+        is_wanted = session is not None and session.wants_values
+        return is_wanted and model.core.admits_values(push)
+
+    def _work(
+        self, model: ShardModel, effect: ApplyChunk, push: PushId | None
+    ) -> Callable[[], tuple[AppliedChunk, Outgoing | None]]:
+        chunk_index = effect.chunk_index
+        is_clock = effect.pusher is None
+        is_given = push is not None and self._gives_values(model, push)
+        pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
+        wanting = self._wanting(pushes)
+        # In two phases a push that is applied by itself is answered with the values
+        # right after it. Those in shared memory may be later, chunk by chunk.
+        is_shared = (is_clock or not model.core.rules.has_two_phase_clocks) and any(
+            each.is_shared for each in wanting
+        )
+
+        def work() -> tuple[AppliedChunk, Outgoing | None]:
+            applied = model.engine.apply(
+                chunk_index,
+                optimizer=effect.optimizer,
+                contributions=with_bytes(effect.contributions),
+                total_weight=effect.total_weight,
+                hyperparameters=effect.hyperparameters,
+                spec_digest=effect.spec_digest,
+                pusher=effect.pusher,
+                staleness=effect.staleness,
+                average=effect.average,
+                gradient_scale=effect.gradient_scale,
+            )
+            # Others may have changed slices that this push did not.
+            presence = (
+                applied.presence if is_clock else model.engine.updatable(chunk_index)
+            )
+            if not (any(presence) if is_clock else is_given):
+                return applied, None
+            engine, messages = model.engine, None
+            if engine.encoder.sends_changes:
+                # It depends on whose call it is for, and is made when that wants it.
+                return applied, Outgoing(chunk_index, presence)
+            reference = engine.reference(chunk_index, presence) if is_shared else None
+            if any(
+                each.has_room
+                for each in wanting
+                if reference is None or not each.is_shared
+            ):
+                messages = engine.encode(
+                    chunk_index,
+                    RESPONSE_CHUNK_FIELD,
+                    presence=presence,
+                    reader=effect.pusher,
+                    sequence=0 if push is None else push.sequence,
+                )
+            return applied, Outgoing(chunk_index, presence, messages, reference)
+
+        return work
+
+    def _hand_out(
+        self,
+        model: ShardModel,
+        effect: ApplyChunk,
+        push: PushId | None,
+        values: Outgoing,
+    ) -> None:
+        is_clock = effect.pusher is None
+        pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
+        for each in pushes:
+            session = self._sessions.of(each) if each is not None else None
+            if session is not None:
+                session.put(values)
+
+
+def with_bytes(parts: Sequence[StagedContribution]) -> list[Contribution]:
+    """What a core has kept of a chunk, for the arithmetic; decodes what is encoded."""
+    return [_contribution(part) for part in parts]
+
+
+def byte_count(parts: Sequence[StagedContribution]) -> int:
+    """How much there is to do: a few rows may mean an update of the whole chunk."""
+    return sum(
+        part.payload.chunk_bytes
+        if isinstance(part.payload, SparsePayload | CompressedPayload)
+        else byte_count_of(part.payload)
+        for part in parts
+    )
+
+
+def _contribution(part: StagedContribution) -> Contribution:
+    payload = part.payload
+    element_type = None
+    if isinstance(payload, CompressedPayload):
+        data = payload.decoded()
+        payload = SparsePayload(data, (), len(data))
+        element_type = ElementType.FLOAT32
+    if not isinstance(payload, SparsePayload):
+        assert isinstance(payload, memoryview)
+        payload = SparsePayload(payload, (), len(payload))
+    return Contribution(
+        worker_id=part.worker_id,
+        weight=part.weight,
+        presence=part.presence,
+        data=payload.data,
+        loss_scale=part.loss_scale,
+        rows=payload.rows,
+        element_type=element_type,
+        value_entries=part.value_entries,
+        is_source=part.is_source,
+    )

@@ -1,0 +1,160 @@
+"""What a shard writes down for `psctl check-history`; see `docs/history.md`.
+
+Without `--history` there is no file, and every method returns at once.
+"""
+
+from collections.abc import Collection, Mapping
+
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.push import Outcome, PushId, Reply, Trailer
+from psserver.edge.record import Record, WorkerKey
+from psserver.edge.record_history import record_values
+from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.shard import ShardCore
+from pswire.history import HistoryFile
+
+
+class ShardHistory:
+    """What one shard did, in its own order."""
+
+    def __init__(self, file: HistoryFile | None = None) -> None:
+        self._file = file
+
+    @classmethod
+    def open(
+        cls, wanted: str, *, shard_index: int, incarnation: int, settings: JobSettings
+    ) -> "ShardHistory":
+        """Begins a shard's history, if one is wanted.
+
+        Raises:
+            HistoryPathError: It can't be written there.
+        """
+        facts: Mapping[str, object] = {
+            "role": "shard",
+            "shard": shard_index,
+            "incarnation": incarnation,
+            "shard_count": settings.shard_count,
+            "atomicity": settings.step_atomicity.name.lower(),
+            "backups": settings.backup_worker_count,
+        }
+        name = f"shard-{shard_index}-{incarnation}"
+        if not wanted:
+            return cls()
+        return cls(
+            HistoryFile(wanted, process=name, job_id=settings.job_id, facts=facts)
+        )
+
+    def close(self) -> None:
+        """Ends the history."""
+        if self._file is not None:
+            self._file.close()
+
+    def opened(self, push: PushId, clock: int) -> None:
+        """The first message of a call for a push is here."""
+        if self._file is not None:
+            self._file.write("opened", push=_push(push), clock=clock)
+
+    def trailer(self, push: PushId, trailer: Trailer) -> None:
+        """A push's trailer is here and was taken."""
+        if self._file is not None:
+            self._file.write(
+                "trailer",
+                push=_push(push),
+                chunks=sorted(trailer.chunk_indexes),
+                weight=trailer.weight,
+                finite=trailer.finite,
+            )
+
+    def pushes_of(self, core: ShardCore, effect: ApplyChunk) -> list[PushId]:
+        """Whose bytes an update has.
+
+        Asked for before it is made: a record that comes meanwhile may number clocks
+        anew.
+        """
+        if self._file is None:
+            return []
+        clocks = core.clocks
+        if effect.pusher is not None:
+            member = clocks.member_of(effect.pusher)
+            ended = clocks.departure_of(effect.pusher)
+            if member is None and ended is not None:
+                member = ended.member
+            assert member is not None, "an update is of somebody who was a member"
+            return [PushId(effect.pusher, member.sequence_of(effect.clock))]
+        names = {part.worker_id for part in effect.contributions}
+        pushes = core.pushes_of(effect.clock)
+        return [push for push in pushes if push.worker.worker_id in names]
+
+    def applied(
+        self, effect: ApplyChunk, pushes: list[PushId], torn: Collection[str]
+    ) -> None:
+        """The values of a chunk have changed; some workers may have been left out."""
+        if self._file is not None:
+            self._file.write(
+                "applied",
+                chunk=effect.chunk_index,
+                clock=effect.clock,
+                pushes=[_push(p) for p in pushes if p.worker.worker_id not in torn],
+                torn=[_push(p) for p in pushes if p.worker.worker_id in torn],
+                staleness=effect.staleness,
+            )
+
+    def done(self, push: PushId, outcome: Outcome) -> None:
+        """Everything of a push is done."""
+        if self._file is not None:
+            self._file.write("done", push=_push(push), outcome=outcome.name.lower())
+
+    def answered(self, push: PushId, reply: Reply) -> None:
+        """The answer to a push is made, and leaves behind this line."""
+        if self._file is not None:
+            self._file.write(
+                "reply", op="push", push=_push(push), **_reply_values(reply)
+            )
+
+    def pulled(self, worker: WorkerKey, reply: Reply) -> None:
+        """A member is given all values."""
+        if self._file is not None:
+            self._file.write(
+                "reply", op="pull", worker=list(worker), **_reply_values(reply)
+            )
+
+    def installed(self, record: Record, torn_step_count: int) -> None:
+        """The shard goes on under a record."""
+        if self._file is not None:
+            self._file.write("record", **record_values(record), torn=torn_step_count)
+
+    def fence(self, effect: FenceReport) -> None:
+        """The shard stands still and reports."""
+        if self._file is not None:
+            self._file.write(
+                "report",
+                fence=effect.fence_number,
+                frontier=effect.frontier,
+                holdings=[
+                    [*each.worker, each.complete_sequence, each.touched_sequence]
+                    for each in effect.holdings
+                ],
+            )
+
+    def copying(self, snapshot_id: int, clock: int) -> None:
+        """The image of a cut is made."""
+        if self._file is not None:
+            self._file.write("cut", snapshot=snapshot_id, clock=clock)
+
+
+def _push(push: PushId) -> list[object]:
+    return [*push.worker, push.sequence]
+
+
+def _reply_values(reply: Reply) -> dict[str, object]:
+    return {
+        "outcome": reply.outcome.name.lower(),
+        "clock": reply.clock,
+        "generation": reply.generation,
+        "version": reply.version,
+        "frontier": reply.frontier,
+        "staleness": reply.staleness,
+        "mode": reply.mode.name.lower(),
+        "bound": reply.staleness_bound,
+    }

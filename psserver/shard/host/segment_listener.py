@@ -1,0 +1,224 @@
+"""The socket at which workers on the same machine hand segments over.
+
+Callbacks of the event loop; a connection takes three packets and is closed. One of
+another user is closed as it is accepted, before anything is kept for it. Nobody gets
+further than the first packet who does not know a token, which the shard tells members
+only.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from psserver.edge.record import WorkerKey
+from psserver.logs import RefusalLog
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.host.shared_segments import SharedSegments
+from psserver.shard.tensors.values_segment import ValuesSegment
+from pswire.memory_segments import MemorySegment, SegmentError
+from pswire.segment_handshake import (
+    ACKNOWLEDGEMENT,
+    HANDSHAKE_TIMEOUT_S,
+    Answer,
+    Offer,
+    address_of,
+    check_peer,
+    send_refusal,
+)
+
+log = logging.getLogger("psserver.shard")
+
+_NO_DESCRIPTOR_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
+
+_WAITING_COUNT_MAX = 64
+
+_HANDOVER_COUNT_MAX = 64
+"""Connections at a time, each for a millisecond. Others wait to be accepted."""
+
+_PAUSE_S = 1.0
+"""Time until connections are accepted again after the system had no descriptor left.
+They wait meanwhile; to ask at once would keep the event loop busy."""
+
+
+class SegmentListener:
+    """Listens until it is closed. In the event loop."""
+
+    def __init__(
+        self,
+        segments: SharedSegments,
+        values: Callable[[], ValuesSegment | None],
+    ) -> None:
+        """Listens from now on.
+
+        Args:
+            segments: Takes what comes, and is told the socket's name.
+            values: Memory of the shard's values.
+
+        Raises:
+            OSError: The system has no such sockets.
+        """
+        self._segments = segments
+        self._values = values
+        self._loop = asyncio.get_running_loop()
+        self._refusals = RefusalLog(log)
+        self._resuming: asyncio.TimerHandle | None = None
+        self._connections: set[_Handover] = set()
+        name = f"paramserver-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(address_of(name))
+            self._socket.listen(_WAITING_COUNT_MAX)
+        except OSError:
+            self._socket.close()
+            raise
+        self._resume()
+        segments.socket_name = name
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._segments.socket_name = ""
+        self._pause()
+        self._socket.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _resume(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._pause()
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._socket)
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR_LEFT:
+                self._refusals.warning("no worker can hand segments over: %s", error)
+                self._pause()
+                self._resuming = self._loop.call_later(_PAUSE_S, self._resume)
+            return  # gone before it was taken
+        try:
+            check_peer(peer)
+        except SegmentError as error:
+            with peer, suppress(OSError):  # it may be gone
+                peer.setblocking(False)
+                send_refusal(peer, str(error))
+            self._refusals.warning("segments of shared memory are refused: %s", error)
+            return
+        handover = _Handover(
+            peer, self._loop, self._take, self._segments.note_reader, self._refusals
+        )
+        self._connections.add(handover)
+        handover.on_close = self._closed
+        if len(self._connections) >= _HANDOVER_COUNT_MAX:
+            self._pause()
+
+    def _closed(self, handover: "_Handover") -> None:
+        self._connections.discard(handover)
+        if self._resuming is None:
+            self._resume()
+
+    def _take(self, offer: Offer) -> tuple[WorkerKey, Answer]:
+        """Maps what a worker offers; which one it is, and what it is given.
+
+        Raises:
+            SegmentError: Why not.
+        """
+        claimed = self._segments.claim(offer.token)
+        values = self._values()
+        if claimed is None or values is None:
+            os.close(offer.descriptor)
+            raise SegmentError("this token was not told, or too long ago")
+        worker, layout = claimed
+        if offer.header.byte_count != layout.byte_count:
+            os.close(offer.descriptor)
+            raise SegmentError(
+                f"a gradient segment of this shard has {layout.byte_count} bytes, "
+                f"{offer.header.byte_count} were offered"
+            )
+        self._segments.put(worker, MemorySegment.adopt(offer.header, offer.descriptor))
+        return worker, Answer(values.segment.header, values.segment.descriptor)
+
+
+class _Handover:
+    """One connection."""
+
+    def __init__(
+        self,
+        peer: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        take: Callable[[Offer], tuple[WorkerKey, Answer]],
+        acknowledged: Callable[[WorkerKey], None],
+        refusals: RefusalLog,
+    ) -> None:
+        self._peer = peer
+        self._loop = loop
+        self._take = take
+        self._acknowledged = acknowledged
+        self._refusals = refusals
+        self._worker: WorkerKey | None = None
+        self.on_close: Callable[[_Handover], None] = lambda _: None
+        peer.setblocking(False)
+        loop.add_reader(peer, self._read)
+        self._timeout = loop.call_later(2 * HANDSHAKE_TIMEOUT_S, self.close)
+
+    def close(self) -> None:
+        """Ends it; may be called again."""
+        if self._peer.fileno() >= 0:
+            self._loop.remove_reader(self._peer)
+            self._peer.close()
+            self._timeout.cancel()
+            self.on_close(self)
+
+    def _read(self) -> None:
+        try:
+            if self._worker is None:
+                self._answer()
+                return
+            if self._peer.recv(len(ACKNOWLEDGEMENT)) == ACKNOWLEDGEMENT:
+                self._acknowledged(self._worker)
+        except OSError as error:
+            self._refusals.warning(
+                "a worker's segments were not handed over: %s", error
+            )
+        self.close()
+
+    def _answer(self) -> None:
+        try:
+            offer = Offer.receive(self._peer)
+            self._worker, answer = self._take(offer)
+            answer.send(self._peer)
+        except SegmentError as error:
+            self._refusals.warning("segments of shared memory are refused: %s", error)
+            send_refusal(self._peer, str(error))
+            self.close()
+
+
+@contextmanager
+def listening(host: ShardHost) -> Iterator[None]:
+    """Lets workers on this machine hand segments to a shard meanwhile, if it wants."""
+    listener = None
+    if host.shared.is_wanted:
+        try:
+            listener = SegmentListener(
+                host.shared,
+                lambda: host.model.engine.shared_values if host.has_model else None,
+            )
+        except OSError as error:
+            log.warning("tensors go over gRPC: no Unix socket can be made: %s", error)
+    try:
+        yield
+    finally:
+        if listener is not None:
+            listener.close()

@@ -1,0 +1,543 @@
+"""A shard at work: its core, its values, and the calls that wait for either.
+
+Everything but the arithmetic happens in one event loop; see `arithmetic.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from psserver.edge.changes import Changes
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.job_settings import JobSettings
+from psserver.edge.monotonic import now_ms
+from psserver.edge.push import PushId
+from psserver.edge.record import FenceKind, Mode, Record, WorkerKey
+from psserver.edge.staging_calls import StagingCalls
+from psserver.shard.core.effects import (
+    ApplyChunk,
+    ChunkTorn,
+    CommitSeed,
+    ContributionAwaited,
+    CopyImage,
+    DeclarationsDiffer,
+    DiscardSeed,
+    Finish,
+    HyperparametersDiffer,
+    LoadState,
+    MeasureClock,
+    PushDone,
+    RefusePush,
+    ShardEffect,
+    Staged,
+)
+from psserver.shard.core.shard import ShardCore
+from psserver.shard.host.answer_slots import AnswerSlots
+from psserver.shard.host.arithmetic import Arithmetic
+from psserver.shard.host.chunk_updates import ChunkUpdates
+from psserver.shard.host.clock_norms import ClockNorms
+from psserver.shard.host.cut_images import CutImages, CutReport
+from psserver.shard.host.differing_workers import DifferingWorkers
+from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.idle_workers import IdleWorkers
+from psserver.shard.host.provisional_chunks import ProvisionalCalls
+from psserver.shard.host.push_session import PushSession
+from psserver.shard.host.push_sessions import PushSessions
+from psserver.shard.host.resting_calls import RestingCalls
+from psserver.shard.host.shard_model import ShardModel, shard_model
+from psserver.shard.host.shard_warnings import (
+    warn_declarations,
+    warn_hyperparameters,
+    warn_torn,
+)
+from psserver.shard.host.shared_segments import SharedSegments
+from psserver.shard.host.staged_states import StagedStates
+from psserver.shard.tensors.values_encoder import Messages
+from psserver.shard.tensors.values_segment import private_memory, shared_memory
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.optimizer_states import encode_state
+from pswire.placement import Placement
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, OptimizerSpec
+
+log = logging.getLogger("psserver.shard")
+
+ANSWERS_OF_WORKER_MAX = 4
+"""Answers of a kind that are under way to a worker. It reads one, beside it single
+chunks, and has one more on a connection that is lost without a word."""
+
+SNAPSHOTS_OF_MACHINE_MAX = 16
+"""Answers with snapshots that are under way to readers on one machine."""
+
+SNAPSHOTS_MAX = 64
+"""Answers with snapshots that are under way in all: up to 512 MiB if nobody reads."""
+
+
+class ShardHost:
+    """One shard of a job.
+
+    Attributes:
+        shard_index: Its place.
+        incarnation: Count of starts.
+        settings: Of the job.
+        changes: Notified whenever anything may have changed.
+        outbox: Reports for the coordinator, in order.
+        sessions: Calls that wait for the answers to pushes.
+        ahead: Calls that send chunks ahead of their push's trailer.
+        resting: Calls that wait for their worker's next push.
+        idle: Calls of workers that have no data.
+        staging: Calls that bring first values or optimizer state.
+        pull_answers: Answers with values or state to members that have asked for them.
+        push_answers: Answers to pushes. By themselves: who pulls in a worker's name and
+            does not read holds up none of its steps.
+        snapshot_answers: Answers with snapshots to machines.
+        images: Parts of snapshots.
+        shared: Memory shared with workers on the same machine.
+        states: Optimizer state that pushes will load.
+        history: What it does, for an offline check.
+        differing: Members that are to be told of hyperparameters that do not count.
+        contradicting: Members whose bytes contradicted their finite verdict.
+        silent_since_ms: When the coordinator was last heard, once that is a lease ago.
+        end_reason: Why the job is over, empty while it is not.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard_index: int,
+        incarnation: int,
+        settings: JobSettings,
+        thread_count: int,
+        shares_memory: bool = False,
+    ) -> None:
+        self.shard_index = shard_index
+        self.incarnation = incarnation
+        self.settings = settings
+        self.changes = Changes()
+        self.outbox: asyncio.Queue[FenceReport | CutReport] = asyncio.Queue()
+        self.sessions = PushSessions()
+        self.ahead = ProvisionalCalls()
+        self.resting = RestingCalls()
+        self.idle = IdleWorkers()
+        self.staging = StagingCalls()
+        self.pull_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
+        self.push_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
+        self.snapshot_answers = AnswerSlots(
+            each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX
+        )
+        self.images = CutImages()
+        self.shared = SharedSegments(is_wanted=shares_memory)
+        self.states = StagedStates()
+        self.history = ShardHistory()
+        self.differing = DifferingWorkers()
+        self.contradicting: set[WorkerKey] = set()
+        self.silent_since_ms: int | None = None
+        self._coordinator_wait = ""
+        self.end_reason = ""
+        self._model: ShardModel | None = None
+        self._seeder: WorkerKey | None = None
+        self._arithmetic = Arithmetic(thread_count)
+        self._updates = ChunkUpdates(self._arithmetic, self.sessions, self.pump)
+        self._norms = ClockNorms(self._arithmetic, self.pump)
+        self._is_pumping = False
+
+    def close(self) -> None:
+        """Ends every call and the threads."""
+        self.end_sessions(Refusal(ErrorReason.DRAINING, "the shard is shutting down"))
+        self.resting.end_all()
+        self._arithmetic.close()
+        self.history.close()
+        # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
+        # it all of this: the values and what is mapped go even so.
+        self._model = None
+        self.shared = SharedSegments()
+
+    def end_sessions(self, refusal: Refusal) -> None:
+        """Ends every waiting call with an error."""
+        self.sessions.end_all(refusal)
+        self.ahead.end_all(refusal)
+        self.idle.end_all(refusal)
+        self.changes.notify()
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        return self.settings.job_id
+
+    @property
+    def model(self) -> ShardModel:
+        """What the shard holds.
+
+        Raises:
+            Refusal: `RECOVERING` before the coordinator has told it, `SHARD_LOST`
+                after the job's end.
+        """
+        self.check_open()
+        if self._model is None:
+            raise Refusal(
+                ErrorReason.RECOVERING, "the shard has no record to work under yet"
+            )
+        return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the job's schema is known."""
+        return self._model is not None
+
+    def check_open(self) -> None:
+        """Refuses calls after the job's end.
+
+        Raises:
+            Refusal: `SHARD_LOST`, with the reason.
+        """
+        if self.end_reason:
+            raise Refusal(
+                ErrorReason.SHARD_LOST, f"the job has failed: {self.end_reason}"
+            )
+
+    @property
+    def waiting_reason(self) -> str:
+        """What calls wait for, in words."""
+        if self.silent_since_ms is not None:
+            # Whoever says so adds how long it has waited: about as long as that.
+            return "the coordinator, which has been silent for longer than a lease"
+        return self.model.core.waiting_reason
+
+    @property
+    def waiting_reason_told(self) -> str:
+        """What calls wait for, with what the coordinator waits for: for workers.
+
+        The coordinator gets `waiting_reason`: its own words would come back to it.
+        """
+        if self.silent_since_ms is not None:
+            return self.waiting_reason  # what it has told before may be over
+        return "; ".join(filter(None, (self._coordinator_wait, self.waiting_reason)))
+
+    # From the coordinator
+
+    def adopt(
+        self,
+        schema: ModelSchema,
+        placement: Placement,
+        optimizers: tuple[OptimizerSpec, ...],
+        *,
+        clip_grad_norm: float = 0.0,
+        compression: Compression = NO_COMPRESSION,
+    ) -> None:
+        """Learns what the job trains, which may change until the job starts.
+
+        After that only declarations of its optimizers are added.
+        """
+        known = self._model
+        if known is not None and known.core.clocks.record is not None:
+            known.declare(optimizers)
+            self.changes.notify()
+            return
+        if known is not None and (
+            (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
+            == (schema, optimizers, clip_grad_norm)
+            and known.compression == compression
+        ):
+            return
+        self._model = shard_model(
+            schema,
+            placement,
+            optimizers,
+            settings=self.settings,
+            shard_index=self.shard_index,
+            clip_grad_norm=clip_grad_norm,
+            compression=compression,
+            memory=(
+                shared_memory
+                if self.shared.is_wanted and compression == NO_COMPRESSION
+                else private_memory
+            ),
+        )
+        self.changes.notify()
+
+    def prepare_fence(
+        self,
+        fence_number: int,
+        kind: FenceKind,
+        seeder: WorkerKey | None = None,
+        evicting: Collection[WorkerKey] = (),
+    ) -> None:
+        """Opens a fence."""
+        if kind is FenceKind.START:
+            self._seeder = seeder
+        self._call(
+            lambda core: core.prepare_fence(fence_number, kind, seeder, evicting)
+        )
+
+    def install_record(self, record: Record) -> None:
+        """Goes on under a record."""
+        model = self._model
+        assert model is not None, "the coordinator tells the schema first"
+        known = model.core.clocks.record
+        model.core.install_record(record)
+        newest = model.core.clocks.record
+        assert newest is not None, "one is installed"
+        if newest is record:
+            self.history.installed(record, model.core.torn_step_count)
+            if known is not None and record.mode_clock != known.mode_clock:
+                self.sessions.give_anew()
+        self._follow_members(model, newest)
+        self.pump()
+        seeder, self._seeder = self._seeder, None
+        if newest.kind is FenceKind.START and seeder is not None:
+            model.engine.note_pulled(seeder)
+
+    def abort_fence(self, fence_number: int) -> None:
+        """Goes on as before a fence."""
+        self._call(lambda core: core.abort_fence(fence_number))
+
+    def decide_cut(
+        self,
+        fence_number: int,
+        snapshot_id: int,
+        clock: int,
+        sequences: Collection[tuple[WorkerKey, int]] = (),
+    ) -> None:
+        """Copies the state at a cut."""
+        self._call(
+            lambda core: core.decide_cut(fence_number, snapshot_id, clock, sequences)
+        )
+
+    def release_image(self, snapshot_id: int) -> None:
+        """Frees an image, also one that is still being made or not begun."""
+        if not self.images.release(snapshot_id) and self._model is not None:
+            self._call(lambda core: core.withdraw_cut(snapshot_id))
+
+    def set_silent(self, since_ms: int | None) -> None:
+        """Holds all calls since the coordinator is silent for a lease, or goes on.
+
+        Args:
+            since_ms: When the coordinator was last heard; None when it is heard again.
+        """
+        self.silent_since_ms = since_ms
+        if self._model is not None:
+            self._call(lambda core: core.set_orphaned(since_ms is not None))
+        self.changes.notify()
+
+    def note_lost(
+        self, lost_ms: Mapping[WorkerKey, int], *, coordinator_wait: str = ""
+    ) -> None:
+        """The coordinator tells of which members it has no sign of life.
+
+        Args:
+            lost_ms: Time since the last one of each.
+            coordinator_wait: What the coordinator itself waits for, in words; empty if
+                for nothing.
+        """
+        self._coordinator_wait = coordinator_wait
+        if self._model is not None:
+            self._model.core.note_lost(lost_ms, now_ms())
+
+    def fail(self, reason: str) -> None:
+        """The job is over."""
+        self.end_reason = reason
+        self.end_sessions(
+            Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {reason}")
+        )
+
+    # From workers
+
+    def attach(self, push: PushId, session: PushSession) -> None:
+        """Makes a call the one that is answered for a push.
+
+        What the push has already brought about is queued at once; a call that was
+        there before is ended.
+        """
+        reply = self.sessions.attach(self.model, push, session)
+        if reply is not None:
+            self.history.answered(push, reply)
+
+    def detach(self, push: PushId, session: PushSession) -> None:
+        """The call has ended; what it staged stays."""
+        self.sessions.detach(push, session)
+
+    def pump(self) -> None:
+        """Carries out what the core wants done; safe to call at any time."""
+        if self._is_pumping or self._model is None:
+            return
+        self._is_pumping = True
+        try:
+            while effects := self._model.core.take_effects():
+                for effect in effects:
+                    self._carry_out(self._model, effect)
+        except Exception as error:
+            # Effects that follow are lost, and whoever waits for them would wait for
+            # ever: the job ends here and says so.
+            log.error("an order of the protocol failed", exc_info=error)
+            self.fail(f"shard {self.shard_index} could not carry out a step")
+        finally:
+            self._is_pumping = False
+        self.changes.notify()
+
+    async def await_contribution(
+        self, worker: WorkerKey, sequence: int
+    ) -> ContributionAwaited:
+        """Returns once a clock waits only for workers without data.
+
+        Raises:
+            Refusal: See `ShardCore.await_contribution`.
+        """
+        core = self.model.core
+        call = self.idle.open(worker)
+        try:
+            core.await_contribution(worker, sequence, now_ms())
+            self.pump()
+            return await call
+        finally:
+            if self.idle.close(worker, call):
+                core.withdraw_awaiting(worker)
+
+    async def values_messages(
+        self,
+        chunk_index: int,
+        presence: tuple[bool, ...] | None,
+        reader: WorkerKey,
+        *,
+        sequence: int | None,
+        held_digest: int | None = None,
+        is_inline: bool = False,
+    ) -> Messages:
+        """Encodes the values that a chunk has now for a worker, or where they are.
+
+        Args:
+            chunk_index: The chunk.
+            presence: Which slices; None for all.
+            reader: The worker.
+            sequence: As for `ApplyEngine.encode`.
+            held_digest: As for `ApplyEngine.encode`.
+            is_inline: Whether the values themselves are wanted in any case.
+        """
+        model = self.model
+        is_shared = not is_inline and self.shared.reads_values(reader)
+
+        def work() -> Messages:
+            engine = model.engine
+            found = engine.reference(chunk_index, presence) if is_shared else None
+            if found is not None:
+                return (found,)
+            return engine.encode(
+                chunk_index,
+                RESPONSE_CHUNK_FIELD,
+                presence=presence,
+                reader=reader,
+                sequence=sequence,
+                held_digest=held_digest,
+            )
+
+        chunk = model.placement.chunks[chunk_index]
+        return await self._arithmetic.result(work, chunk.byte_count)
+
+    async def state_messages(
+        self, optimizer: str, chunk_index: int, spec_digest: str
+    ) -> list[bytes]:
+        """Encodes the state that an optimizer has of a chunk, in pieces.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        engine = self.model.engine
+
+        def work() -> list[bytes]:
+            state = engine.export_state(optimizer, chunk_index, spec_digest=spec_digest)
+            return list(encode_state(state))
+
+        size = self.model.placement.chunks[chunk_index].byte_count
+        return await self._arithmetic.result(work, size)
+
+    # Inside
+
+    def _call(self, act: Callable[[ShardCore], None]) -> None:
+        assert self._model is not None, "the coordinator tells the schema first"
+        act(self._model.core)
+        self.pump()
+
+    def _follow_members(self, model: ShardModel, record: Record) -> None:
+        """Drops what is kept for workers that are no members any more."""
+        self.idle.end_departed(record)
+        members = {member.worker for member in record.members}
+        self.ahead.keep_only(members)
+        self.shared.keep_only(members)
+        self.contradicting &= members
+        self.differing.keep_only(members)
+        self.states.keep_only(members, model.core.closed_sequence)
+        model.engine.encoder.keep_only(members)
+        # In BSP nothing comes late, and no copies are kept.
+        model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
+
+    def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
+        match effect:
+            case ApplyChunk():
+                self._updates.begin(model, effect, self._fail_update, self.history)
+            case MeasureClock():
+                self._norms.begin(model, effect, self._fail_update)
+            case LoadState():
+                self._load_state(model, effect)
+            case PushDone():
+                self.states.drop(effect.push)
+                model.core.note_done(effect.push.worker, now_ms())
+                self.history.done(effect.push, effect.outcome)
+            case Finish():
+                if self.sessions.finish(model, effect):
+                    self.history.answered(effect.push, effect.reply)
+            case RefusePush():
+                self.sessions.fail(effect.push, effect.refusal)
+            case Staged():
+                self.sessions.tell_staged(effect)
+            case ContributionAwaited():
+                self.idle.answer(effect)
+            case FenceReport():
+                self.history.fence(effect)
+                self.outbox.put_nowait(effect)
+            case CommitSeed():
+                model.engine.commit_seed()
+            case DiscardSeed():
+                model.engine.begin_seed()
+            case CopyImage():
+                self.history.copying(effect.snapshot_id, effect.clock)
+                self.images.make(
+                    model.engine,
+                    effect.snapshot_id,
+                    self._arithmetic,
+                    done=lambda report: self._end_copy(model, report),
+                )
+            case HyperparametersDiffer():
+                warn_hyperparameters(effect)
+                self.differing.note(effect)
+            case DeclarationsDiffer():
+                warn_declarations(effect)
+            case ChunkTorn():
+                self._note_torn(model, effect)
+
+    def _load_state(self, model: ShardModel, effect: LoadState) -> None:
+        staged = self.states.of(effect.push, effect.optimizer)
+        assert staged is not None, "a push that loads nothing is refused"
+        model.engine.load_state(
+            effect.optimizer, staged.chunks, spec_digest=effect.spec_digest
+        )
+
+    def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
+        record = model.core.clocks.record
+        assert record is not None, "nothing is applied before the start"
+        self.contradicting |= {
+            member.worker
+            for member in record.members
+            if member.worker.worker_id in effect.worker_ids
+        }
+        warn_torn(effect)
+
+    def _fail_update(self, chunk_index: int, error: BaseException) -> None:
+        # Values and optimizer state may be half changed: nothing that follows could be
+        # trusted, so the job ends here and says so.
+        log.error("the update of chunk %d failed", chunk_index, exc_info=error)
+        self.fail(f"shard {self.shard_index} could not apply an update")
+
+    def _end_copy(self, model: ShardModel, report: CutReport) -> None:
+        self.outbox.put_nowait(report)
+        model.core.image_copied(report.snapshot_id)
+        self.pump()

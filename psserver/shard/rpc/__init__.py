@@ -1,0 +1,1 @@
+"""A shard's services, its calls to the coordinator, and the messages of both."""

@@ -1,0 +1,283 @@
+"""A shard's calls to its coordinator.
+
+The watch is opened again whenever it breaks, and reports are sent until they are
+taken, so that a coordinator's restart costs a shard nothing but time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from psserver.edge.fence_codec import fence_request
+from psserver.edge.fence_report import FenceReport
+from psserver.edge.memory_grant import MemoryGrant
+from psserver.edge.record import FenceKind
+from psserver.edge.record_codec import read_identity, read_record, read_sequences
+from psserver.shard.host.cut_images import CutReport
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.rpc.coordinator_outage import Outage, Silence
+from psserver.shard.rpc.progress_report import ProgressReport
+from pswire.compression import Compression
+from pswire.error_details import is_decided, refusal_from_rpc_error
+from pswire.limits import PROTOCOL_VERSION
+from pswire.model_parts import MergedModel
+from pswire.placement import place
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import optimizer_from_message, schema_from_message
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+
+if TYPE_CHECKING:
+    from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceAsyncStub
+
+CALL_TIMEOUT_S = 2.0
+"""Deadline of a unary call: the coordinator answers at once or not at all."""
+
+RETRY_S = 0.1
+"""Wait before a call is made again. Below the grace in which a broken watch must be
+back."""
+
+PROGRESS_INTERVAL_S = 1.0
+
+log = logging.getLogger("psserver.shard")
+
+Response = TypeVar("Response")
+
+
+class CoordinatorClient:
+    """The coordinator as a shard sees it."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        # One class serves both kinds of channel; only its stub file tells them apart.
+        self._stub = cast(
+            "CoordinatorServiceAsyncStub", CoordinatorServiceStub(channel)
+        )
+        self._address = address
+        self._process_id = ""
+
+    async def register(
+        self, *, process_id: str, address: str, memory: MemoryGrant
+    ) -> messages.RegisterShardResponse:
+        """Asks for a place until there is one, saying whom it waits for.
+
+        Raises:
+            Refusal: The coordinator does not want this shard.
+        """
+        self._process_id = process_id
+        request = messages.RegisterShardRequest(
+            protocol_version=PROTOCOL_VERSION,
+            process_id=process_id,
+            address=address,
+            memory_bytes=memory.byte_count,
+            memory_scope=memory.scope,
+        )
+        return await self._until_answered(
+            lambda: self._stub.RegisterShard(request, timeout=CALL_TIMEOUT_S)
+        )
+
+    async def serve(self, host: ShardHost) -> None:
+        """Does all that a shard owes its coordinator, until the job ends.
+
+        Raises:
+            Refusal: This start of the shard is not wanted any more.
+        """
+        silence = Silence(host)
+        try:
+            async with asyncio.TaskGroup() as duties:
+                reports = duties.create_task(self._send_reports(host, silence))
+                progress = duties.create_task(self._send_progress(host, silence))
+                try:
+                    await self._follow(host, silence)
+                finally:
+                    reports.cancel()
+                    progress.cancel()
+        except ExceptionGroup as group:
+            # Whichever came first: the others are its company.
+            raise group.exceptions[0] from None
+        finally:
+            silence.close()
+
+    async def _follow(self, host: ShardHost, silence: Silence) -> None:
+        """Follows the job until it ends.
+
+        Raises:
+            Refusal: This start of the shard is not wanted any more.
+        """
+        request = messages.WatchShardRequest(
+            job_id=host.job_id,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
+            process_id=self._process_id,
+        )
+        outage = Outage(self._address)
+        while not host.end_reason:
+            why = "it ended the watch"
+            views = _Views()
+            try:
+                async for event in self._stub.WatchShard(request):
+                    outage.end()
+                    if event.HasField("view"):
+                        views.take(host, event.view)
+                    else:
+                        _take_event(host, event)
+                    silence.opened()
+            except grpc.aio.AioRpcError as error:
+                _raise_if_decided(error)
+                why = error.details() or error.code().name
+            silence.broke()
+            if not host.end_reason:
+                outage.note(why)
+                await asyncio.sleep(RETRY_S)
+
+    async def _send_reports(self, host: ShardHost, silence: Silence) -> None:
+        """Sends reports in order, each until it is taken."""
+        while True:
+            await self._send_report(host, await host.outbox.get())
+            silence.heard()
+
+    async def _send_progress(self, host: ShardHost, silence: Silence) -> None:
+        """Tells where the shard stands, every second; a lost one does not matter."""
+        report = ProgressReport(host)
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+            if not host.has_model or host.end_reason:
+                continue
+            request = report.message()
+            request.process_id = self._process_id
+            try:
+                answer = await self._stub.ReportProgress(
+                    request, timeout=CALL_TIMEOUT_S
+                )
+                silence.heard()
+                host.note_lost(
+                    {read_identity(each.worker): each.lost_ms for each in answer.lost},
+                    coordinator_wait=answer.coordinator_wait,
+                )
+            except grpc.aio.AioRpcError as error:
+                log.debug("progress was not taken: %s", error.details())
+
+    async def _send_report(
+        self, host: ShardHost, report: FenceReport | CutReport
+    ) -> None:
+        if isinstance(report, FenceReport):
+            fence = fence_request(
+                report,
+                job_id=host.job_id,
+                shard_index=host.shard_index,
+                incarnation=host.incarnation,
+            )
+            fence.process_id = self._process_id
+            await self._until_answered(
+                lambda: self._stub.ReportFence(fence, timeout=CALL_TIMEOUT_S)
+            )
+        else:
+            cut = _cut_request(host, report)
+            cut.process_id = self._process_id
+            await self._until_answered(
+                lambda: self._stub.ReportCut(cut, timeout=CALL_TIMEOUT_S)
+            )
+
+    async def _until_answered(
+        self, call: Callable[[], Awaitable[Response]]
+    ) -> Response:
+        outage = Outage(self._address)
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                _raise_if_decided(error)
+                outage.note(error.details() or error.code().name)
+                await asyncio.sleep(RETRY_S)
+
+
+def _raise_if_decided(error: grpc.aio.AioRpcError) -> None:
+    refusal = refusal_from_rpc_error(error)
+    if refusal is not None and is_decided(error.code()):
+        raise refusal from error
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        raise Refusal(
+            ErrorReason.PROTOCOL_VERSION,
+            "what answers there is not a paramserver coordinator of this release",
+        ) from error
+
+
+class _Views:
+    """Views of one watch: what comes in several events is taken as one."""
+
+    def __init__(self) -> None:
+        self._merged: MergedModel[messages.ShardView] | None = None
+
+    def take(self, host: ShardHost, part: messages.ShardView) -> None:
+        is_last = not part.continued
+        if self._merged is None:
+            self._merged = MergedModel(part)
+        else:
+            self._merged.add(part)
+        if is_last:
+            _take_view(host, self._merged.message)
+            self._merged = None
+
+
+def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
+    match event.WhichOneof("event"):
+        case "prepare":
+            prepare = event.prepare
+            seeder = (
+                read_identity(prepare.seeder) if prepare.HasField("seeder") else None
+            )
+            host.prepare_fence(
+                prepare.fence_number,
+                FenceKind(prepare.kind),
+                seeder,
+                [read_identity(worker) for worker in prepare.evicting],
+            )
+        case "record":
+            host.install_record(read_record(event.record))
+        case "abort":
+            host.abort_fence(event.abort.fence_number)
+        case "cut":
+            cut = event.cut
+            host.decide_cut(
+                cut.fence_number,
+                cut.snapshot_id,
+                cut.clock,
+                read_sequences(cut.sequences),
+            )
+        case "release":
+            host.release_image(event.release.snapshot_id)
+        case "end":
+            host.fail(event.end.reason)
+
+
+def _take_view(host: ShardHost, view: messages.ShardView) -> None:
+    if not view.HasField("schema"):
+        return
+    schema = schema_from_message(view.schema)
+    settings = host.settings
+    compression = Compression.parse(view.compression)
+    chunk_bytes = compression.chunk_bytes(settings.chunk_bytes)
+    host.adopt(
+        schema,
+        place(schema, settings.shard_count, chunk_bytes),
+        tuple(optimizer_from_message(o, schema) for o in view.optimizers),
+        clip_grad_norm=view.clip_grad_norm,
+        compression=compression,
+    )
+    if view.HasField("record"):
+        host.install_record(read_record(view.record))
+    host.abort_fence(view.fence_closed_number)
+    host.images.release_up_to(view.snapshot_closed_id)
+
+
+def _cut_request(host: ShardHost, report: CutReport) -> messages.ReportCutRequest:
+    return messages.ReportCutRequest(
+        job_id=host.job_id,
+        snapshot_id=report.snapshot_id,
+        shard_index=host.shard_index,
+        incarnation=host.incarnation,
+        failure=report.failure,
+    )

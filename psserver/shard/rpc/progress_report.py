@@ -1,0 +1,93 @@
+"""Where a shard stands, for the coordinator and for the log."""
+
+import logging
+
+from psserver.edge.monotonic import now_ms
+from psserver.edge.record_codec import identity_message, sequence_messages
+from psserver.shard.host.shard_host import ShardHost
+from psserver.shard.rpc.push_codec import waiting_message
+from pswire.awaited import Awaited
+from pswire.limits import WAITING_INTERVAL_MS
+from pswire.repeats import next_due
+from pswire.v1 import coordinator_service_pb2 as messages
+from pswire.v1 import push_pb2
+
+log = logging.getLogger("psserver.shard")
+
+
+class ProgressReport:
+    """What a shard tells every second.
+
+    Args:
+        host: The shard.
+    """
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+        self._version = -1
+        self._since_ms = now_ms()
+        self._said_ms = (0, 0)
+
+    def message(self) -> messages.ReportProgressRequest:
+        """Where the shard stands now. The coordinator has told it its model."""
+        host, model = self._host, self._host.model
+        core = model.core
+        waiting = self._waiting()
+        return messages.ReportProgressRequest(
+            job_id=host.job_id,
+            shard_index=host.shard_index,
+            incarnation=host.incarnation,
+            applied_clock=core.clocks.applied_clock,
+            version=core.version,
+            parameter_bytes=model.engine.byte_count,
+            waiting=waiting,
+            optimizer_bytes=model.engine.state_byte_count,
+            frontier=core.frontier,
+            queued_push_count=core.queued_push_count,
+            torn_step_count=core.torn_step_count,
+            staleness_counts=core.staleness_counts,
+            done=sequence_messages(core.done_sequences()),
+            sharing=map(identity_message, sorted(host.shared.workers)),
+            contradicting=[
+                identity_message(worker) for worker in sorted(host.contradicting)
+            ],
+        )
+
+    def _waiting(self) -> push_pb2.Waiting | None:
+        """Whom the shard waits for, when nothing has come of it for a while."""
+        host = self._host
+        version, now = host.model.core.version, now_ms()
+        if version != self._version or not host.model.core.clocks.members:
+            # Where nobody trains, the wait begins as somebody joins.
+            self._version, self._since_ms = version, now
+        oldest_ms = host.sessions.oldest_ms
+        since_ms = (
+            self._since_ms if oldest_ms is None else min(self._since_ms, oldest_ms)
+        )
+        if now - since_ms < WAITING_INTERVAL_MS:
+            return None
+        waiting = waiting_message(host, now - since_ms, to_coordinator=True)
+        if oldest_ms is not None and now - oldest_ms >= WAITING_INTERVAL_MS:
+            self._say(waiting, oldest_ms, now - oldest_ms)
+        elif not waiting.awaited:
+            return None  # nobody pushes, and nothing is due
+        return waiting
+
+    def _say(self, waiting: push_pb2.Waiting, since_ms: int, waited_ms: int) -> None:
+        said_since_ms, said_after_ms = self._said_ms
+        if said_since_ms != since_ms:
+            said_after_ms = 0
+        if waited_ms < next_due(said_after_ms, WAITING_INTERVAL_MS):
+            return
+        self._said_ms = since_ms, waited_ms
+        log.warning(
+            "a push has waited %.0f s for %s%s",
+            waited_ms / 1000,
+            waiting.reason,
+            "".join(f"; {_awaited_text(each)}" for each in waiting.awaited),
+        )
+
+
+def _awaited_text(awaited: push_pb2.Awaited) -> str:
+    name = ascii(awaited.name[:64])
+    return str(Awaited(name, awaited.clock, awaited.step_ms, awaited.lost_ms))

@@ -1,0 +1,515 @@
+"""Everything a shard holds and does with numbers.
+
+Calls may come from different threads at once: a lock for each chunk keeps its readers
+and its update apart. Updates of one chunk, and seeding, are serialised by the caller.
+Torch releases the GIL during kernels. The daemon calls `torch.set_num_threads(1)` once,
+since chunks are the unit of parallelism here: torch's own threads would compete.
+"""
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from psserver.edge.record import WorkerKey
+from psserver.shard.core.buffer_average import BufferAverage
+from psserver.shard.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
+from psserver.shard.tensors.applied_chunk import AppliedChunk
+from psserver.shard.tensors.buffers import ShardBuffers
+from psserver.shard.tensors.contribution import ChunkRows, Contribution
+from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
+from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
+from psserver.shard.tensors.master_values import MasterValues
+from psserver.shard.tensors.optimizer_state import check_state
+from psserver.shard.tensors.pulled_values import PulledValues
+from psserver.shard.tensors.received_chunks import present_count
+from psserver.shard.tensors.received_rows import read_rows
+from psserver.shard.tensors.shard_optimizers import ShardOptimizers
+from psserver.shard.tensors.shard_vectors import ShardVectors, present_runs
+from psserver.shard.tensors.sparse_mean import elements_of
+from psserver.shard.tensors.supported_optimizers import check_hyperparameters
+from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
+from psserver.shard.tensors.values_segment import (
+    ValuesSegment,
+    VectorMemory,
+    private_memory,
+)
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.optimizer_states import ChunkState, StateKey
+from pswire.placement import Chunk, Placement
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, OptimizerSpec
+
+
+class ApplyEngine:
+    """Values and optimizers of one shard.
+
+    Attributes:
+        pulled: What each worker was last given, for delay compensation.
+        encoder: Makes messages of values.
+    """
+
+    def __init__(
+        self,
+        schema: ModelSchema,
+        placement: Placement,
+        shard_index: int,
+        optimizers: Sequence[OptimizerSpec],
+        *,
+        delay: DelayRules | None = None,
+        compression: Compression = NO_COMPRESSION,
+        memory: VectorMemory = private_memory,
+    ) -> None:
+        """Starts with zeros, to be seeded.
+
+        Args:
+            schema: Tensors of the job.
+            placement: How they are cut.
+            shard_index: Which shard this is.
+            optimizers: Optimizers of the job.
+            delay: What is done about the delay of pushes; None for nothing.
+            compression: How values are sent.
+            memory: Makes the memory of the values.
+
+        Raises:
+            Refusal: For an optimizer that this shard can't run.
+        """
+        self._schema = schema
+        self._chunks = placement.chunks_by_shard[shard_index]
+        self._row_lengths = [entry.row_length for entry in schema.entries]
+        self._declared = DeclaredOptimizers(schema, optimizers)
+        self._delay = delay or DelayRules()
+        self.pulled = PulledValues()
+        self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
+        self._staging: ShardVectors | None = None
+        self._staged_states: dict[str, dict[int, ChunkState]] = {}
+        self._install(ShardVectors(placement, shard_index, memory), is_seeded=False)
+        self.encoder = ValuesEncoder(compression, self.buffer_entries)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of values."""
+        return self._vectors.byte_count
+
+    @property
+    def state_byte_count(self) -> int:
+        """Bytes beside the values: optimizer state, master values, pulled values."""
+        return (
+            self._masters.byte_count
+            + self.pulled.byte_count
+            + self.encoder.given.byte_count
+            + self._optimizers.state_byte_count
+        )
+
+    def updatable(self, chunk_index: int) -> tuple[bool, ...]:
+        """Slices of a chunk that some optimizer has, and buffers that were pushed."""
+        return self._buffers.with_changed(
+            chunk_index, self._optimizers.updatable(chunk_index)
+        )
+
+    @property
+    def buffer_entries(self) -> tuple[int, ...]:
+        """All buffers of the schema, in its order."""
+        return self._buffers.entry_indexes
+
+    def check_chunk(
+        self,
+        chunk_index: int,
+        presence: tuple[bool, ...],
+        byte_count: int,
+        *,
+        optimizer: str,
+        row_indices: memoryview | None = None,
+        value_entries: frozenset[int] = frozenset(),
+    ) -> ChunkRows:
+        """Checks a received chunk before it is staged; changes nothing.
+
+        Args:
+            chunk_index: Which chunk.
+            presence: Which of its slices came.
+            byte_count: Bytes of their elements.
+            optimizer: Name of the optimizer that shall apply it.
+            row_indices: Of a sparse chunk, which rows came.
+            value_entries: Tensors of which it has values.
+
+        Returns:
+            The rows, for `Contribution`.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`, with what was expected;
+                `OPTIMIZER_MISMATCH` for an optimizer that the job does not have.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        self.check_optimizer(optimizer)
+        membership = self._optimizers.membership(optimizer, chunk_index)
+        if len(presence) != len(membership):
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} has {len(membership)} slices, the presence "
+                f"bits are {len(presence)}",
+            )
+        held = self._optimizers.held(optimizer, chunk_index)
+        if presence == held.membership:
+            expected = held.element_count
+        else:
+            allowed = self._buffers.with_all(chunk_index, membership)
+            if value_entries:
+                allowed = tuple(
+                    is_allowed or piece.entry_index in value_entries
+                    for is_allowed, piece in zip(allowed, chunk.slices, strict=True)
+                )
+            expected = present_count(chunk, presence, allowed, optimizer)
+        rows = read_rows(
+            chunk,
+            presence,
+            row_indices,
+            row_lengths=self._row_lengths,
+            membership=membership,
+            specs=self._declared.all_of(optimizer),
+        )
+        for piece, each in zip(chunk.slices, rows, strict=False):
+            if each is not None:
+                if piece.entry_index in value_entries:
+                    raise Refusal(
+                        ErrorReason.CHUNK_INVALID,
+                        f"chunk {chunk_index} has rows of tensor {piece.entry_index}, "
+                        "of which the push has values: they come whole",
+                    )
+                expected += each.element_count - piece.element_count
+        expected *= chunk.element_type.byte_count
+        if byte_count != expected:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"the present slices of chunk {chunk_index} take {expected} bytes, "
+                f"{byte_count} came",
+            )
+        return rows
+
+    def chunk(self, chunk_index: int) -> Chunk:
+        """A chunk of this shard.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` when the shard does not hold it.
+        """
+        return self._vectors.chunk(chunk_index)
+
+    def check_optimizer(self, optimizer: str) -> None:
+        """Checks that the job has an optimizer of this name.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        self._spec(optimizer)
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Takes a later declaration of an optimizer; see `DeclaredOptimizers`.
+
+        Raises:
+            Refusal: This shard can't run it.
+        """
+        self._declared.declare(spec)
+        self._optimizers.note_declared()
+
+    def has_declared(self, optimizer: str, digest: str) -> bool:
+        """Whether a push may be made by this declaration of an optimizer."""
+        return self._declared.has(optimizer, digest)
+
+    def check_hyperparameters(
+        self,
+        optimizer: str,
+        hyperparameters: Sequence[Sequence[float]],
+        *,
+        spec_digest: str = "",
+    ) -> None:
+        """Checks a trailer's hyperparameters before it is staged.
+
+        Raises:
+            Refusal: `HYPERPARAMETER_INVALID` or `OPTIMIZER_MISMATCH`.
+        """
+        check_hyperparameters(self._spec(optimizer, spec_digest), hyperparameters)
+
+    def apply(
+        self,
+        chunk_index: int,
+        *,
+        optimizer: str,
+        contributions: Sequence[Contribution],
+        total_weight: float,
+        hyperparameters: Sequence[Sequence[float]],
+        pusher: WorkerKey | None = None,
+        staleness: int = 0,
+        average: BufferAverage | None = None,
+        gradient_scale: float = 1.0,
+        spec_digest: str = "",
+    ) -> AppliedChunk:
+        """Updates a chunk by the weighted mean of its contributions, or their sum.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            optimizer: Name of the optimizer.
+            contributions: Checked by `check_chunk`, sorted by worker id.
+            total_weight: Weight of all contributors to the clock, those without this
+                chunk too. 0 updates nothing.
+            hyperparameters: Values of each group, checked.
+            pusher: In SSP and ASP, whose push it is: it may have come late.
+            staleness: In SSP and ASP, updates since the values it came from.
+            average: In SSP and ASP, how its buffers enter those of the shard.
+            gradient_scale: What the mean is multiplied by, to clip it.
+            spec_digest: Declaration of the optimizer that the hyperparameters are of,
+                empty for the first. Slices that only others have are left alone.
+        """
+        spec = self._spec(optimizer, spec_digest)
+        chunk = self._vectors.chunk(chunk_index)
+        gradients, with_values = self._buffers.part(chunk, contributions)
+        divisor = None if spec.loss_is_sum else total_weight
+        mean = self._optimizers.within(
+            spec, chunk, finite_mean(chunk, gradients, divisor)
+        )
+        presence = mean.presence
+        if not (any(presence) or with_values):
+            return AppliedChunk(presence, mean.torn_worker_ids)
+        values = tuple(tuple(group) for group in hyperparameters)
+        if self._delay.is_rate_scaled and pusher is not None:
+            values = scaled_rates(spec, values, staleness)
+        with self._locks[chunk_index], self._vectors.updating(chunk_index):
+            self.encoder.counts.note_update(chunk_index)
+            if any(mean.presence):
+                if gradient_scale != 1.0:
+                    mean = replace(mean, gradient=mean.gradient * gradient_scale)
+                gradient = mean.gradient
+                if self._delay.compensation and pusher is not None:
+                    gradient = self._compensated(chunk, mean, pusher)
+                held = self._optimizers.under(spec, chunk_index)
+                held.apply(gradient, mean.presence, values, mean.positions)
+                self._masters.publish(chunk, mean.presence)
+            if with_values:
+                view = self._vectors.view(chunk_index)
+                taken = self._buffers.take(chunk, view, with_values, average)
+                self._masters.take(chunk, taken)
+                presence = _union(presence, taken)
+        return AppliedChunk(presence, mean.torn_worker_ids)
+
+    def sum_of_squares(
+        self,
+        chunk_index: int,
+        *,
+        optimizer: str,
+        contributions: Sequence[Contribution],
+        total_weight: float,
+        spec_digest: str = "",
+    ) -> float:
+        """Of the mean gradient that `apply` would apply; buffers are left out.
+
+        Summed up in float64. Nothing changes.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            optimizer: As for `apply`.
+            contributions: As for `apply`.
+            total_weight: As for `apply`.
+            spec_digest: As for `apply`.
+        """
+        spec = self._spec(optimizer, spec_digest)
+        chunk = self._vectors.chunk(chunk_index)
+        gradients, _ = self._buffers.part(chunk, contributions)
+        divisor = None if spec.loss_is_sum else total_weight
+        mean = finite_mean(chunk, gradients, divisor)
+        return square_sum(self._optimizers.within(spec, chunk, mean).gradient)
+
+    def read(
+        self, chunk_index: int, presence: tuple[bool, ...] | None = None
+    ) -> memoryview | bytes:
+        """Bytes of a chunk's present slices; see `ShardVectors.read`."""
+        return self._vectors.read(chunk_index, presence)
+
+    def encode(
+        self,
+        chunk_index: int,
+        outer_field: int,
+        *,
+        presence: tuple[bool, ...] | None = None,
+        reader: WorkerKey | None = None,
+        sequence: int | None = 0,
+        held_digest: int | None = None,
+    ) -> Messages:
+        """Messages with the values that a chunk has now; several where it has parts.
+
+        Args:
+            chunk_index: A chunk of this shard.
+            outer_field: Field number of the chunk in a message.
+            presence: Which slices; None for all.
+            reader: The worker that will compute with them, if it is one.
+            sequence: The push that they answer. None for a worker that begins, or goes
+                on after a loss: they go as they are.
+            held_digest: Of the elements that it has; the same are not sent.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        bits = (True,) * len(chunk.slices) if presence is None else presence
+        with self._locks[chunk_index]:
+            view = self._vectors.view(chunk_index)
+            messages, seen = self.encoder.encode(
+                chunk, view, outer_field, bits, reader, sequence, held_digest
+            )
+            if reader is not None and self._delay.compensation:
+                self.pulled.note(reader, chunk_index, seen())
+            return messages
+
+    def reference(
+        self, chunk_index: int, presence: tuple[bool, ...] | None = None
+    ) -> bytes | None:
+        """A message that says where in shared memory values are; None: send them."""
+        if self._delay.compensation:
+            return None  # it must be known which values were read
+        with self._locks[chunk_index]:
+            return self._vectors.reference(chunk_index, presence)
+
+    @property
+    def shared_values(self) -> ValuesSegment | None:
+        """The memory that workers on the same machine can read."""
+        return self._vectors.shared
+
+    def export_state(
+        self, optimizer: str, chunk_index: int, *, spec_digest: str = ""
+    ) -> dict[StateKey, torch.Tensor]:
+        """A copy of the state that an optimizer has of a chunk.
+
+        None of an optimizer that another one has been put in place of since.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        spec = self._spec(optimizer, spec_digest)
+        with self._locks[chunk_index]:
+            held = self._optimizers.held(optimizer, chunk_index)
+            return held.export() if spec.goes_on_from(held.spec) else {}
+
+    def check_state(
+        self,
+        optimizer: str,
+        chunk_index: int,
+        state: ChunkState,
+        *,
+        spec_digest: str = "",
+    ) -> None:
+        """Checks state of a chunk before it is staged; changes nothing.
+
+        Raises:
+            Refusal: `CHUNK_INVALID` or `OPTIMIZER_MISMATCH`.
+        """
+        chunk = self._vectors.chunk(chunk_index)
+        spec = self._spec(optimizer, spec_digest)
+        known = self._declared.known_groups(spec)
+        groups = [known.get(piece.entry_index) for piece in chunk.slices]
+        check_state(spec, chunk, groups, state)
+
+    def load_state(
+        self,
+        optimizer: str,
+        states: Mapping[int, ChunkState],
+        *,
+        spec_digest: str = "",
+    ) -> None:
+        """Replaces an optimizer's state.
+
+        Args:
+            optimizer: Its name.
+            states: By chunk, checked by `check_state`; others are without state.
+            spec_digest: Declaration of the optimizer that goes on from it.
+        """
+        spec = self._spec(optimizer, spec_digest)
+        for chunk_index, lock in self._locks.items():
+            with lock:
+                held = self._optimizers.under(spec, chunk_index)
+                held.load(states.get(chunk_index, {}))
+
+    def note_pulled(self, worker: WorkerKey) -> None:
+        """The worker has all values as they are now."""
+        for chunk_index, lock in self._locks.items():
+            with lock:
+                view = self._vectors.view(chunk_index)
+                self.pulled.note(worker, chunk_index, view)
+                self.encoder.note_exact(self._vectors.chunk(chunk_index), view, worker)
+
+    def image(self) -> ShardVectors:
+        """A copy of all values. No chunk may be applied meanwhile."""
+        return self._vectors.copy()
+
+    def begin_seed(self) -> None:
+        """Makes room for first values, dropping any that are staged."""
+        self._staging = self._vectors.fresh()
+        self._staged_states = {}
+
+    def write_seed(self, chunk_index: int, data: memoryview) -> None:
+        """Stages first values of a chunk.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`; nothing is written.
+        """
+        self._staged().write(chunk_index, data)
+
+    def write_seed_state(
+        self, optimizer: str, states: Mapping[int, ChunkState]
+    ) -> None:
+        """Stages first state of an optimizer, checked by `check_state`."""
+        self._staged()
+        self._staged_states[self._spec(optimizer).name] = dict(states)
+
+    def commit_seed(self) -> None:
+        """Makes the staged values and state of optimizers current."""
+        self._install(self._staged(), is_seeded=True)
+        states, self._staged_states = self._staged_states, {}
+        for optimizer, chunks in states.items():
+            self.load_state(optimizer, chunks)
+        self._staging = None
+
+    def step_counts(self, optimizer: str, entry_index: int) -> tuple[int, ...]:
+        """Updates so far of each of an entry's slices on this shard."""
+        return self._optimizers.step_counts(optimizer, entry_index)
+
+    def run_count(self, optimizer: str, chunk_index: int) -> int:
+        """Runs of a chunk: what an update of it costs beside its bytes."""
+        return self._optimizers.held(optimizer, chunk_index).run_count
+
+    def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
+        self._vectors = vectors
+        self._masters = MasterValues(vectors, is_seeded=is_seeded)
+        self._buffers = ShardBuffers(self._schema, self._chunks)
+        self._optimizers = ShardOptimizers(
+            self._declared,
+            self._chunks,
+            self._updated,
+        )
+
+    def _compensated(self, chunk: Chunk, mean: Mean, pusher: WorkerKey) -> torch.Tensor:
+        """The mean for the values of now; as it is when that would not be finite."""
+        pulled = self.pulled.of(pusher, chunk.index)
+        if pulled is None:
+            return mean.gradient
+        now = self._masters.of(chunk.index)
+        if mean.positions:
+            now = elements_of(now, chunk, mean.presence, mean.positions)
+            pulled = elements_of(pulled, chunk, mean.presence, mean.positions)
+        elif not all(mean.presence):
+            runs = list(present_runs(chunk, mean.presence))
+            now = torch.cat([now[start:stop] for start, stop in runs])
+            pulled = torch.cat([pulled[start:stop] for start, stop in runs])
+        found = compensated(mean.gradient, now, pulled, self._delay.compensation)
+        return found if is_finite(found) else mean.gradient
+
+    def _updated(self, chunk: Chunk, members: Collection[int]) -> torch.Tensor:
+        """What an optimizer updates; frozen chunks of 16 bits have no masters."""
+        if any(piece.entry_index in members for piece in chunk.slices):
+            return self._masters.of(chunk.index)
+        return self._vectors.view(chunk.index)
+
+    def _staged(self) -> ShardVectors:
+        assert self._staging is not None, "begin_seed comes first"
+        return self._staging
+
+    def _spec(self, optimizer: str, digest: str = "") -> OptimizerSpec:
+        return self._declared.spec(optimizer, digest)
+
+
+def _union(*presences: tuple[bool, ...]) -> tuple[bool, ...]:
+    return tuple(any(bits) for bits in zip(*presences, strict=True))

@@ -1,0 +1,104 @@
+"""What one worker has pushed of one chunk, as it was received."""
+
+from dataclasses import dataclass
+
+import torch
+
+from psserver.shard.tensors.compressed_gradients import CompressedPayload
+from pswire.placement import Chunk
+from pswire.schema import NARROW_TYPES, ElementType
+from pswire.slice_rows import SliceRows
+from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
+
+ChunkRows = tuple[SliceRows | None, ...]
+"""For each slice of a chunk, the rows that a sparse gradient holds; None for a slice
+that is dense or absent. Empty when no slice is sparse."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePayload:
+    """What is staged of a chunk with sparse slices; of others, the bytes alone.
+
+    Attributes:
+        data: Elements, as `Contribution` has them.
+        rows: Which rows they are.
+        chunk_bytes: Bytes of the whole chunk.
+    """
+
+    data: memoryview
+    rows: ChunkRows
+    chunk_bytes: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the elements and of the numbers of their rows."""
+        rows = sum(each.rows.nbytes for each in self.rows if each is not None)
+        return len(self.data) + rows
+
+
+def byte_count_of(payload: object) -> int:
+    """Bytes that a staged payload holds."""
+    if isinstance(payload, SparsePayload | CompressedPayload):
+        return payload.byte_count
+    assert isinstance(payload, memoryview)
+    return len(payload)
+
+
+def sum_dtype(element_type: ElementType) -> torch.dtype:
+    """Type that gradients are added up in: of 16 bits, float32."""
+    return torch.float32 if element_type in NARROW_TYPES else TORCH_DTYPES[element_type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One worker's gradient of one chunk, or values of some of its slices.
+
+    Attributes:
+        worker_id: Who sent it.
+        weight: Samples behind it, finite and at least 0. 0 counts for nothing.
+        presence: Which slices of the chunk it holds.
+        data: Elements of the present slices, in schema order; of a sparse slice those
+            of its rows.
+        loss_scale: Factor the gradient still carries; 0 and 1 mean none.
+        rows: Rows of the sparse slices.
+        element_type: Type that `data` is in where it is not the chunk's.
+        value_entries: Tensors of which it has values and no gradient.
+        is_source: Whether its values count where others have sent different ones.
+    """
+
+    worker_id: str
+    weight: float
+    presence: tuple[bool, ...]
+    data: memoryview
+    loss_scale: float = 1.0
+    rows: ChunkRows = ()
+    element_type: ElementType | None = None
+    value_entries: frozenset[int] = frozenset()
+    is_source: bool = False
+
+    def values(self, chunk: Chunk) -> tuple[bool, ...]:
+        """For each slice of a chunk, whether it has values of it."""
+        return tuple(
+            present and piece.entry_index in self.value_entries
+            for piece, present in zip(chunk.slices, self.presence, strict=True)
+        )
+
+    def elements(self, chunk: Chunk) -> torch.Tensor:
+        """All that it holds, 1-D, sharing memory: read-only."""
+        return tensor_from_buffer(self.data, self.element_type or chunk.element_type)
+
+    def share(self, total_weight: float | None) -> float:
+        """Factor that its elements go into a mean with, or, for `None`, into a sum."""
+        part = 1.0 if total_weight is None else self.weight / total_weight
+        return part / (self.loss_scale or 1.0)
+
+    def element_counts(self, chunk: Chunk) -> list[int]:
+        """Elements that `data` has of each slice; 0 of one that is absent."""
+        counts = [
+            piece.element_count * present
+            for piece, present in zip(chunk.slices, self.presence, strict=True)
+        ]
+        for position, each in enumerate(self.rows):
+            if each is not None and self.presence[position]:
+                counts[position] = each.element_count
+        return counts

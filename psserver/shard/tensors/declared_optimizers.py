@@ -1,0 +1,132 @@
+"""Optimizers as workers have declared them: those of `prepare`, and later ones.
+
+A push says by which declaration it was made. Declarations stay, since a worker that
+joins late begins with the first ones.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from psserver.shard.tensors.supported_optimizers import check_entries, check_optimizer
+from pswire.placement import Chunk
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ModelSchema, OptimizerSpec, ParameterGroup
+
+
+class DeclaredOptimizers:
+    """What a shard knows of its job's optimizers.
+
+    Attributes:
+        first: Of each optimizer its first declaration, by name.
+    """
+
+    def __init__(
+        self, schema: ModelSchema, optimizers: Iterable[OptimizerSpec]
+    ) -> None:
+        """Takes what is declared so far.
+
+        Args:
+            schema: Tensors of the job.
+            optimizers: Of each name the first one first.
+
+        Raises:
+            Refusal: For an optimizer that this shard can't run.
+        """
+        self._schema = schema
+        self.first: dict[str, OptimizerSpec] = {}
+        self._specs: dict[str, dict[str, OptimizerSpec]] = {}
+        # By id() of the declaration.
+        self._groups: dict[int, dict[int, int]] = {}
+        self._known_groups: dict[int, dict[int, ParameterGroup]] = {}
+        for spec in optimizers:
+            self.declare(spec)
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Takes one more declaration; one that is known changes nothing.
+
+        Raises:
+            Refusal: This shard can't run it.
+        """
+        if self.has(spec.name, spec.digest):
+            return
+        check_optimizer(spec)
+        check_entries(self._schema, spec)
+        self.first.setdefault(spec.name, spec)
+        self._specs.setdefault(spec.name, {})[spec.digest] = spec
+        self._known_groups.clear()
+        self._groups[id(spec)] = {
+            entry_index: position
+            for position, group in enumerate(spec.groups)
+            for entry_index in group.entry_indexes
+        }
+
+    def has(self, name: str, digest: str) -> bool:
+        """Whether a declaration is known; an empty digest is that of the first one."""
+        specs = self._specs.get(name, {})
+        return bool(specs) if not digest else digest in specs
+
+    def spec(self, name: str, digest: str = "") -> OptimizerSpec:
+        """A declaration of an optimizer.
+
+        Raises:
+            Refusal: `OPTIMIZER_MISMATCH`.
+        """
+        specs = self._specs.get(name)
+        if specs is None:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"the job has no optimizer {name[:64]!r}; it has "
+                + ", ".join(repr(each[:64]) for each in self._specs),
+            )
+        if not digest:
+            return self.first[name]
+        if digest not in specs:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_MISMATCH,
+                f"{name[:64]!r} was never declared as {digest[:64]!r}",
+            )
+        return specs[digest]
+
+    def all_of(self, name: str) -> Collection[OptimizerSpec]:
+        """All declarations of an optimizer, the newest one last."""
+        return self._specs[name].values()
+
+    def is_alone(self, name: str) -> bool:
+        """Whether there is but one declaration of an optimizer."""
+        return len(self._specs[name]) == 1
+
+    def group_of(self, spec: OptimizerSpec) -> Mapping[int, int]:
+        """Group of each entry that a declaration has, which is one of these."""
+        return self._groups[id(spec)]
+
+    def known_groups(self, spec: OptimizerSpec) -> Mapping[int, ParameterGroup]:
+        """Of each entry that has state under a declaration the group that it was in.
+
+        Those that an earlier declaration had and this one lacks keep theirs, as torch
+        keeps the state of a parameter that is taken out of its group.
+        """
+        known = self._known_groups.get(id(spec))
+        if known is None:
+            alike = filter(spec.goes_on_from, self._specs[spec.name].values())
+            known = self._known_groups[id(spec)] = {
+                entry_index: group
+                for each in (*alike, spec)
+                for group in each.groups
+                for entry_index in group.entry_indexes
+            }
+        return known
+
+    def memberships(
+        self, chunks: Iterable[Chunk], name: str = ""
+    ) -> dict[int, tuple[bool, ...]]:
+        """By chunk, slices that some declaration has, of all optimizers or of one."""
+        entries = {
+            entry_index
+            for own, specs in self._specs.items()
+            if not name or own == name
+            for spec in specs.values()
+            for entry_index in self.group_of(spec)
+        }
+        return {
+            chunk.index: tuple(piece.entry_index in entries for piece in chunk.slices)
+            for chunk in chunks
+        }

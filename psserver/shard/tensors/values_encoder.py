@@ -1,0 +1,320 @@
+"""The values of a chunk as messages for workers, in as many bytes as the job says."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import compress
+
+import torch
+
+from psserver.edge.record import WorkerKey
+from psserver.shard.tensors.given_counts import GivenCounts
+from psserver.shard.tensors.given_values import Given, GivenValues
+from psserver.shard.tensors.shard_vectors import present_runs
+from pswire.compression import Compression
+from pswire.encodings.change import digest_of, pack_change
+from pswire.encodings.known import encoding_of
+from pswire.frames import (
+    ENCODING_CHANGE,
+    ENCODING_UNCHANGED,
+    bits_to_bytes,
+    encode_chunk,
+    encode_parts,
+)
+from pswire.placement import Chunk
+from pswire.torch_types import buffer_of
+
+Presence = Sequence[bool]
+
+Messages = tuple[bytes, ...]
+
+Seen = Callable[[], torch.Tensor]
+"""Makes all elements of a chunk as their receiver has them; for a moment."""
+
+
+class ValuesEncoder:
+    """Encodes values of a shard. Buffers go as they are.
+
+    Attributes:
+        given: What each worker has, in a job that pulls changes.
+        counts: Which update each worker has, in others.
+    """
+
+    def __init__(
+        self, compression: Compression, buffer_entries: Collection[int]
+    ) -> None:
+        """Remembers how.
+
+        Args:
+            compression: As the job has chosen.
+            buffer_entries: Entries of the schema that are buffers.
+        """
+        self._method = compression.pull_method
+        self._ratio = compression.ratio
+        self._buffers = frozenset(buffer_entries)
+        self.given = GivenValues()
+        self.counts = GivenCounts()
+
+    def keep_only(self, workers: Collection[WorkerKey]) -> None:
+        """Frees what is kept for all others than these workers."""
+        self.given.keep_only(workers)
+        self.counts.keep_only(workers)
+
+    @property
+    def sends_changes(self) -> bool:
+        """Whether a message depends on what its receiver was given before."""
+        return self._method is not None and self._method.sends_changes
+
+    def encode(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        reader: WorkerKey | None,
+        sequence: int | None,
+        held_digest: int | None = None,
+    ) -> tuple[Messages, Seen]:
+        """Messages with values of a chunk.
+
+        Args:
+            chunk: The chunk.
+            values: All its elements, 1-D.
+            outer_field: Field number of the chunk in the message.
+            presence: Which slices.
+            reader: The worker that it is for. None for any, where changes are not sent.
+            sequence: The push that it answers; None for values as they are.
+            held_digest: Of all elements that the receiver has. Where they are the same
+                the message has none.
+
+        Returns:
+            The messages, several for a chunk that comes in parts, and what makes all
+            elements as their receiver has them, while the values are the same.
+        """
+        if sequence is None:
+            if reader is not None:
+                self.note_exact(chunk, values, reader)
+            if held_digest is not None and held_digest == digest_of(values):
+                message = _unchanged(chunk, outer_field, presence, held_digest)
+                return (message,), lambda: values
+            return raw_messages(chunk, values, outer_field, presence), lambda: values
+        if self._has_already(chunk, presence, reader, sequence):
+            message = _unchanged(chunk, outer_field, presence)
+            # As they came then: nothing has changed since.
+            come = partial(self._whole, chunk, values, outer_field, presence)
+            return (message,), lambda: come()[1]()
+        method = self._method
+        if method and method.sends_changes and method.takes(chunk.element_type):
+            assert reader is not None, "a change is for somebody"
+            return self._change(chunk, values, outer_field, presence, reader, sequence)
+        return self._whole(chunk, values, outer_field, presence)
+
+    def _whole(
+        self, chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
+    ) -> tuple[Messages, Seen]:
+        """Messages that depend on nothing that their receiver has."""
+        method = self._method
+        if method is None or not method.takes(chunk.element_type):
+            return raw_messages(chunk, values, outer_field, presence), lambda: values
+        is_sent = self._parameters(chunk, presence)
+        encoding = encoding_of(method, self._ratio)
+        sent = picked(chunk, values, is_sent).float()
+        data = encoding.encode(sent)
+        message = encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=b"".join((self._raw_buffers(chunk, values, presence), data)),
+            encoding=encoding.number,
+        )
+
+        def seen() -> torch.Tensor:
+            decoded = encoding.decode(memoryview(data), sent.numel())
+            return with_part(chunk, values, is_sent, decoded)
+
+        return (message,), seen
+
+    def note_exact(
+        self, chunk: Chunk, values: torch.Tensor, reader: WorkerKey, sequence: int = 0
+    ) -> None:
+        """A worker is given all values of a chunk as they are."""
+        method = self._method
+        if method is None or not (
+            self.sends_changes and method.takes(chunk.element_type)
+        ):
+            return
+        own = picked(chunk, values, self._parameters(chunk))
+        digest = source = digest_of(own)
+        if len(own) < len(values):
+            source = digest_of(values)
+        given = self.given.newest(chunk.index, digest, source)
+        if given is None:
+            given = Given(own.clone(), digest, source)
+            self.given.note_newest(chunk.index, digest, given)
+        self.given.note(reader, chunk.index, sequence, given)
+
+    def _change(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        reader: WorkerKey,
+        sequence: int,
+    ) -> tuple[Messages, Seen]:
+        """What is to be added to what a worker has; all values where that is unknown.
+
+        A worker that pushes has had the answer to its push before. Of the answer to
+        this one, which it asks for again after its call has broken, it has had a part:
+        it gets the same bytes, of which it sees whether it has them already.
+        """
+        # Of buffers too: a message has them, also where no parameter has changed.
+        source = digest_of(values)
+        known = self.given.of(reader, chunk.index)
+        is_repeated = known is not None and known[0] == sequence
+        if known is None or (is_repeated and known[1].source != source):
+            return self._exact(chunk, values, outer_field, reader, sequence)
+        before = known[1]
+        if is_repeated:
+            if before.message is None:
+                return self._exact(chunk, values, outer_field, reader, sequence)
+            given = before
+        else:
+            given = self._changed(chunk, values, outer_field, presence, before, source)
+            self.given.note(reader, chunk.index, sequence, given)
+        assert given.message is not None, "a change was made"
+        is_own = self._parameters(chunk)
+        return (given.message,), partial(with_part, chunk, values, is_own, given.values)
+
+    def _has_already(
+        self,
+        chunk: Chunk,
+        presence: Presence,
+        reader: WorkerKey | None,
+        sequence: int,
+    ) -> bool:
+        """Whether a worker has had the values with the answer to an earlier push.
+
+        Not of buffers, which a worker's own forward passes change.
+        """
+        if reader is None or self.sends_changes:
+            return False
+        has = self.counts.give(reader, chunk.index, sequence)
+        return has and self._parameters(chunk, presence) == list(presence)
+
+    def _exact(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        reader: WorkerKey,
+        sequence: int,
+    ) -> tuple[Messages, Seen]:
+        self.note_exact(chunk, values, reader, sequence)
+        everything = (True,) * len(chunk.slices)
+        return raw_messages(chunk, values, outer_field, everything), lambda: values
+
+    def _changed(
+        self,
+        chunk: Chunk,
+        values: torch.Tensor,
+        outer_field: int,
+        presence: Presence,
+        before: Given,
+        source: int,
+    ) -> Given:
+        """What a worker has after a change, with the message that makes it."""
+        assert self._method is not None, "changes are sent"
+        made = self.given.newest(chunk.index, before.digest, source)
+        if made is not None and made.message and made.presence == tuple(presence):
+            return made
+        encoding = encoding_of(self._method, self._ratio)
+        is_own = self._parameters(chunk)
+        bits = list(compress(presence, is_own))
+        sizes = [each.element_count for each in compress(chunk.slices, is_own)]
+        wanted = picked(chunk, values, self._parameters(chunk, presence))
+        new = before.values.clone()
+        parts = [] if all(bits) else list(compress(new.split(sizes), bits))
+        part = new if all(bits) else torch.cat(parts) if parts else new[:0]
+        data = encoding.encode(wanted.float() - part.float())
+        encoding.add_to(part, memoryview(data))
+        if parts:
+            torch._foreach_copy_(parts, part.split([len(each) for each in parts]))
+        digest = digest_of(new)
+        header = pack_change(before.digest, digest, encoding)
+        buffers = self._raw_buffers(chunk, values, presence)
+        message = encode_chunk(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=b"".join((header, buffers, data)),
+            encoding=ENCODING_CHANGE,
+        )
+        given = Given(new, digest, source, message, tuple(presence))
+        self.given.note_newest(chunk.index, before.digest, given)
+        return given
+
+    def _parameters(self, chunk: Chunk, presence: Presence | None = None) -> list[bool]:
+        """Which slices are of parameters, all or those that are present."""
+        bits = presence or (True,) * len(chunk.slices)
+        return [
+            bit and piece.entry_index not in self._buffers
+            for bit, piece in zip(bits, chunk.slices, strict=True)
+        ]
+
+    def _raw_buffers(
+        self, chunk: Chunk, values: torch.Tensor, presence: Presence
+    ) -> memoryview:
+        is_raw = [
+            bit and piece.entry_index in self._buffers
+            for bit, piece in zip(presence, chunk.slices, strict=True)
+        ]
+        return buffer_of(picked(chunk, values, is_raw))
+
+
+def _unchanged(
+    chunk: Chunk, outer_field: int, presence: Presence, digest: int | None = None
+) -> bytes:
+    """A message for who has the values of a chunk."""
+    return encode_chunk(
+        outer_field,
+        index=chunk.index,
+        presence=bits_to_bytes(presence),
+        data=b"",
+        encoding=ENCODING_UNCHANGED,
+        digest=digest,
+    )
+
+
+def raw_messages(
+    chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
+) -> Messages:
+    """Messages with values of a chunk as they are."""
+    return tuple(
+        encode_parts(
+            outer_field,
+            index=chunk.index,
+            presence=bits_to_bytes(presence),
+            data=buffer_of(picked(chunk, values, presence)),
+        )
+    )
+
+
+def picked(chunk: Chunk, values: torch.Tensor, presence: Presence) -> torch.Tensor:
+    """Elements of some slices, 1-D; shares memory where they are adjacent."""
+    runs = [values[start:stop] for start, stop in present_runs(chunk, presence)]
+    if len(runs) == 1:
+        return runs[0]
+    return torch.cat(runs) if runs else values[:0]
+
+
+def with_part(
+    chunk: Chunk, values: torch.Tensor, presence: Presence, part: torch.Tensor
+) -> torch.Tensor:
+    """A copy of all elements of a chunk, with those of some slices from elsewhere."""
+    made = values.clone()
+    position = 0
+    for start, stop in present_runs(chunk, presence):
+        count = stop - start
+        made[start:stop] = part[position : position + count]
+        position += count
+    return made

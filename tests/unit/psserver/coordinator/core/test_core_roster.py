@@ -1,0 +1,102 @@
+"""Who is who: ids, incarnations, and whether a process is still there."""
+
+import pytest
+
+from psserver.coordinator.core.roster import Roster, WorkerEntry, WorkerState
+from pswire.limits import NAME_BYTES_MAX
+from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.core_values import key
+
+
+def register(roster: Roster, name: str, process_id: str) -> WorkerEntry:
+    return roster.register(
+        process_id=process_id, worker_id=name, address="host:1", now_ms=0
+    )
+
+
+def test_a_process_that_asks_again_gets_the_same_identity() -> None:
+    roster = Roster()
+    assert register(roster, "a", "p") is register(roster, "a", "p")
+
+
+def test_an_id_belongs_to_one_process_at_a_time() -> None:
+    roster = Roster()
+    register(roster, "a", "p")
+    with pytest.raises(Refusal, match="host:1 that is registered") as caught:
+        register(roster, "a", "q")
+    assert caught.value.reason is ErrorReason.WORKER_ID_TAKEN
+    assert roster.incarnations == {"a": 1}
+
+
+def test_each_start_gets_a_higher_incarnation() -> None:
+    roster = Roster({"a": 4})
+    first = register(roster, "a", "p")
+    first.state = WorkerState.LEFT
+    second = register(roster, "a", "q")
+
+    assert [first.worker, second.worker] == [key("a/5"), key("a/6")]
+    assert roster.processes == {key("a/6"): "q"}
+
+
+def test_ids_are_chosen_for_those_that_have_none() -> None:
+    roster = Roster()
+    register(roster, "w1", "p")
+    names = [register(roster, "", f"q{i}").worker.worker_id for i in range(3)]
+    assert names == ["w0", "w2", "w3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "process_id", "reason"),
+    [
+        ("a" * (NAME_BYTES_MAX + 1), "p", ErrorReason.LIMIT_EXCEEDED),
+        ("a", "", ErrorReason.MALFORMED_MESSAGE),
+        ("a", "p" * (NAME_BYTES_MAX + 1), ErrorReason.MALFORMED_MESSAGE),
+    ],
+)
+def test_names_have_limits(name: str, process_id: str, reason: ErrorReason) -> None:
+    roster = Roster()
+    with pytest.raises(Refusal) as caught:
+        register(roster, name, process_id)
+    assert caught.value.reason is reason
+    assert roster.incarnations == {}
+
+
+def test_an_id_that_would_garble_logs_is_given_to_nobody() -> None:
+    roster = Roster()
+    with pytest.raises(Refusal, match="contains the control character") as caught:
+        register(roster, "a\nb", "p")
+    assert caught.value.reason is ErrorReason.MALFORMED_MESSAGE
+    assert roster.incarnations == {}
+
+
+def test_unknown_and_closed_identities_are_told_apart() -> None:
+    roster = Roster({"a": 2})
+    for worker, reason in (
+        (key("z"), ErrorReason.WORKER_UNKNOWN),
+        (key("a/2"), ErrorReason.WORKER_INCARNATION_STALE),
+    ):
+        with pytest.raises(Refusal) as caught:
+            roster.entry(worker)
+        assert caught.value.reason is reason
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_is_lost() -> None:
+    roster = Roster({"a": 1})
+    roster.restore(key("a"), "p", absent_from_ms=10_000)
+
+    def lost_at(now_ms: int) -> list[WorkerEntry]:
+        return roster.lost(now_ms, grace_ms=500, lease_ttl_ms=10_000)
+
+    with pytest.raises(Refusal, match="belongs to a process that is suspect"):
+        register(roster, "a", "q")
+    assert register(roster, "a", "p").worker == key("a")
+    assert lost_at(10_499) == []
+    assert [entry.worker for entry in lost_at(10_500)] == [key("a")]
+
+
+def test_one_that_leaves_is_not_lost() -> None:
+    roster = Roster()
+    entry = register(roster, "a", "p")
+    entry.state = WorkerState.LEAVING
+    entry.broken_ms = 0
+    assert roster.lost(1_000_000, grace_ms=500, lease_ttl_ms=10_000) == []

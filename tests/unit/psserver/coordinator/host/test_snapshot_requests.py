@@ -1,0 +1,38 @@
+"""Why a reader got no snapshot: there was no time, or none could be made."""
+
+import pytest
+
+from psserver.coordinator.host.job_waits import JobWaits
+from psserver.coordinator.host.snapshot_requests import SnapshotRequests
+from psserver.edge.changes import Changes
+from psserver.edge.record import FenceKind
+from pswire.reasons import ErrorReason, Refusal
+from tests.doubles.driven_coordinator import DrivenCoordinator
+
+
+def requests_of(job: DrivenCoordinator) -> SnapshotRequests:
+    return SnapshotRequests(job.core, Changes(), JobWaits(job.core), lambda: None)
+
+
+async def test_a_cut_that_is_under_way_is_a_matter_of_time() -> None:
+    """So it is for a reader that has waited for the start until its time was over."""
+    job = DrivenCoordinator.running("a")
+
+    with pytest.raises(Refusal, match=r"no snapshot within 0\.0 s") as caught:
+        await requests_of(job).get(newer_than=-1, timeout_s=0.0)
+
+    assert caught.value.reason is ErrorReason.WAIT_TIMEOUT
+    fence = job.core.fence
+    assert fence is not None
+    assert fence.kind is FenceKind.CUT
+
+
+async def test_a_cut_that_failed_says_why() -> None:
+    job = DrivenCoordinator.running("a")
+    job.core.want_cut(job.now_ms)
+    job.pass_time(job.core.settings.fence_timeout_ms)
+
+    with pytest.raises(Refusal, match="no report from shard 0") as caught:
+        await requests_of(job).get(newer_than=-1, timeout_s=0.0)
+
+    assert caught.value.reason is ErrorReason.CUT_FAILED

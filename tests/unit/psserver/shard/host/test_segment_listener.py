@@ -1,0 +1,131 @@
+"""Who is accepted at the socket for segments, and what others cost."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from psserver.logs import REFUSAL_LINES_MAX
+from psserver.shard.host import segment_listener
+from psserver.shard.host.segment_listener import SegmentListener
+from psserver.shard.host.shared_segments import SharedSegments
+from pswire.memory_segments import SegmentError, boot_id
+from pswire.segment_handshake import Answer, address_of
+
+pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
+
+TIMEOUT_S = 5.0
+Test = Callable[[SharedSegments], Coroutine[None, None, None]]
+
+
+def listening(test: Test) -> None:
+    """Runs a test beside a listener."""
+
+    async def run() -> None:
+        segments = SharedSegments(is_wanted=True)
+        listener = SegmentListener(segments, lambda: None)
+        try:
+            await asyncio.wait_for(test(segments), TIMEOUT_S)
+        finally:
+            listener.close()
+
+    asyncio.run(run())
+
+
+def connected(segments: SharedSegments) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(address_of(segments.socket_name))
+    return peer
+
+
+def descriptor_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110, what the loop does is what is looked at
+        await asyncio.sleep(0)
+
+
+def test_another_user_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told so and closed as it is accepted; the log has a few lines of many."""
+    mine = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: mine + 1)
+
+    async def test(segments: SharedSegments) -> None:
+        before = descriptor_count()
+        for _ in range(3 * REFUSAL_LINES_MAX):
+            with connected(segments) as peer:
+                peer.setblocking(False)
+                loop = asyncio.get_running_loop()
+                is_readable = asyncio.Event()
+                loop.add_reader(peer, is_readable.set)
+                await is_readable.wait()
+                loop.remove_reader(peer)
+                with pytest.raises(SegmentError, match=f"of user {mine}"):
+                    Answer.receive(peer)
+                assert peer.recv(1) == b""  # closed, without a packet of its own
+        assert descriptor_count() == before
+
+    with caplog.at_level(logging.WARNING, "psserver.shard"):
+        listening(test)
+    assert len(caplog.records) == REFUSAL_LINES_MAX
+
+
+def test_without_descriptors_the_loop_is_not_kept_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who connects meanwhile is accepted when there are some again."""
+    monkeypatch.setattr(segment_listener, "_PAUSE_S", 0.05)
+    tries: list[float] = []
+    accept = socket.socket.accept
+
+    def accepting(
+        self: socket.socket,
+    ) -> tuple[socket.socket, object]:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", accepting)
+
+    async def test(segments: SharedSegments) -> None:
+        with connected(segments):
+            await until(lambda: len(tries) == 3)
+
+    listening(test)
+    first, second, third = tries
+    assert min(second - first, third - second) >= 0.04
+
+
+def test_connections_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more waits until one of them is closed."""
+    monkeypatch.setattr(segment_listener, "_HANDOVER_COUNT_MAX", 2)
+    tries: list[None] = []
+    accept = socket.socket.accept
+
+    def accepting(self: socket.socket) -> tuple[socket.socket, object]:
+        tries.append(None)
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", accepting)
+
+    async def test(segments: SharedSegments) -> None:
+        peers = [connected(segments) for _ in range(4)]
+        await until(lambda: len(tries) == 2)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(tries) == 2
+        peers[0].close()
+        await until(lambda: len(tries) == 3)
+        for peer in peers:
+            peer.close()
+
+    listening(test)

@@ -1,0 +1,190 @@
+"""What readers of snapshots may hold of a shard's memory: places, and no image."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from psserver.edge.record import FenceKind
+from psserver.shard.host.cut_images import CutReport
+from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
+from psserver.shard.rpc import parameter_service
+from pswire.frames import RESPONSE_CHUNK_FIELD, decode_chunk, split_fields
+from pswire.limits import PROTOCOL_VERSION, VALUES_PART_BYTES
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import ElementType, SchemaEntry
+from pswire.v1 import parameter_service_pb2 as messages
+from tests.doubles.core_values import key
+from tests.doubles.served_shard import ServedShard
+from tests.unit.psserver.shard.rpc.conftest import Make
+
+if TYPE_CHECKING:
+    from psserver.edge.guard import Context
+
+TIMEOUT_S = 5.0
+
+# Three chunks, of which one takes several messages.
+LARGE = (
+    SchemaEntry(
+        name="large",
+        shape=(VALUES_PART_BYTES,),
+        element_type=ElementType.FLOAT32,
+    ),
+    SchemaEntry(name="small", shape=(2,), element_type=ElementType.FLOAT64),
+    SchemaEntry(name="steps", shape=(3,), element_type=ElementType.INT64),
+)
+
+
+class Caller:
+    """The part of a call's context that tells where it comes from."""
+
+    def __init__(self, machine: int, port: int = 1) -> None:
+        self._peer = f"ipv4:10.0.0.{machine}:{port}"
+
+    def peer(self) -> str:
+        return self._peer
+
+
+def read(
+    shard: ServedShard, *, machine: int = 1, port: int = 1
+) -> AsyncIterator[bytes]:
+    """A reader's call, of which nothing is read yet."""
+    request = messages.PullSnapshotRequest(
+        protocol_version=PROTOCOL_VERSION,
+        job_id="job",
+        snapshot_id=1,
+        shard_incarnation=1,
+    )
+    context = cast("Context", Caller(machine, port))
+    return shard.service.pull_snapshot(request, context)
+
+
+async def cut(shard: ServedShard) -> None:
+    """The shard copies its values, as snapshot 1."""
+    host = shard.host
+    host.prepare_fence(2, FenceKind.CUT, None)
+    host.decide_cut(2, 1, 0, ((key("a"), 0),))
+    async with asyncio.timeout(TIMEOUT_S):
+        while await host.outbox.get() != CutReport(1):
+            pass
+
+
+async def held_by(
+    shard: ServedShard, machines: Sequence[int]
+) -> list[AsyncIterator[bytes]]:
+    """Answers of which one message is read and no more, one to each machine named."""
+    calls = [read(shard, machine=m, port=i) for i, m in enumerate(machines)]
+    for call in calls:
+        await asyncio.wait_for(anext(call), TIMEOUT_S)
+    return calls
+
+
+async def refusal_of(call: AsyncIterator[bytes]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await asyncio.wait_for(anext(call), TIMEOUT_S)
+    return caught.value
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more reader is told at once that there is no place."""
+    monkeypatch.setattr(parameter_service, "SLOT_TIMEOUT_S", 0.0)
+
+
+@pytest.fixture
+async def shard(make: Make) -> ServedShard:
+    made = make(entries=LARGE)
+    made.start(["a"])
+    await cut(made)
+    return made
+
+
+async def test_a_snapshot_comes_whole_and_in_parts(shard: ServedShard) -> None:
+    found: dict[int, bytearray] = {}
+    async for message in read(shard):
+        ((field, view),) = split_fields(message)
+        assert field == RESPONSE_CHUNK_FIELD
+        frame = decode_chunk(view)
+        found.setdefault(frame.index, bytearray()).extend(frame.data)
+
+    image = shard.host.images.image(1)
+    chunks = shard.host.model.chunks
+    assert {i: bytes(data) for i, data in found.items()} == {
+        chunk.index: bytes(image.read(chunk.index)) for chunk in chunks
+    }
+
+
+async def test_an_answer_that_is_not_read_keeps_no_released_image(
+    shard: ServedShard,
+) -> None:
+    held = await held_by(shard, [1, 1, 2])
+    image = weakref.ref(shard.host.images.image(1))
+    assert image() is not None
+
+    shard.host.release_image(1)
+    gc.collect()
+
+    assert image() is None
+    for call in held:
+        assert (await refusal_of(call)).reason is ErrorReason.SNAPSHOT_GONE
+    assert shard.host.snapshot_answers.has_one("10.0.0.1")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_machine_holds_so_many_answers_and_others_read_on(
+    shard: ServedShard,
+) -> None:
+    held = await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+
+    found = await refusal_of(read(shard, machine=1, port=99))
+    assert found.reason is ErrorReason.WAIT_TIMEOUT
+    assert f"{SNAPSHOTS_OF_MACHINE_MAX} answers" in found.message
+    assert [message async for message in read(shard, machine=2)]
+
+    async for _ in held[0]:
+        pass
+    assert [message async for message in read(shard, machine=1, port=99)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_all_machines_together_hold_so_many_answers(shard: ServedShard) -> None:
+    machines = [i // SNAPSHOTS_OF_MACHINE_MAX for i in range(SNAPSHOTS_MAX)]
+    held = await held_by(shard, machines)
+
+    found = await refusal_of(read(shard, machine=99))
+    assert found.reason is ErrorReason.WAIT_TIMEOUT
+
+    async for _ in held[0]:
+        pass
+    assert [message async for message in read(shard, machine=99)]
+
+
+async def test_of_many_that_wait_for_one_place_one_gets_it(shard: ServedShard) -> None:
+    held = await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+    calls = [read(shard, machine=1, port=100 + i) for i in range(8)]
+    waiting = {asyncio.ensure_future(anext(call)) for call in calls}
+    await asyncio.sleep(0)
+    async for _ in held[0]:
+        pass
+
+    done, others = await asyncio.wait(
+        waiting, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+    )
+
+    assert len(done) == 1
+    assert shard.host.snapshot_answers.count("10.0.0.1") == SNAPSHOTS_OF_MACHINE_MAX
+    for each in others:
+        each.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_readers_that_do_not_read_hold_up_no_step(shard: ServedShard) -> None:
+    await held_by(shard, [1] * SNAPSHOTS_OF_MACHINE_MAX)
+
+    await shard.push("a", 1).finished()
+
+    assert shard.host.model.core.clocks.applied_clock == 1
