@@ -126,6 +126,10 @@ format: .venv/installed ## format the code
 	$(BIN)/ruff check --quiet --fix-only .
 	$(BIN)/ruff format --quiet .
 
+.PHONY: shape
+shape: .venv/installed ## print rooms, arrows, what a step crosses, and what is big
+	@$(BIN)/python -m tests.shape
+
 .PHONY: bench
 bench: .venv/installed ## measure the data plane beside what others use
 	@$(BIN)/psctl bench all $(ARGS)

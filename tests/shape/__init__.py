@@ -1,0 +1,1 @@
+"""What the layout of the code looks like, in figures: `make shape`."""
