@@ -5,6 +5,9 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,8 @@ def project() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names in a wheel built as a release would."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """A wheel built as a release would."""
     need("hatchling", "pip install hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
@@ -39,9 +42,20 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         capture_output=True,
         timeout=60,
     )
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
+    (built,) = folder.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: zipfile.ZipFile) -> set[str]:
+    return set(wheel.namelist())
+
+
+@pytest.fixture(scope="module")
+def wheel_metadata(wheel: zipfile.ZipFile, wheel_names: set[str]) -> Message:
+    (name,) = (name for name in wheel_names if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(wheel.read(name))
 
 
 def pins(name: str) -> dict[str, str]:
@@ -68,6 +82,37 @@ def test_wheel_holds_nothing_else(wheel_names: set[str]) -> None:
         "psctl",
         "pswire",
     }
+
+
+def test_wheel_says_what_it_is_and_under_which_licence(
+    wheel: zipfile.ZipFile, wheel_names: set[str], wheel_metadata: Message
+) -> None:
+    assert wheel_metadata["License-Expression"] == "Apache-2.0"
+    assert wheel_metadata["License-File"] == "LICENSE"
+    (licence,) = (name for name in wheel_names if name.endswith("/LICENSE"))
+    assert wheel.read(licence) == (REPOSITORY / "LICENSE").read_bytes()
+    assert wheel_metadata["Author"]
+    assert "parameter server" in wheel_metadata["Keywords"]
+    assert wheel_metadata["Description-Content-Type"] == "text/markdown"
+    shown = wheel_metadata.get_payload(decode=True)
+    assert shown == (REPOSITORY / "README.md").read_bytes()
+
+
+def test_the_licence_is_the_whole_of_apache_2() -> None:
+    text = (REPOSITORY / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    for section in range(1, 10):
+        assert re.search(rf"^   {section}\. ", text, re.M), section
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_every_classifier_is_one_that_an_index_knows(project: dict[str, Any]) -> None:
+    need("trove_classifiers", "pip install trove-classifiers")
+    from trove_classifiers import classifiers, deprecated_classifiers
+
+    named = set(project["classifiers"])
+    assert named <= set(classifiers) - set(deprecated_classifiers)
 
 
 def test_commands_lead_to_functions() -> None:
