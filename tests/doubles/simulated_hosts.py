@@ -9,20 +9,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from psworker.backends.host_group.agreement import (
-    Admit,
-    Contribution,
-    Done,
-    Excluded,
-    Failed,
-    Message,
-    Place,
-    Reduce,
-    Seat,
-    Standing,
-)
-from psworker.backends.host_group.core import HostCore
-from psworker.backends.host_group.orders import (
+from psworker.backends.host.core import HostCore
+from psworker.backends.host.effects import (
     Arrive,
     Drop,
     Found,
@@ -31,6 +19,18 @@ from psworker.backends.host_group.orders import (
     Push,
     Send,
     Task,
+)
+from psworker.backends.host.messages import (
+    Admit,
+    Done,
+    Excluded,
+    Failed,
+    GroupStatus,
+    Message,
+    ProcessId,
+    PushPlace,
+    Reduce,
+    StepPart,
 )
 from psworker.transport.values import Identity
 
@@ -69,10 +69,12 @@ class Memory:
 class Process:
     """One process: its core, and its user's thread."""
 
-    def __init__(self, world: "World", seat: Seat, count: int, step_count: int) -> None:
+    def __init__(
+        self, world: "World", process_id: ProcessId, count: int, step_count: int
+    ) -> None:
         self.world = world
-        self.seat = seat
-        self.core = HostCore(seat, count=count, patience_ms=10)
+        self.process_id = process_id
+        self.core = HostCore(process_id, count=count, patience_ms=10)
         self.memory = Memory()
         self.orders: deque[Task] = deque()
         self.alive = True
@@ -98,9 +100,9 @@ class Process:
         said = [message for link in self.world.links_to(self) for message in link]
         return self.core.is_out or any(isinstance(each, Excluded) for each in said)
 
-    def standing(self) -> Standing:
+    def status(self) -> GroupStatus:
         sequence = len(self.shard.pushes)
-        return Standing(
+        return GroupStatus(
             token=self.token,
             worker=WORKER,
             rank=0,
@@ -124,9 +126,11 @@ class Process:
             self.is_stepping = True
             if not self.core.is_settling:
                 self.call_count += 1
-                self.name = f"{self.seat.number}.{self.seat.life}.{self.call_count}"
+                self.name = (
+                    f"{self.process_id.number}.{self.process_id.life}.{self.call_count}"
+                )
                 self.memory.gradient = frozenset({self.name})
-            self.core.offer(Contribution(weight=1.0, presence=PRESENCE))
+            self.core.offer(StepPart(weight=1.0, presence=PRESENCE))
         elif (
             self.world.lingers
             and self.core.is_leader
@@ -146,21 +150,21 @@ class Process:
                 self.token = f"incarnation {len(world.shards)}"
                 world.shards[self.token] = SimulatedShard()
                 self.values = self.memory.values = 0
-                self.core.founded(self.standing())
+                self.core.founded(self.status())
             case Admit(done=done):
-                self.token = done.standing.token
-                self.values = world.memory_of(self.seat, done.source).values
+                self.token = done.status.token
+                self.values = world.memory_of(self.process_id, done.source).values
             case Arrive(step=step, done=done):
-                if done.source != self.seat:
+                if done.source != self.process_id:
                     self.memory.values = self.values
-                place = Place(worker=WORKER, sequence=step, clock=step)
-                self.core.arrived(place, self.standing())
+                place = PushPlace(worker=WORKER, sequence=step, clock=step)
+                self.core.arrived(place, self.status())
             case Reduce(attempt=attempt, parts=parts):
-                memories = [world.memory_of(self.seat, each) for each in parts]
+                memories = [world.memory_of(self.process_id, each) for each in parts]
                 self.memory.share = frozenset().union(*(m.gradient for m in memories))
                 self.core.reduced(attempt, 1.0)
             case Push(seal=seal):
-                shares = {world.memory_of(self.seat, e).share for e in seal.parts}
+                shares = {world.memory_of(self.process_id, e).share for e in seal.parts}
                 if self.is_told_out and len(self.shard.pushes) >= seal.step:
                     return  # whatever it sends is refused, or a duplicate
                 assert len(shares) == 1, f"shares of {shares}"
@@ -170,7 +174,7 @@ class Process:
                 if self.is_told_out:
                     return
                 if world.draw.random() < world.failure_chance:
-                    self.core.failed(Failed(self.seat, TimeoutError, "too long"))  # type: ignore[arg-type]
+                    self.core.failed(Failed(self.process_id, TimeoutError, "too long"))  # type: ignore[arg-type]
                     self.is_stepping = False
                     self.steps_left += 1
                     return
@@ -178,18 +182,18 @@ class Process:
                 self.core.pushed(
                     Done(
                         step=seal.step,
-                        source=self.seat,
-                        standing=self.standing(),
+                        source=self.process_id,
+                        status=self.status(),
                         parts=seal.parts,
                     )
                 )
             case Done(step=step, source=source, parts=parts):
-                self.values = world.memory_of(self.seat, source).values
+                self.values = world.memory_of(self.process_id, source).values
                 if self.is_told_out:
                     return  # others go on, and may have written over them
                 assert self.values == step, "values of another step"
                 if self.is_stepping:
-                    assert self.seat in parts, "a step that it had no part in"
+                    assert self.process_id in parts, "a step that it had no part in"
                     self.returned.append((step, self.name))
                 self.is_stepping = False
             case Failed():
@@ -213,36 +217,38 @@ class World:
         self.failure_chance = failure_chance
         self.shards: dict[str, SimulatedShard] = {}
         self.lingers = draw.random() < 0.7
-        self.processes: dict[Seat, Process] = {}
-        self.links: dict[tuple[Seat, Seat], deque[Message | None]] = {}
+        self.processes: dict[ProcessId, Process] = {}
+        self.links: dict[tuple[ProcessId, ProcessId], deque[Message | None]] = {}
         self.now_ms = 0
         self._life = 0
 
     def enter(self, index: int, *, count: int, step_count: int) -> Process:
         """A process comes, and meets all that are there."""
         self._life += 1
-        seat = Seat(index, self._life)
-        made = Process(self, seat, count, step_count)
+        process_id = ProcessId(index, self._life)
+        made = Process(self, process_id, count, step_count)
         for other in self.processes.values():
             if other.alive and not other.core.is_out:
-                self.links[seat, other.seat] = deque()
-                self.links[other.seat, seat] = deque()
-                other.core.connected(seat)
-                made.core.connected(other.seat, other.core.view)
-        self.processes[seat] = made
+                self.links[process_id, other.process_id] = deque()
+                self.links[other.process_id, process_id] = deque()
+                other.core.connected(process_id)
+                made.core.connected(other.process_id, other.core.view)
+        self.processes[process_id] = made
         made.core.entered(self.now_ms)
         self.carry(made)
         return made
 
-    def memory_of(self, reader: Seat, seat: Seat) -> Memory:
+    def memory_of(self, reader: ProcessId, process_id: ProcessId) -> Memory:
         """Of any process that it has met, the dead too."""
-        assert reader == seat or (reader, seat) in self.links, "it was never mapped"
-        return self.processes[seat].memory
+        assert reader == process_id or (reader, process_id) in self.links, (
+            "it was never mapped"
+        )
+        return self.processes[process_id].memory
 
     def kill(self, process: Process) -> None:
         process.alive = False
         for (sender, _), link in self.links.items():
-            if sender == process.seat:
+            if sender == process.process_id:
                 link.append(None)  # after what it has said
 
     def carry(self, process: Process) -> None:
@@ -250,24 +256,26 @@ class World:
             match effect:
                 case Order(task=task):
                     process.orders.append(task)
-                case Send(seat=seat, message=message):
-                    link = self.links.get((process.seat, seat))
-                    if link is not None and self.processes[seat].alive:
+                case Send(process=process_id, message=message):
+                    link = self.links.get((process.process_id, process_id))
+                    if link is not None and self.processes[process_id].alive:
                         link.append(message)
-                case Drop(seat=seat):
-                    link = self.links.get((process.seat, seat))
+                case Drop(process=process_id):
+                    link = self.links.get((process.process_id, process_id))
                     if link is not None:
                         link.append(None)
                 case Lead():
                     pass
 
     def links_to(self, process: Process) -> list[deque[Message | None]]:
-        return [link for (_, to), link in self.links.items() if to == process.seat]
+        return [
+            link for (_, to), link in self.links.items() if to == process.process_id
+        ]
 
     def look_for_exclusion(self, process: Process) -> None:
         """Before anything else a process looks at all of its sockets for this."""
         for (sender, to), link in self.links.items():
-            if to == process.seat and Excluded() in link:
+            if to == process.process_id and Excluded() in link:
                 process.core.take(sender, Excluded())
 
     def turn(self) -> bool:
@@ -305,8 +313,8 @@ class World:
         for process in [p for p in self.processes.values() if p.alive and p.running]:
             if any(self.links_to(process)):
                 continue  # what was said comes first, as on a process's own sockets
-            for seat in sorted(process.core.watched):
-                if not self.processes[seat].running:
-                    process.core.lost(seat)
+            for process_id in sorted(process.core.watched):
+                if not self.processes[process_id].running:
+                    process.core.lost(process_id)
             process.core.tick(self.now_ms)
             self.carry(process)

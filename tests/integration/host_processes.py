@@ -1,13 +1,13 @@
-"""Processes of a host group as threads of the test: each has a room of its own."""
+"""Processes of a host group as threads of the test: each has a driver of its own."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pswire.addresses import parse_address
+from psworker.backends.host.place import HostPlace
+from psworker.backends.host.rendezvous import group_of
 from psworker.backends.host_connection import HostConnection
-from psworker.backends.host_group.meeting import group_of
-from psworker.backends.host_group.place import HostPlace
 from psworker.config import WorkerConfig
 from tests.integration.job import WAIT_TIMEOUT_S, Job
 

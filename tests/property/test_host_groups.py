@@ -34,7 +34,7 @@ def run(seed: int) -> tuple[World, Counter[str]]:
             world.kill(victim)
             faults["killed"] += 1
             if draw.random() < 0.5:  # and started again
-                waiting.append(victim.seat.number)
+                waiting.append(victim.process_id.number)
         if len(living) > 1 and draw.random() < stop_chance:
             draw.choice(living).running = False
             faults["stopped"] += 1
@@ -49,7 +49,9 @@ def run(seed: int) -> tuple[World, Counter[str]]:
                 break
             world.pass_time()
     else:
-        stuck = [(p.seat, p.core._phase, p.core.view) for p in living if not p.ended]
+        stuck = [
+            (p.process_id, p.core._phase, p.core.view) for p in living if not p.ended
+        ]
         pytest.fail(f"seed {seed}: {stuck} never end")
     return world, faults
 

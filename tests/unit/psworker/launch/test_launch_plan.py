@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from psworker.backends.host_group.place import HostPlace, find_host_place
+from psworker.backends.host.place import HostPlace, find_host_place
 from psworker.launch.launch_plan import (
     DeviceError,
     LaunchPlan,

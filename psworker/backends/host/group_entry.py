@@ -15,21 +15,25 @@ import torch
 
 from pswire.placement import place
 from pswire.reasons import ErrorReason
-from psworker.backends.host_group.agreement import (
+from psworker.backends.host.core import HostCore
+from psworker.backends.host.effects import Found, Lead
+from psworker.backends.host.group_driver import (
+    BACK_LIMIT_MS,
+    FORM_LIMIT_MS,
+    GroupDriver,
+)
+from psworker.backends.host.leader import HostLeader, entries_of
+from psworker.backends.host.leader_service import LeaderService
+from psworker.backends.host.memory import HostMemory
+from psworker.backends.host.messages import (
     Admit,
     Done,
     Excluded,
     Failed,
-    Seat,
-    Standing,
+    GroupStatus,
+    ProcessId,
 )
-from psworker.backends.host_group.core import HostCore
-from psworker.backends.host_group.desk import Desk
-from psworker.backends.host_group.leader import HostLeader, entries_of
-from psworker.backends.host_group.memory import HostMemory
-from psworker.backends.host_group.orders import Found, Lead
-from psworker.backends.host_group.place import HostPlace
-from psworker.backends.host_group.room import BACK_LIMIT_MS, FORM_LIMIT_MS, Room
+from psworker.backends.host.place import HostPlace
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import (
@@ -52,16 +56,16 @@ class Life:
 
     core: HostCore
     memory: HostMemory
-    room: Room
+    driver: GroupDriver
     leader: HostLeader | None = None
 
 
-class Attendance:
+class GroupEntry:
     """A process of a host group, and the model that it holds the group's values in.
 
     Attributes:
         pending: Data that was drawn and not yet pushed.
-        standing: Where the group stands in the job.
+        status: Where the group stands in the job.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Attendance:
         self._edited = EditedValues(schema, self._tensors, held=given.held)
         self._rejoin_count = 0
         self._life_count = 0
-        self.standing: Standing
+        self.status: GroupStatus
         self._life = self._begin_life()
         try:
             self._come_in()
@@ -117,9 +121,9 @@ class Attendance:
         return self._life.core.is_leader
 
     @property
-    def room(self) -> Room:
+    def driver(self) -> GroupDriver:
         """This process in its group."""
-        return self._life.room
+        return self._life.driver
 
     @property
     def member_count(self) -> int:
@@ -131,7 +135,7 @@ class Attendance:
         """This process's place among these, in which batches are dealt."""
         core = self._life.core
         members = core.members
-        return members.index(core.seat) if core.seat in members else 0
+        return members.index(core.process) if core.process in members else 0
 
     @property
     def rejoin_count(self) -> int:
@@ -146,17 +150,17 @@ class Attendance:
     # Coming in
 
     def _begin_life(self) -> Life:
-        seat = Seat(self._host.index, secrets.randbits(62))
+        process = ProcessId(self._host.index, secrets.randbits(62))
         is_back = self._host.is_restart or self._life_count > 0
         patience_ms = BACK_LIMIT_MS if is_back else FORM_LIMIT_MS
-        core = HostCore(seat, count=self._host.count, patience_ms=patience_ms)
+        core = HostCore(process, count=self._host.count, patience_ms=patience_ms)
         memory = HostMemory(
             self._given.bound.schema,
-            seat,
+            process,
             self._given.buffers,
             adds_up=self._given.loss == "sum",
         )
-        room = Room(
+        driver = GroupDriver(
             self._loop,
             core,
             memory,
@@ -164,29 +168,29 @@ class Attendance:
             marks=self._given.bound.schema.marks,
             on_lead=self._take_lead,
         )
-        return Life(core, memory, room)
+        return Life(core, memory, driver)
 
-    def _take_lead(self, lead: Lead) -> Desk:
+    def _take_lead(self, lead: Lead) -> LeaderService:
         """On the event loop: the group's sign of life comes from here now."""
-        standing = lead.done.standing
+        status = lead.done.status
         life = self._life
         life.leader = HostLeader(
-            self._loop, self._config, self._given, life.memory, token=standing.token
+            self._loop, self._config, self._given, life.memory, token=status.token
         )
-        life.leader.open(standing)
+        life.leader.open(status)
         logger.warning(
             "process %d of this host's group leads it now, as worker %s",
-            life.core.seat.number,
-            standing.worker.worker_id,
+            life.core.process.number,
+            status.worker.worker_id,
         )
-        return Desk(life.core, life.leader, self._config.step_timeout_s)
+        return LeaderService(life.core, life.leader, self._config.step_timeout_s)
 
     def _come_in(self) -> None:
         """Enters; once more for each time that the group went on without it."""
         deadline = time.monotonic() + self._config.start_timeout_s
         while True:
             life = self._life
-            life.room.enter(self._host.group, self._host.count)
+            life.driver.enter(self._host.group, self._host.count)
             if self._is_taken_in(deadline):
                 return
             self._end_life()
@@ -196,12 +200,12 @@ class Attendance:
         log = WaitingLog()
         life = self._life
         while True:
-            task = life.room.next_task(deadline, log)
+            task = life.driver.next_task(deadline, log)
             match task:
                 case None:
                     raise StartTimeoutError(
                         f"the job did not start in time: waiting for "
-                        f"{life.room.waited_for()}; start what is missing",
+                        f"{life.driver.waited_for()}; start what is missing",
                         reason=ErrorReason.NOT_STARTED,
                     )
                 case Found():
@@ -209,8 +213,8 @@ class Attendance:
                     return True
                 case Admit(done=done):
                     self._take_values(done, is_whole=True)
-                    self._rejoin_count = done.standing.rejoin_count
-                    return life.room.settle()
+                    self._rejoin_count = done.status.rejoin_count
+                    return life.driver.settle()
                 case Failed():
                     raise task.to_error()
                 case Excluded():
@@ -224,16 +228,18 @@ class Attendance:
         )
         with self._telling():
             life.leader.open()
-            standing = life.leader.found()
+            status = life.leader.found()
         everything = frozenset(range(len(self._tensors)))
-        life.memory.copy(life.core.seat, self._tensors, everything - self._local)
-        self._note_values(standing)
-        life.room.serve(Desk(life.core, life.leader, self._config.step_timeout_s))
-        life.room.post(lambda core: core.founded(standing))
+        life.memory.copy(life.core.process, self._tensors, everything - self._local)
+        self._note_values(status)
+        life.driver.serve(
+            LeaderService(life.core, life.leader, self._config.step_timeout_s)
+        )
+        life.driver.post(lambda core: core.founded(status))
 
     def _end_life(self) -> None:
         life = self._life
-        life.room.close()
+        life.driver.close()
         if life.leader is not None:
             life.leader.close(leaves=False)
         life.memory.close()
@@ -274,17 +280,19 @@ class Attendance:
                 entries -= withheld
         self._life.memory.copy(done.source, self._tensors, entries)
         self._store.written |= entries & self._given.buffers.keys()
-        self._note_values(done.standing)
+        self._note_values(done.status)
 
-    def _note_values(self, standing: Standing) -> None:
+    def _note_values(self, status: GroupStatus) -> None:
         self._edited.note()
         self._buffers.note_written(self._store)
-        self.standing = standing
+        self.status = status
 
     def _telling(self) -> "_Telling":
-        room, seat = self._life.room, self._life.core.seat
+        driver, process = self._life.driver, self._life.core.process
         return _Telling(
-            lambda error: room.post(lambda core: core.failed(Failed.of(seat, error)))
+            lambda error: driver.post(
+                lambda core: core.failed(Failed.of(process, error))
+            )
         )
 
 

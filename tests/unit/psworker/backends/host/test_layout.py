@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
-from psworker.backends.host_group.layout import HostLayout, share_out
+from psworker.backends.host.layout import HostLayout, share_out
 
 
 def schema(*sizes: int, buffers: int = 0) -> ModelSchema:

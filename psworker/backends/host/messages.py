@@ -1,4 +1,7 @@
-"""What the processes of a host group tell each other: plain values."""
+"""Messages between the processes of a host group: plain values.
+
+Steps and who is in come first, then questions to the leader beside steps.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,14 +9,16 @@ from typing import NamedTuple
 
 from pswire.leased_data import DataRange, DataReport
 from pswire.reasons import ErrorReason
+from psworker.data.order import EpochShape
+from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
 from psworker.optim.steps import Groups
 from psworker.transport.values import Identity
 
 
-class Seat(NamedTuple):
-    """One life of one process of a group; in the order of sums and of succession.
+class ProcessId(NamedTuple):
+    """One life of one process of a group; in the order of sums and of leaders.
 
     Attributes:
         number: On this machine, which a later life of it has too.
@@ -36,13 +41,13 @@ class View:
     """
 
     number: int
-    leader: Seat
-    members: tuple[Seat, ...]
-    founder: Seat
+    leader: ProcessId
+    members: tuple[ProcessId, ...]
+    founder: ProcessId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
+class StepPart:
     """One process's part of a step. Its gradient lies in its own memory.
 
     Attributes:
@@ -68,11 +73,11 @@ class Contribution:
     optimizer: str = ""
 
 
-NO_PART = Contribution(weight=0.0, presence=())
+NO_PART = StepPart(weight=0.0, presence=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PushPlace:
     """Where the group stands in the job when a push begins, as its leader knows.
 
     Attributes:
@@ -116,12 +121,12 @@ class Reduce:
 
     Attributes:
         attempt: Which try.
-        parts: What each contributor has brought, in the order of seats, which is the
-            order of sums.
+        parts: What each process has brought, in the order of process ids, which is
+            that of sums.
     """
 
     attempt: Attempt
-    parts: Mapping[Seat, Contribution]
+    parts: Mapping[ProcessId, StepPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,8 @@ class Seal:
     """
 
     step: int
-    place: Place
-    parts: Mapping[Seat, Contribution]
+    place: PushPlace
+    parts: Mapping[ProcessId, StepPart]
     square_sum: float
 
     @property
@@ -169,18 +174,18 @@ class Seal:
 
     @property
     def ranges(self) -> tuple[DataRange, ...]:
-        """Data behind the push, in the order of seats."""
+        """Data behind the push, in the order of process ids."""
         return () if self.place.is_stale else self.drawn
 
     @property
     def drawn(self) -> tuple[DataRange, ...]:
-        """Data that the processes have drawn for it, in the order of seats."""
+        """Data that the processes have drawn for it, in the order of process ids."""
         if self.place.is_void:
             return ()
         return tuple(each for part in self.parts.values() for each in part.ranges)
 
     @property
-    def leading(self) -> Contribution:
+    def leading(self) -> StepPart:
         """Whose hyperparameters count: the first that has weight, else the first."""
         return leading_part(self.parts)
 
@@ -193,7 +198,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class GroupStatus:
     """The group in the job after a step, for all its processes.
 
     Attributes:
@@ -230,7 +235,7 @@ class Done:
     Attributes:
         step: Number of the step; 0 before the first.
         source: In whose memory the values are.
-        standing: Of the group.
+        status: Of the group.
         parts: Whose gradients were in it.
         is_discarded: Whether they were thrown away.
         is_void: Whether the data behind them went back, as the group was evicted.
@@ -239,9 +244,9 @@ class Done:
     """
 
     step: int
-    source: Seat
-    standing: Standing
-    parts: Mapping[Seat, Contribution] = field(default_factory=dict)
+    source: ProcessId
+    status: GroupStatus
+    parts: Mapping[ProcessId, StepPart] = field(default_factory=dict)
     is_discarded: bool = False
     is_void: bool = False
     written: frozenset[int] = frozenset()
@@ -253,7 +258,7 @@ class Offered:
     """A member's contribution to a step, for the leader."""
 
     step: int
-    part: Contribution
+    part: StepPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,7 @@ class Enter:
             were gone when it came, and the leader will hear of that.
     """
 
-    met: frozenset[Seat]
+    met: frozenset[ProcessId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +301,7 @@ class State:
     view: int
     seal: Seal | None
     done: Done
-    part: Contribution | None
+    part: StepPart | None
     hand: frozenset[DataRange] = frozenset()
 
 
@@ -312,14 +317,14 @@ class Failed:
         facts: With it.
     """
 
-    leader: Seat
+    leader: ProcessId
     kind: type[PsError]
     text: str
     reason: ErrorReason | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, leader: Seat, error: BaseException) -> "Failed":
+    def of(cls, leader: ProcessId, error: BaseException) -> "Failed":
         """What the others are told of an error of the leader."""
         if isinstance(error, PsError):
             return cls(leader, type(error), str(error), error.reason, error.facts)
@@ -362,7 +367,124 @@ Message = (
 )
 
 
-def leading_part(parts: Mapping[Seat, Contribution]) -> Contribution:
+def leading_part(parts: Mapping[ProcessId, StepPart]) -> StepPart:
     """Of the parts of a step, whose hyperparameters count."""
-    ordered: Sequence[Contribution] = [parts[seat] for seat in sorted(parts)]
+    ordered: Sequence[StepPart] = [parts[process] for process in sorted(parts)]
     return next((part for part in ordered if part.weight > 0), ordered[0])
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """Opens an epoch; what its order is drawn from, an `Origin`."""
+
+    loader: str
+    epoch: int
+    shape: EpochShape
+    origin: bytes
+    report: DataReport
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBatches:
+    """Some batches of an epoch: a `Lease`."""
+
+    request: LeaseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Batches that came too late to be used; nothing."""
+
+    ranges: tuple[DataRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTurn:
+    """Answered when a step waits for a process that has no data; nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStateOf:
+    """The state of an optimizer after the group's last push."""
+
+    optimizer: str
+    spec_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsOf:
+    """What the newest update of an optimizer was made with."""
+
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejoinJob:
+    """The group was evicted: joins again, if it did not since; its `GroupStatus`.
+
+    Attributes:
+        rejoin_count: As the process that asks knows it.
+    """
+
+    rejoin_count: int
+
+
+Question = (
+    OpenEpoch
+    | LeaseBatches
+    | GiveBack
+    | AwaitTurn
+    | OptimizerStateOf
+    | SettingsOf
+    | RejoinJob
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to the leader.
+
+    Attributes:
+        number: Of the process that asks.
+        question: The question; `None` takes it back.
+    """
+
+    number: int
+    question: Question | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The leader's.
+
+    Attributes:
+        number: Of the question.
+        result: What there is to say, or why not.
+    """
+
+    number: int
+    result: object
+
+    def value(self) -> object:
+        """The result.
+
+        Raises:
+            PsError: The leader could not.
+        """
+        if isinstance(self.result, Refused):
+            raise self.result.to_error()
+        return self.result
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error of the leader, as it is: it speaks of the group, whoever asks."""
+
+    failure: Failed
+
+    def to_error(self) -> PsError:
+        """The same error."""
+        failure = self.failure
+        return failure.kind(
+            failure.text, reason=failure.reason, facts=dict(failure.facts)
+        )

@@ -6,15 +6,15 @@ does, where tensors are: it is in `prepare` or `step` whenever one comes.
 
 from dataclasses import dataclass
 
-from psworker.backends.host_group.agreement import (
+from psworker.backends.host.messages import (
     Admit,
     Done,
     Excluded,
     Failed,
     Message,
+    ProcessId,
     Reduce,
     Seal,
-    Seat,
 )
 
 
@@ -65,7 +65,7 @@ class Order:
 class Send:
     """A message to another process of the group."""
 
-    seat: Seat
+    process: ProcessId
     message: Message
 
 
@@ -73,7 +73,7 @@ class Send:
 class Drop:
     """Nothing is to do with a process any more."""
 
-    seat: Seat
+    process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)

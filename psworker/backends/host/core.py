@@ -10,7 +10,7 @@ member has the seal it pushes; then all copy the values. What holds:
 - Nothing leaves the host before every living member has the seal. So whoever leads next
   either has the seal, and sends the same bytes under the same number, or nobody outside
   has seen anything, and the rest adds up anew without the dead.
-- A leader that was taken for dead wrongly (it stood still) can do no harm: for its next
+- A leader that was taken for dead wrongly (it was stopped) can do no harm: for its next
   push it needs the word of all members, and they have told it `Excluded` instead.
 - A seal's memory is not written to before its step is over, also that of the dead.
 
@@ -21,34 +21,34 @@ from dataclasses import replace
 from enum import Enum
 
 from pswire.leased_data import DataRange
-from psworker.backends.host_group.agreement import (
-    Admit,
-    Attempt,
-    Bye,
-    Contribution,
-    Done,
-    Enter,
-    Excluded,
-    Failed,
-    Message,
-    Offered,
-    Place,
-    Reduce,
-    Reduced,
-    Seal,
-    Sealed,
-    Seat,
-    Standing,
-    State,
-    View,
-)
-from psworker.backends.host_group.orders import (
+from psworker.backends.host.effects import (
     Arrive,
     Order,
     Push,
     Send,
 )
-from psworker.backends.host_group.succession import Succession
+from psworker.backends.host.leader_election import LeaderElection
+from psworker.backends.host.messages import (
+    Admit,
+    Attempt,
+    Bye,
+    Done,
+    Enter,
+    Excluded,
+    Failed,
+    GroupStatus,
+    Message,
+    Offered,
+    ProcessId,
+    PushPlace,
+    Reduce,
+    Reduced,
+    Seal,
+    Sealed,
+    State,
+    StepPart,
+    View,
+)
 
 
 class Phase(Enum):
@@ -63,36 +63,36 @@ class Phase(Enum):
     PUSHING = "the shards"
 
 
-class HostCore(Succession):
-    """One process's part in the agreement; attributes as `Succession`."""
+class HostCore(LeaderElection):
+    """One process's state machine; attributes as `LeaderElection`."""
 
-    def __init__(self, seat: Seat, *, count: int, patience_ms: int) -> None:
+    def __init__(self, process: ProcessId, *, count: int, patience_ms: int) -> None:
         """Knows nobody yet.
 
         Args:
-            seat: Which process.
+            process: Which process.
             count: Processes that the group waits for before it begins.
             patience_ms: How long it waits for them at most.
         """
-        super().__init__(seat, count=count, patience_ms=patience_ms)
+        super().__init__(process, count=count, patience_ms=patience_ms)
         # Of the step after `done`: what this process brings, and its seal.
-        self._part: Contribution | None = None
+        self._part: StepPart | None = None
         self._seal: Seal | None = None
         # Of a leader.
         self._phase = Phase.FOUNDING
-        self._offers: dict[Seat, tuple[int, Contribution]] = {}
-        self._states: dict[Seat, State] = {}
+        self._offers: dict[ProcessId, tuple[int, StepPart]] = {}
+        self._states: dict[ProcessId, State] = {}
         self._gathers_from = 0
-        self._place: Place | None = None
+        self._place: PushPlace | None = None
         self._attempt_count = 0
         self._attempt: Attempt | None = None
-        self._square_sums: dict[Seat, float] = {}
-        self._holders: set[Seat] = set()
+        self._square_sums: dict[ProcessId, float] = {}
+        self._holders: set[ProcessId] = set()
         self._is_repeat = False
         self._is_parked = False
         # Data: what this process has, and, of a leader, what others have told.
         self.hand: set[DataRange] = set()
-        self.hands: dict[Seat, frozenset[DataRange]] = {}
+        self.hands: dict[ProcessId, frozenset[DataRange]] = {}
 
     # What the owner asks
 
@@ -106,7 +106,7 @@ class HostCore(Succession):
         """Data of the last step, and of those that nobody may have been told of."""
         if self.done is None:
             return ()
-        unreported = self.done.standing.unreported
+        unreported = self.done.status.unreported
         parts = () if self.done.is_void else self.done.parts.values()
         return (
             *(each for part in parts for each in part.ranges),
@@ -114,15 +114,15 @@ class HostCore(Succession):
             *unreported.dropped,
         )
 
-    def is_awaited_from(self, seat: Seat) -> bool:
+    def is_awaited_from(self, process: ProcessId) -> bool:
         """Of a leader, whether others have begun a step that waits for a process."""
         if not self.is_leader or self._phase is not Phase.COLLECTING:
             return False
         parts = self._parts()
-        return bool(parts) and seat not in parts
+        return bool(parts) and process not in parts
 
     @property
-    def missing(self) -> tuple[Seat, ...]:
+    def missing(self) -> tuple[ProcessId, ...]:
         """Of a leader, whom it waits for in its own group."""
         if not self.is_leader:
             return ()
@@ -148,52 +148,52 @@ class HostCore(Succession):
         return (
             self._seal is not None
             and self._seal.step == step
-            and self.seat in self._seal.parts
+            and self.process in self._seal.parts
         )
 
     @property
     def is_awaited(self) -> bool:
         """Of a leader, whether others have begun a step and it has not."""
-        return self.is_awaited_from(self.seat)
+        return self.is_awaited_from(self.process)
 
     # What happens around this process
 
-    def take(self, seat: Seat, message: Message) -> None:
+    def take(self, process: ProcessId, message: Message) -> None:
         """Another process has said something."""
-        if isinstance(message, Seal) and seat == self._leader:
+        if isinstance(message, Seal) and process == self._leader:
             self._note_seal(message)  # also of one that is out: its part counts
-        if self.is_out or seat not in self._here:
+        if self.is_out or process not in self._here:
             return
         match message:
             case Excluded():
                 self._end()
             case Bye():
-                self.lost(seat)
+                self.lost(process)
             case View():
-                self._take_view(seat, message)
+                self._take_view(process, message)
             case Enter(met=met):
-                if self.is_leader and seat not in (*self._entering, *self.members):
-                    self._met[seat] = met
-                    self._entering.append(seat)
+                if self.is_leader and process not in (*self._entering, *self.members):
+                    self._met[process] = met
+                    self._entering.append(process)
                     self._admit()
             case Admit():
                 self._take_admission(message)
             case State() | Offered() | Reduced() | Sealed():
                 if self.is_leader:
-                    self._take_answer(seat, message)
+                    self._take_answer(process, message)
             case Reduce() | Seal() | Done() | Failed():
-                if self.view is not None and seat == self.view.leader:
+                if self.view is not None and process == self.view.leader:
                     self._take_order(message)
 
     # What the user's thread has done
 
-    def founded(self, standing: Standing) -> None:
+    def founded(self, status: GroupStatus) -> None:
         """The group is a member of the job, and this process holds the values."""
-        self.done = Done(step=0, source=self.seat, standing=standing, is_whole=True)
+        self.done = Done(step=0, source=self.process, status=status, is_whole=True)
         self._phase = Phase.COLLECTING
         self._admit()
 
-    def offer(self, part: Contribution) -> None:
+    def offer(self, part: StepPart) -> None:
         """The user steps: this process's part of the next step."""
         assert self.done is not None, "only members step"
         if self.is_settling:
@@ -204,17 +204,17 @@ class HostCore(Succession):
         self._part = part
         offered = Offered(self.done.step + 1, part)
         if self.is_leader:
-            self._take_answer(self.seat, offered)
+            self._take_answer(self.process, offered)
         elif self.view is not None and self.view.leader in self._here:
             self._effects.append(Send(self.view.leader, offered))
 
-    def arrived(self, place: Place, standing: Standing) -> None:
+    def arrived(self, place: PushPlace, status: GroupStatus) -> None:
         """The leader knows where the group stands, and holds the values."""
         assert self.done is not None, "only members step"
         if not self.is_leader or self._phase is not Phase.ARRIVING:
             return
         self._place = place
-        self.done = replace(self.done, source=self.seat, standing=standing)
+        self.done = replace(self.done, source=self.process, status=status)
         self._phase = Phase.COLLECTING
         self._admit()
         if len(self._parts()) == len(self.members):
@@ -224,7 +224,7 @@ class HostCore(Succession):
         """This process has added up its share."""
         answer = Reduced(attempt, square_sum)
         if self.is_leader:
-            self._take_answer(self.seat, answer)
+            self._take_answer(self.process, answer)
         elif self.view is not None and self.view.leader in self._here:
             self._effects.append(Send(self.view.leader, answer))
 
@@ -233,7 +233,7 @@ class HostCore(Succession):
         if not self.is_leader:
             return  # excluded meanwhile
         self._finish(done)
-        self._effects += [Send(e, done) for e in self.members if e != self.seat]
+        self._effects += [Send(e, done) for e in self.members if e != self.process]
         self._phase = Phase.COLLECTING
         self._admit()
         self._advance()
@@ -242,7 +242,7 @@ class HostCore(Succession):
         """The leader could not do what it was to do."""
         if not self.is_leader:
             return
-        self._effects += [Send(seat, failure) for seat in sorted(self._here)]
+        self._effects += [Send(process, failure) for process in sorted(self._here)]
         if self._phase is Phase.FOUNDING:
             self.leave()
         elif self._phase is Phase.PUSHING:
@@ -252,7 +252,7 @@ class HostCore(Succession):
             self._offers.clear()
             self._part = None
 
-    # Succession, of the step under way
+    # LeaderElection, of the step under way
 
     @property
     def _is_between_steps(self) -> bool:
@@ -270,7 +270,7 @@ class HostCore(Succession):
     def _gather(self) -> None:
         self._gathers_from = self.view.number if self.view is not None else 0
         self._phase = Phase.GATHERING
-        self._take_state(self.seat, self._state())
+        self._take_state(self.process, self._state())
 
     def _state(self) -> State:
         assert self.view is not None, "only a view is answered"
@@ -283,15 +283,15 @@ class HostCore(Succession):
             hand=frozenset(self.hand),
         )
 
-    def _take_state(self, seat: Seat, state: State) -> None:
+    def _take_state(self, process: ProcessId, state: State) -> None:
         """Of a new leader: goes on once it knows what all living members know."""
         assert self.done is not None, "a member has a last step"
         if self._phase is not Phase.GATHERING or state.view < self._gathers_from:
             return
-        self._states[seat] = state
-        self.hands[seat] = state.hand
+        self._states[process] = state
+        self.hands[process] = state.hand
         if state.part is not None:
-            self._offers[seat] = (state.done.step + 1, state.part)
+            self._offers[process] = (state.done.step + 1, state.part)
         if not set(self.members) <= self._states.keys():
             return
         states = [self._states[each] for each in self.members]
@@ -301,7 +301,7 @@ class HostCore(Succession):
         self._effects += [
             Send(each, newest)
             for each in self.members
-            if each != self.seat and self._states[each].done.step < newest.step
+            if each != self.process and self._states[each].done.step < newest.step
         ]
         seals = [each.seal for each in states if each.seal is not None]
         seal = max(seals, key=lambda each: each.step, default=None)
@@ -311,13 +311,15 @@ class HostCore(Succession):
         else:
             self._advance()
 
-    def _go_on_without(self, seat: Seat) -> None:
+    def _go_on_without(self, process: ProcessId) -> None:
         """Of a leader: a member is gone."""
-        self._change_members(tuple(e for e in self.members if e != seat))
-        self._offers.pop(seat, None)
+        self._change_members(tuple(e for e in self.members if e != process))
+        self._offers.pop(process, None)
         match self._phase:
             case Phase.GATHERING:
-                self._take_state(self.seat, self._states[self.seat])  # looks again
+                self._take_state(
+                    self.process, self._states[self.process]
+                )  # looks again
             case Phase.COLLECTING:
                 self._admit()
                 self._advance()
@@ -329,31 +331,31 @@ class HostCore(Succession):
     # A step, as the leader sees it
 
     def _take_answer(
-        self, seat: Seat, answer: State | Offered | Reduced | Sealed
+        self, process: ProcessId, answer: State | Offered | Reduced | Sealed
     ) -> None:
         match answer:
             case State():
-                self._take_state(seat, answer)
+                self._take_state(process, answer)
             case Offered(step=step, part=part):
-                self._offers[seat] = (step, part)
+                self._offers[process] = (step, part)
                 self._advance()
             case Reduced(attempt=attempt, square_sum=square_sum):
                 if self._phase is Phase.REDUCING and attempt == self._attempt:
-                    self._square_sums[seat] = square_sum
+                    self._square_sums[process] = square_sum
                     self._seal_if_reduced()
             case Sealed(step=step):
                 if self._seal is not None and step == self._seal.step:
-                    self._holders.add(seat)
+                    self._holders.add(process)
                     self._push_if_sealed()
 
-    def _parts(self) -> dict[Seat, Contribution]:
-        """What members have brought to the step after the last one, by seat."""
+    def _parts(self) -> dict[ProcessId, StepPart]:
+        """What members have brought to the step after the last one, by process id."""
         assert self.done is not None, "a leader of steps is in the job"
         wanted = self.done.step + 1
-        offers = {seat: self._offers.get(seat) for seat in self.members}
+        offers = {process: self._offers.get(process) for process in self.members}
         return {
-            seat: offer[1]
-            for seat, offer in offers.items()
+            process: offer[1]
+            for process, offer in offers.items()
             if offer is not None and offer[0] == wanted
         }
 
@@ -374,7 +376,7 @@ class HostCore(Succession):
         )
         self._square_sums.clear()
         order = Reduce(attempt=self._attempt, parts=self._parts())
-        self._effects += [Send(e, order) for e in self.members if e != self.seat]
+        self._effects += [Send(e, order) for e in self.members if e != self.process]
         self._effects.append(Order(order))
 
     def _seal_if_reduced(self) -> None:
@@ -387,7 +389,7 @@ class HostCore(Succession):
                     step=self.done.step + 1,
                     place=self._place,
                     parts=self._parts(),
-                    # In the order of seats, so that it comes out the same.
+                    # In the order of process ids, so that it comes out the same.
                     square_sum=sum(self._square_sums[e] for e in self.members),
                 )
             )
@@ -395,8 +397,8 @@ class HostCore(Succession):
     def _spread_seal(self, seal: Seal) -> None:
         self._seal = seal
         self._phase = Phase.SEALING
-        self._holders = {self.seat}
-        self._effects += [Send(e, seal) for e in self.members if e != self.seat]
+        self._holders = {self.process}
+        self._effects += [Send(e, seal) for e in self.members if e != self.process]
         self._push_if_sealed()
 
     def _push_if_sealed(self) -> None:
@@ -434,7 +436,7 @@ class HostCore(Succession):
     def _finish(self, done: Done) -> None:
         before, self.done = self.done, done
         self.hand.difference_update(self.used)
-        if before and before.standing.rejoin_count < done.standing.rejoin_count:
+        if before and before.status.rejoin_count < done.status.rejoin_count:
             self.hand.clear()  # what the start before held is not its own any more
         self._part = None
         self._effects.append(Order(done))

@@ -6,14 +6,14 @@ Everything is asked of the group's leader, who leases for all of it.
 from typing import TYPE_CHECKING
 
 from pswire.leased_data import DataReport
-from psworker.backends.host_group.asking import AwaitTurn, LeaseBatches, OpenEpoch
+from psworker.backends.host.messages import AwaitTurn, LeaseBatches, OpenEpoch
 from psworker.data.order import EpochShape
 from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.transport.values import Mode
 
 if TYPE_CHECKING:
-    from psworker.backends.host_group.steps import HostSteps
+    from psworker.backends.host.steps import HostSteps
     from psworker.data.origin import Origin
     from psworker.event_loop import LoopFuture
     from psworker.optim.optimizer import PreparedOptimizer
@@ -50,29 +50,27 @@ class HostDataLink:
     @property
     def sharer_count(self) -> int:
         """Processes that take ranges on demand; 0 where they are dealt in rounds."""
-        standing = self._here.standing
-        if standing.mode == Mode.BSP.value:
+        status = self._here.status
+        if status.mode == Mode.BSP.value:
             return 0
-        return standing.worker_count * self._here.member_count
+        return status.worker_count * self._here.member_count
 
     @property
     def worker_count(self) -> int:
         """Processes that share the data, if all workers are groups like this one."""
-        return max(1, self._here.standing.worker_count) * self._here.member_count
+        return max(1, self._here.status.worker_count) * self._here.member_count
 
     @property
     def rank(self) -> int:
         """This process's place among these, from 0."""
-        return self._here.standing.rank * self._here.member_count + self._here.place
+        return self._here.status.rank * self._here.member_count + self._here.place
 
     def dealt_count(self, batch_count: int) -> int:
         """Of the batches of an epoch those that this process gets."""
         if self.sharer_count:
             return part_in_rounds(batch_count, 0, self.worker_count)
-        standing, here = self._here.standing, self._here
-        of_group = part_in_rounds(
-            batch_count, standing.rank, max(1, standing.worker_count)
-        )
+        status, here = self._here.status, self._here
+        of_group = part_in_rounds(batch_count, status.rank, max(1, status.worker_count))
         return part_in_rounds(of_group, here.place, here.member_count)
 
     @property
@@ -98,17 +96,17 @@ class HostDataLink:
     ) -> "LoopFuture[Origin]":
         """Opens an epoch; what its order is drawn from."""
         self._here.refuse_out()
-        return self._here.room.ask(OpenEpoch(loader, epoch, shape, origin, report))
+        return self._here.driver.ask(OpenEpoch(loader, epoch, shape, origin, report))
 
     def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
         """Leases ranges."""
         self._here.refuse_out()
-        return self._here.room.ask(LeaseBatches(request))
+        return self._here.driver.ask(LeaseBatches(request))
 
     def await_contribution(self) -> "LoopFuture[None]":
         """Done once a step of the group, or of the job, waits for nobody with data."""
         self._here.refuse_out()
-        return self._here.room.ask(AwaitTurn())
+        return self._here.driver.ask(AwaitTurn())
 
     def holders(self) -> str:
         """Empty: what the coordinator tells of it comes to the leading process only."""

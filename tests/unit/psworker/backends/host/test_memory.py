@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
-from psworker.backends.host_group.agreement import Contribution, Seat
-from psworker.backends.host_group.memory import HostMemory
+from psworker.backends.host.memory import HostMemory
+from psworker.backends.host.messages import ProcessId, StepPart
 from psworker.optim.buffer_policies import BufferPolicy
 
-SEATS = tuple(Seat(number, 7) for number in range(3))
+PROCESSES = tuple(ProcessId(number, 7) for number in range(3))
 SHAPES = ((300, 700), (5,), (0,), (3,), (2,))
 TYPES = (
     ElementType.FLOAT32,
@@ -40,12 +40,15 @@ def memories(request: pytest.FixtureRequest) -> Iterator[list[HostMemory]]:
             )
         )
     )
-    made = [HostMemory(schema, seat, BUFFERS, adds_up=request.param) for seat in SEATS]
+    made = [
+        HostMemory(schema, process, BUFFERS, adds_up=request.param)
+        for process in PROCESSES
+    ]
     for mine in made:
-        for seat, other in zip(SEATS, made, strict=True):
+        for process, other in zip(PROCESSES, made, strict=True):
             if mine is not other:
                 descriptor = os.dup(other.segment.descriptor)
-                mine.adopt(seat, other.segment.header, descriptor)
+                mine.adopt(process, other.segment.header, descriptor)
     yield made
     for memory in made:
         memory.close()
@@ -64,14 +67,14 @@ def gradients(index: int) -> list[torch.Tensor | None]:
 
 def offered(
     memories: Sequence[HostMemory], weights: Sequence[float]
-) -> dict[Seat, Contribution]:
+) -> dict[ProcessId, StepPart]:
     return {
-        seat: Contribution(
+        process: StepPart(
             weight=weight,
             presence=memory.offer(gradients(index) if weight else [None] * 5),
         )
-        for index, (seat, memory, weight) in enumerate(
-            zip(SEATS, memories, weights, strict=True)
+        for index, (process, memory, weight) in enumerate(
+            zip(PROCESSES, memories, weights, strict=True)
         )
     }
 
@@ -166,5 +169,5 @@ def test_the_memory_of_the_dead_stays_as_it_was(memories: list[HostMemory]) -> N
     memories[1].close()
     after = [e for e in memories[0].mean(parts, with_leaders=True) if e is not None]
     assert all(map(torch.equal, before, after))
-    memories[0].forget({SEATS[1]})
-    assert memories[0].seats == {SEATS[0], SEATS[2]}
+    memories[0].forget({PROCESSES[1]})
+    assert memories[0].processes == {PROCESSES[0], PROCESSES[2]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from psworker.backends.host_group.place import HostPlace, find_host_place
+from psworker.backends.host.place import HostPlace, find_host_place
 from psworker.errors import ConfigurationError
 
 

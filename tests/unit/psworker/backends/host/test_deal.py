@@ -3,10 +3,10 @@
 import random
 
 from pswire.leased_data import DataRange
-from psworker.backends.host_group.agreement import Seat
-from psworker.backends.host_group.deal import Deal
+from psworker.backends.host.deal import Deal
+from psworker.backends.host.messages import ProcessId
 
-A, B, C = (Seat(number, 1) for number in range(3))
+A, B, C = (ProcessId(number, 1) for number in range(3))
 
 
 def ranges(start: int, stop: int) -> list[DataRange]:
@@ -62,21 +62,21 @@ def test_drawn_schedules_use_each_batch_once() -> None:
     for seed in range(300):
         draw = random.Random(seed)
         members = [A, B, C]
-        deal, held, used = Deal(), {seat: [] for seat in members}, []  # type: ignore[var-annotated]
+        deal, held, used = Deal(), {process: [] for process in members}, []  # type: ignore[var-annotated]
         cursor = 0
         while len(used) < 30:
-            seat = draw.choice(members)
+            process = draw.choice(members)
             match draw.randrange(4):
                 case 0:
-                    cursor = min(30, cursor + deal.wanted(seat, 2, members))
+                    cursor = min(30, cursor + deal.wanted(process, 2, members))
                     group = [e for e in ranges(0, cursor) if e not in used]
                     deal.take_in(group, members)
                 case 1:
-                    held[seat] += deal.hand_out(seat, draw.randint(1, 3))
-                case 2 if held[seat]:
-                    used.append(held[seat].pop(0))
+                    held[process] += deal.hand_out(process, draw.randint(1, 3))
+                case 2 if held[process]:
+                    used.append(held[process].pop(0))
                     deal.note_used(used[-1:])
                 case 3 if len(members) > 1 and draw.random() < 0.05:
-                    members.remove(seat)
-                    deal.lose({seat}, members)
+                    members.remove(process)
+                    deal.lose({process}, members)
         assert sorted(used) == ranges(0, 30), f"seed {seed}"

@@ -14,19 +14,21 @@ import torch
 from pswire import failpoints
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
-from psworker.backends.host_group.agreement import (
-    Contribution,
+from psworker.backends.host.effects import Arrive, Push, Task
+from psworker.backends.host.group_entry import GroupEntry
+from psworker.backends.host.messages import (
     Done,
     Excluded,
     Failed,
+    GroupStatus,
+    OptimizerStateOf,
     Reduce,
-    Standing,
+    RejoinJob,
+    SettingsOf,
+    StepPart,
 )
-from psworker.backends.host_group.asking import OptimizerStateOf, RejoinJob, SettingsOf
-from psworker.backends.host_group.attendance import Attendance
-from psworker.backends.host_group.orders import Arrive, Push, Task
-from psworker.backends.host_group.place import HostPlace
-from psworker.backends.host_group.refused import FLOAT16_TEXT, SPARSE_TEXT
+from psworker.backends.host.place import HostPlace
+from psworker.backends.host.refused import FLOAT16_TEXT, SPARSE_TEXT
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.errors import (
@@ -62,12 +64,12 @@ _LINGER_S: Final = 5.0
 leads, which costs the group a moment."""
 
 
-class HostSteps(Attendance):
+class HostSteps(GroupEntry):
     """Takes the steps of the optimizer of one process.
 
     Attributes:
         pending: Data that was drawn and not yet pushed.
-        standing: Where the group stands in the job.
+        status: Where the group stands in the job.
         last_push: What became of the newest push, `None` before the first.
     """
 
@@ -80,7 +82,7 @@ class HostSteps(Attendance):
         *,
         digest: str,
     ) -> None:
-        """Enters the group; see `Attendance`."""
+        """Enters the group; see `GroupEntry`."""
         super().__init__(loop, config, place_on_host, given, digest=digest)
         self._account = PushAccount(self.pending)
         self._spent = SpentGradients(len(self._tensors))
@@ -129,7 +131,7 @@ class HostSteps(Attendance):
         if extras.loads is not None and self._edited.has_writes:
             raise UnsupportedError(LOADED_TEXT)
         self._look()
-        self._edited.check(self.standing.clock + 1)
+        self._edited.check(self.status.clock + 1)
         held = gradients.gradients_of(spec, groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
             raise UnsupportedError(SPARSE_TEXT)
@@ -150,7 +152,7 @@ class HostSteps(Attendance):
                 held[index] = value
         else:
             held = [None] * len(held)
-        part = Contribution(
+        part = StepPart(
             weight=weight,
             presence=self._life.memory.offer(held),
             groups=groups,
@@ -171,7 +173,7 @@ class HostSteps(Attendance):
             return earlier
         self._look()
         nothing: list[torch.Tensor | None] = [None] * len(self._tensors)
-        part = Contribution(
+        part = StepPart(
             weight=0.0,
             presence=self._life.memory.offer(nothing),
             groups=groups,
@@ -230,13 +232,13 @@ class HostSteps(Attendance):
         """
         refuse_closed(is_closed=self._is_closed)
         question = OptimizerStateOf(optimizer, spec_digest)
-        states: States = self.room.ask(question).result()
+        states: States = self.driver.ask(question).result()
         return states
 
     def settings_used(self, optimizer: str) -> OptimizerSettings:
         """What the newest update was made with, by the group's leader."""
         refuse_closed(is_closed=self._is_closed)
-        settings: OptimizerSettings = self.room.ask(SettingsOf(optimizer)).result()
+        settings: OptimizerSettings = self.driver.ask(SettingsOf(optimizer)).result()
         return settings
 
     def refuse_out(self) -> None:
@@ -263,19 +265,19 @@ class HostSteps(Attendance):
         if not self._life.core.is_out:
             try:
                 asked = RejoinJob(self._rejoin_count)
-                standing: Standing = self.room.ask(asked).result()
+                status: GroupStatus = self.driver.ask(asked).result()
             except EvictedError:
                 pass  # left out meanwhile
             else:
-                self._note_rejoined(standing)
+                self._note_rejoined(status)
         if self._life.core.is_out:
             self._come_back()
         self._is_stale = self._is_stale or is_begun
 
-    def _note_rejoined(self, standing: Standing) -> None:
-        self._rejoin_count = standing.rejoin_count
+    def _note_rejoined(self, status: GroupStatus) -> None:
+        self._rejoin_count = status.rejoin_count
         self.pending.start_over()
-        self.standing = standing
+        self.status = status
 
     def close(self, *, leaves: bool) -> None:
         """Leaves the group; the last process of it leaves the job.
@@ -291,10 +293,10 @@ class HostSteps(Attendance):
         while leaves and life.core.is_leader and life.core.others:
             if life.core.is_awaited or time.monotonic() >= deadline:
                 break  # others go on: one of them leads
-            life.room.settle()
+            life.driver.settle()
             time.sleep(0.01)
         is_last = life.core.is_leader and not life.core.others
-        life.room.close()
+        life.driver.close()
         if life.leader is not None:
             life.leader.close(leaves=leaves and is_last)
         life.memory.close()
@@ -305,7 +307,7 @@ class HostSteps(Attendance):
         """Ends a step whose call has failed, if the group has done so meanwhile."""
         refuse_closed(is_closed=self._is_closed)
         result: PushResult | None = None
-        while (task := self._life.room.pending_task()) is not None:
+        while (task := self._life.driver.pending_task()) is not None:
             found = self._carry_out(task, NO_EXTRAS)
             result = found or result
         if result is None and self._life.core.is_settling:
@@ -316,23 +318,23 @@ class HostSteps(Attendance):
 
     def _take_part(
         self,
-        part: Contribution | None,
+        part: StepPart | None,
         extras: PushExtras,
         *,
         is_discarded: bool = False,
     ) -> PushResult:
         """Offers a part and does what the group needs until the step is over."""
-        room = self._life.room
-        offered = part or Contribution(weight=0.0, presence=())
-        room.post(lambda core: core.offer(offered))
+        driver = self._life.driver
+        offered = part or StepPart(weight=0.0, presence=())
+        driver.post(lambda core: core.offer(offered))
         limit_s = self._config.step_timeout_s + _MARGIN_S
         deadline, log = time.monotonic() + limit_s, WaitingLog()
         while True:
-            task = self._life.room.next_task(deadline, log)
+            task = self._life.driver.next_task(deadline, log)
             if task is None:
                 raise StepTimeoutError(
                     f"the step was not complete within {limit_s:g} s: waiting for "
-                    f"{self._life.room.waited_for()}; step() again goes on with it",
+                    f"{self._life.driver.waited_for()}; step() again goes on with it",
                     reason=ErrorReason.WAIT_TIMEOUT,
                 )
             result = self._carry_out(task, extras)
@@ -353,7 +355,7 @@ class HostSteps(Attendance):
                 self._arrive(done)
             case Reduce(attempt=attempt, parts=parts):
                 square_sum = life.memory.reduce(parts)
-                life.room.post(lambda core: core.reduced(attempt, square_sum))
+                life.driver.post(lambda core: core.reduced(attempt, square_sum))
             case Push():
                 self._push(task, extras)
             case Done():
@@ -367,61 +369,61 @@ class HostSteps(Attendance):
     def _arrive(self, done: Done) -> None:
         life = self._life
         assert life.leader is not None, "only leaders arrive"
-        if done.source != life.core.seat:
+        if done.source != life.core.process:
             life.memory.fill(self._tensors)
         with self._telling():
-            found, standing = life.leader.arrive(done.standing)
-        life.room.post(lambda core: core.arrived(found, standing))
+            found, status = life.leader.arrive(done.status)
+        life.driver.post(lambda core: core.arrived(found, status))
 
     def _push(self, task: Push, extras: PushExtras) -> None:
         life = self._life
         assert life.leader is not None, "only leaders push"
-        if task.done.source != life.core.seat:
+        if task.done.source != life.core.process:
             life.memory.fill(self._tensors)
-        before = task.done.standing
+        before = task.done.status
         with self._telling():
-            result, standing, written = life.leader.push(
+            result, status, written = life.leader.push(
                 task.seal, before, extras, is_repeat=task.is_repeat
             )
-        is_whole = result.dropped or standing.rejoin_count > before.rejoin_count
+        is_whole = result.dropped or status.rejoin_count > before.rejoin_count
         done = Done(
             step=task.seal.step,
-            source=life.core.seat,
-            standing=standing,
+            source=life.core.process,
+            status=status,
             parts=task.seal.parts,
             is_discarded=task.seal.place.is_stale,
             is_void=task.seal.place.is_void or result.rejoined,
             written=written,
             is_whole=is_whole or task.seal.place.is_stale,
         )
-        life.room.post(lambda core: core.pushed(done))
+        life.driver.post(lambda core: core.pushed(done))
 
     def _conclude(self, done: Done, extras: PushExtras) -> PushResult | None:
         """Copies the values of a step that is over."""
         life = self._life
         self._take_values(done, is_whole=done.is_whole)
-        if not life.room.settle():
+        if not life.driver.settle():
             return None  # others have gone on; it hears so next
         life.memory.forget(
-            life.memory.seats
-            - {life.core.seat, done.source, *life.core.members, *life.core.others}
+            life.memory.processes
+            - {life.core.process, done.source, *life.core.members, *life.core.others}
         )
-        if done.standing.rejoin_count > self._rejoin_count:
-            self._note_rejoined(done.standing)
-        result = done.standing.last_push
+        if done.status.rejoin_count > self._rejoin_count:
+            self._note_rejoined(done.status)
+        result = done.status.last_push
         assert result is not None, "a step was pushed"
         if extras.on_loaded is not None and life.leader is None and not result.dropped:
             extras.on_loaded()
         return result
 
     def _come_back(self) -> PushResult:
-        """The group went on without this process, which stood still: enters again."""
+        """The group went on without this process, which was stopped: enters again."""
         core = self._life.core
         counts = core.done is not None and core.counts(core.done.step + 1)
         logger.warning(
-            "process %d of this host's group stood still for too long, and the group "
+            "process %d of this host's group was stopped for too long, and the group "
             "went on without it: it enters again, and what it has computed %s",
-            core.seat.number,
+            core.process.number,
             "counts" if counts else "is thrown away",
         )
         self._end_life()
@@ -430,14 +432,14 @@ class HostSteps(Attendance):
         self._come_in()
         self.pending.start_over()  # what it had goes to the others
         self._is_stale = False
-        last = self.standing.last_push
+        last = self.status.last_push
         return PushResult(
             outcome="applied" if counts else "dropped",
-            clock=self.standing.clock,
+            clock=self.status.clock,
             version=last.version if last else 0,
             frontier=last.frontier if last else 0,
             staleness=0,
-            mode=self.standing.mode,
+            mode=self.status.mode,
             duplicate=False,
             rejoined=True,
         )

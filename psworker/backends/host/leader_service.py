@@ -10,21 +10,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pswire.leased_data import DataRange, DataReport
-from psworker.backends.host_group.agreement import Failed, Seat
-from psworker.backends.host_group.asking import (
+from psworker.backends.host.core import HostCore
+from psworker.backends.host.deal import Deal
+from psworker.backends.host.leader import HostLeader
+from psworker.backends.host.messages import (
     AwaitTurn,
+    Failed,
     GiveBack,
     LeaseBatches,
     OpenEpoch,
     OptimizerStateOf,
+    ProcessId,
     Question,
     Refused,
     RejoinJob,
     SettingsOf,
 )
-from psworker.backends.host_group.core import HostCore
-from psworker.backends.host_group.deal import Deal
-from psworker.backends.host_group.leader import HostLeader
 from psworker.data.origin import Origin
 from psworker.data.source import Lease, LeaseRequest
 from psworker.errors import EvictedError
@@ -39,7 +40,7 @@ T = TypeVar("T")
 _BATCH_COUNT_MAX: Final = 1024
 
 
-class Desk:
+class LeaderService:
     """Answers of one leader."""
 
     def __init__(self, core: HostCore, leader: HostLeader, timeout_s: float) -> None:
@@ -56,7 +57,7 @@ class Desk:
         self._deals: dict[tuple[str, int], Deal] = {}
         self._reports: dict[tuple[str, int], EpochReport | None] = {}
         self._waiting: dict[tuple[str, int], asyncio.Task[Lease]] = {}
-        self._idle: set[Seat] = set()
+        self._idle: set[ProcessId] = set()
         self._turn: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._step = 0
@@ -67,46 +68,46 @@ class Desk:
         """Something may have happened in the group."""
         core = self._core
         seal, done = core.sealed, core.done
-        if done is not None and done.standing.rejoin_count != self._rejoin_count:
+        if done is not None and done.status.rejoin_count != self._rejoin_count:
             if self._rejoin_count >= 0:
                 self._deals.clear()  # what the start before held is not its own
-            self._rejoin_count = done.standing.rejoin_count
+            self._rejoin_count = done.status.rejoin_count
         for (loader, epoch), deal in self._deals.items():
             for ranges in (seal.ranges if seal else (), core.used):
                 deal.note_used(
                     e for e in ranges if (e.loader, e.epoch) == (loader, epoch)
                 )
-            gone = deal.seats - set(core.members)
+            gone = deal.processes - set(core.members)
             if gone:
                 deal.lose(gone, core.members)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def answer(self, seat: Seat, question: Question) -> object:
+    async def answer(self, process: ProcessId, question: Question) -> object:
         """The answer, or `Refused`."""
         try:
             with told_to_users():
-                return await self._answered(seat, question)
+                return await self._answered(process, question)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # told to who asks
-            return Refused(Failed.of(self._core.seat, error))
+            return Refused(Failed.of(self._core.process, error))
 
-    async def _answered(self, seat: Seat, question: Question) -> object:
+    async def _answered(self, process: ProcessId, question: Question) -> object:
         while self._core.is_gathering:  # who has what is not known yet
             await self._changed.wait()
         match question:
             case OpenEpoch():
-                return await self._open_epoch(seat, question)
+                return await self._open_epoch(process, question)
             case LeaseBatches(request=request):
-                return await self._lease(seat, request)
+                return await self._lease(process, request)
             case GiveBack(ranges=ranges):
                 for each in ranges:
-                    self._deal_of(each.loader, each.epoch).give_back(seat, (each,))
+                    self._deal_of(each.loader, each.epoch).give_back(process, (each,))
                 self.note_change()
                 return None
             case AwaitTurn():
-                await self._await_turn(seat)
+                await self._await_turn(process)
                 return None
             case OptimizerStateOf(optimizer=name, spec_digest=digest):
                 return await self._beside(
@@ -116,19 +117,17 @@ class Desk:
                 return await self._beside(lambda: self._stepper().settings_used(name))
             case RejoinJob(rejoin_count=count):
                 assert self._core.done is not None, "members ask"
-                before = self._core.done.standing
-                standing = await self._beside(
-                    lambda: self._leader.rejoin(before, count)
-                )
-                if self._rejoin_count < standing.rejoin_count:
-                    self._rejoin_count = standing.rejoin_count
+                before = self._core.done.status
+                status = await self._beside(lambda: self._leader.rejoin(before, count))
+                if self._rejoin_count < status.rejoin_count:
+                    self._rejoin_count = status.rejoin_count
                     self._deals.clear()
                     self._core.hands.clear()
-                return standing
+                return status
 
     def _stepper(self) -> Any:  # noqa: ANN401
         assert self._core.done is not None, "members ask"
-        return self._leader.going_on(self._core.done.standing)
+        return self._leader.going_on(self._core.done.status)
 
     async def _beside(self, work: Callable[[], T]) -> T:
         def alone() -> T:
@@ -139,11 +138,11 @@ class Desk:
 
     # Data
 
-    async def _open_epoch(self, seat: Seat, question: OpenEpoch) -> Origin:
+    async def _open_epoch(self, process: ProcessId, question: OpenEpoch) -> Origin:
         session = await self._leader.ready()
         for (loader, epoch), deal in self._deals.items():
             if loader == question.loader and epoch < question.epoch:
-                deal.give_all_back(seat)
+                deal.give_all_back(process)
         report = self._report(question.report)
 
         async def attempt(timeout_s: float) -> Origin:
@@ -163,18 +162,20 @@ class Desk:
         self._deal_of(question.loader, question.epoch)
         return origin
 
-    async def _lease(self, seat: Seat, request: LeaseRequest) -> Lease:
+    async def _lease(self, process: ProcessId, request: LeaseRequest) -> Lease:
         key = request.loader, request.epoch
         deal = self._deal_of(*key)
         for each in request.report.skipped:
             self._deal_of(each.loader, each.epoch).note_used((each,))
         count = request.batch_count_max
-        wanted = deal.wanted(seat, count, self._core.members)
+        wanted = deal.wanted(process, count, self._core.members)
         has_news = bool(request.report.skipped) or self._leader.pending.has_news
         if (wanted or has_news) and not deal.is_closed:
             await self._fetch(request, max(1, wanted))
         while request.wait and not deal.is_closed:
-            if (given := deal.hand_out(seat, count)) or seat not in self._core.members:
+            if (
+                given := deal.hand_out(process, count)
+            ) or process not in self._core.members:
                 return Lease(given, closed=False)
             if deal.is_idle and not self._core.is_settling:
                 await self._fetch_waiting(key, request)
@@ -182,7 +183,7 @@ class Desk:
                 await self._changed.wait()
                 if self._leader.pending.has_news:
                     await self._fetch(request, 1)
-        given = deal.hand_out(seat, count)
+        given = deal.hand_out(process, count)
         return Lease(given, deal.is_closed, self._reports.get(key))
 
     async def _fetch_waiting(self, key: tuple[str, int], request: LeaseRequest) -> None:
@@ -249,9 +250,9 @@ class Desk:
     def _deal_of(self, loader: str, epoch: int) -> Deal:
         key = loader, epoch
         if key not in self._deals:
-            hands: dict[Seat, list[DataRange]] = {
-                seat: [e for e in hand if (e.loader, e.epoch) == key]
-                for seat, hand in self._core.hands.items()
+            hands: dict[ProcessId, list[DataRange]] = {
+                process: [e for e in hand if (e.loader, e.epoch) == key]
+                for process, hand in self._core.hands.items()
             }
             deal = self._deals[key] = Deal(hands)
             seal = self._core.sealed
@@ -261,10 +262,10 @@ class Desk:
 
     # Turns of those that have no data
 
-    async def _await_turn(self, seat: Seat) -> None:
-        self._idle.add(seat)
+    async def _await_turn(self, process: ProcessId) -> None:
+        self._idle.add(process)
         try:
-            while not self._core.is_awaited_from(seat):
+            while not self._core.is_awaited_from(process):
                 members = set(self._core.members)
                 if members and members <= self._idle:
                     await self._await_job()
@@ -274,7 +275,7 @@ class Desk:
                     self._turn.result()
                     return
         finally:
-            self._idle.discard(seat)
+            self._idle.discard(process)
             if not self._idle and self._turn is not None:
                 self._turn.cancel()
                 self._turn = None
@@ -300,7 +301,7 @@ class Desk:
             raise EvictedError(
                 f"worker {session.worker.worker_id} is no member of the job any more"
             )
-        sequence = self._core.done.standing.sequence + 1
+        sequence = self._core.done.status.sequence + 1
         await session.shards.await_contribution(
             record.generation, member.clock_of(sequence), sequence
         )

@@ -16,9 +16,9 @@ from torch import nn
 
 from pswire import failpoints
 from pswire.placement import Placement, place
-from psworker.backends.host_group.agreement import Place, Seal, Standing
-from psworker.backends.host_group.memory import HostMemory
-from psworker.backends.host_group.shared_stepper import SharedStepper
+from psworker.backends.host.memory import HostMemory
+from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
+from psworker.backends.host.shared_stepper import SharedStepper
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import PsError
@@ -131,9 +131,9 @@ class HostLeader:
         self._stepper: SharedStepper | None = None
         self._model: HostModel | None = None
 
-    def open(self, standing: Standing | None = None) -> None:
+    def open(self, status: GroupStatus | None = None) -> None:
         """Begins to be the group's sign of life; from any thread."""
-        self._opening = self._loop.submit(self._open(standing))
+        self._opening = self._loop.submit(self._open(status))
 
     @property
     def session(self) -> Session:
@@ -164,7 +164,7 @@ class HostLeader:
         """The group's pushes, if this process has made any."""
         return self._stepper
 
-    def found(self) -> Standing:
+    def found(self) -> GroupStatus:
         """Joins the job as a new start of a worker; the memory then has its values.
 
         Raises:
@@ -178,41 +178,41 @@ class HostLeader:
         if failpoints.armed:
             failpoints.hit("worker.joined")
         self._stepper = self._made_stepper(joined.member, stand_in=joined.stand_in)
-        return self._stepper.standing(self.token)
+        return self._stepper.status(self.token)
 
-    def arrive(self, standing: Standing) -> tuple[Place, Standing]:
+    def arrive(self, status: GroupStatus) -> tuple[PushPlace, GroupStatus]:
         """Where the next push of the group goes.
 
         Args:
-            standing: As of the last step, for a leader that goes on.
+            status: As of the last step, for a leader that goes on.
         """
-        stepper = self.going_on(standing)
+        stepper = self.going_on(status)
         found = stepper.arrive()
-        return found, stepper.standing(self.token)
+        return found, stepper.status(self.token)
 
-    def rejoin(self, standing: Standing, rejoin_count: int) -> Standing:
+    def rejoin(self, status: GroupStatus, rejoin_count: int) -> GroupStatus:
         """Joins the job again after an eviction, unless that was done since.
 
         Args:
-            standing: Of the group when it was evicted.
+            status: Of the group when it was evicted.
             rejoin_count: How often it had joined again, as who asks knows.
         """
-        stepper = self.going_on(standing)
+        stepper = self.going_on(status)
         if stepper.rejoin_count <= rejoin_count:
             stepper.rejoin()
             stepper.is_behind = True
-        return stepper.standing(self.token)
+        return stepper.status(self.token)
 
     def push(
-        self, seal: Seal, standing: Standing, extras: PushExtras, *, is_repeat: bool
-    ) -> tuple[PushResult, Standing, frozenset[int]]:
+        self, seal: Seal, status: GroupStatus, extras: PushExtras, *, is_repeat: bool
+    ) -> tuple[PushResult, GroupStatus, frozenset[int]]:
         """Pushes a sealed step.
 
         Returns:
             What became of it, where the group stands then, and the buffers with new
             values.
         """
-        stepper = self.going_on(standing)
+        stepper = self.going_on(status)
         model = self._model
         assert model is not None, "made with the stepper"
         spec = model.given.specs[seal.leading.optimizer]
@@ -220,7 +220,7 @@ class HostLeader:
         model.store.watched.clear()
         result = stepper.push(spec, seal, mean, extras, is_repeat=is_repeat)
         written = frozenset(model.store.watched)
-        return result, stepper.standing(self.token), written
+        return result, stepper.status(self.token), written
 
     def close(self, *, leaves: bool) -> None:
         """Ends the group's membership, or lets another leader go on with it."""
@@ -240,31 +240,31 @@ class HostLeader:
                 self._stepper.close()
             self._loop.run(session.close())
 
-    async def _open(self, standing: Standing | None) -> Session:
+    async def _open(self, status: GroupStatus | None) -> Session:
         config = self._config
-        if standing is not None:
-            config = replace(config, worker_id=standing.worker.worker_id)
+        if status is not None:
+            config = replace(config, worker_id=status.worker.worker_id)
         session = await Session.open(
             config, config.connect_timeout_s, process_id=self.token
         )
-        if standing is not None and session.worker == standing.worker:
+        if status is not None and session.worker == status.worker:
             await session.wait_start(None, timeout_s=config.step_timeout_s)
         while not session.membership.view_count:
             await session.membership.wait_change()
         return session
 
-    def going_on(self, standing: Standing) -> SharedStepper:
+    def going_on(self, status: GroupStatus) -> SharedStepper:
         """The pushes of a group whose member this process has become the leader of."""
         if self._stepper is not None:
             return self._stepper
         session = self.session
         member = session.membership.member or Member(
-            standing.worker, standing.rank, standing.clock, standing.sequence
+            status.worker, status.rank, status.clock, status.sequence
         )
         model = self._model_of(session)
         self._stepper = stepper = self._made_stepper(member)
-        stepper.resume(standing)
-        if session.worker == standing.worker:
+        stepper.resume(status)
+        if session.worker == status.worker:
             self._loop.run(session.share_memory(model.placement))
         return stepper
 

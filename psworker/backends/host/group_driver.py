@@ -16,13 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pswire.memory_segments import SegmentError
 from pswire.object_marks import LOADER, MODEL, ObjectMark, order_difference
-from psworker.backends.host_group.agreement import Excluded, Seat, View
-from psworker.backends.host_group.asking import Answer, Ask, GiveBack, Question
-from psworker.backends.host_group.core import HostCore
-from psworker.backends.host_group.desk import Desk
-from psworker.backends.host_group.meeting import Door, Hello, Link
-from psworker.backends.host_group.memory import HostMemory
-from psworker.backends.host_group.orders import Drop, Lead, Order, Send, Task
+from psworker.backends.host.core import HostCore
+from psworker.backends.host.effects import Drop, Lead, Order, Send, Task
+from psworker.backends.host.leader_service import LeaderService
+from psworker.backends.host.memory import HostMemory
+from psworker.backends.host.messages import (
+    Answer,
+    Ask,
+    Excluded,
+    GiveBack,
+    ProcessId,
+    Question,
+    View,
+)
+from psworker.backends.host.rendezvous import Hello, Link, Rendezvous
 from psworker.data.source import Lease
 from psworker.errors import EvictedError, PsError
 from psworker.event_loop import EventLoop, LoopFuture
@@ -34,9 +41,9 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("psworker")
 
 LOOK_MS: Final = 250
-"""How often a process looks whether those that it waits for stand still."""
+"""How often a process looks whether those that it waits for are stopped."""
 
-STILL_MS: Final = 750
+STOPPED_MS: Final = 750
 """How long one may. Before the coordinator takes the group for lost, which hears of a
 stopped leader after about two seconds."""
 
@@ -47,14 +54,14 @@ BACK_LIMIT_MS: Final = 2_000
 """The same for a process that was in it before: the others are there, or done."""
 
 _OUT_TEXT: Final = (
-    "this process of a host's group is not part of it any more: it stood still for too "
-    "long, and the group went on without it"
+    "this process of a host's group is not part of it any more: it was stopped for "
+    "too long, and the group went on without it"
 )
 
-_rooms: "weakref.WeakSet[Room]" = weakref.WeakSet()
+_drivers: "weakref.WeakSet[GroupDriver]" = weakref.WeakSet()
 
 
-class Room:
+class GroupDriver:
     """One process in its group.
 
     Attributes:
@@ -69,7 +76,7 @@ class Room:
         *,
         digest: str,
         marks: tuple[ObjectMark, ...],
-        on_lead: Callable[[Lead], Desk],
+        on_lead: Callable[[Lead], LeaderService],
     ) -> None:
         """Is alone yet.
 
@@ -89,21 +96,21 @@ class Room:
         self._marks = marks
         self._count = 0
         self._on_lead = on_lead
-        self._links: dict[Seat, Link] = {}
+        self._links: dict[ProcessId, Link] = {}
         self._strangers: list[Link] = []
         self._closing: list[Link] = []
-        self._still_since: dict[Seat, float] = {}
+        self._stopped_since: dict[ProcessId, float] = {}
         self._orders: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._listener: socket.socket | None = None
         self._asyncio: Any = None
         self._timer: Any = None
         self._is_closed = False
-        self._desk: Desk | None = None
+        self._service: LeaderService | None = None
         self._asks: dict[int, tuple[Question, LoopFuture[Any]]] = {}
-        self._asked: Seat | None = None
+        self._asked: ProcessId | None = None
         self._ask_count = 0
-        self._answering: dict[tuple[Seat, int], asyncio.Task[None]] = {}
-        _rooms.add(self)
+        self._answering: dict[tuple[ProcessId, int], asyncio.Task[None]] = {}
+        _drivers.add(self)
 
     # The user's thread
 
@@ -114,15 +121,15 @@ class Room:
             ConfigurationError: They have prepared something else.
             StartTimeoutError: The way in is blocked.
         """
-        door = Door(group, self.core.seat.number)
-        self._listener = door.listener
+        rendezvous = Rendezvous(group, self.core.process.number)
+        self._listener = rendezvous.listener
         try:
             self._count = count
             own = self._hello()
-            met = door.meet(own, self._memory.segment.descriptor, count)
+            met = rendezvous.meet(own, self._memory.segment.descriptor, count)
             self._loop.run(self._begin(met))
         finally:
-            door.close()
+            rendezvous.close()
 
     def post(self, event: Callable[[HostCore], None]) -> None:
         """Tells the state machine something."""
@@ -139,11 +146,11 @@ class Room:
         self._loop.post(lambda: self._begin_asking(question, future))
         return future
 
-    def serve(self, desk: Desk) -> None:
+    def serve(self, service: LeaderService) -> None:
         """From now on this process leads, and answers."""
 
         def begin() -> None:
-            self._desk = desk
+            self._service = service
 
         self._loop.post(begin)
 
@@ -181,7 +188,7 @@ class Room:
             return "the processes of this host's group that are not here yet"
         missing = core.missing
         if missing:
-            names = ", ".join(str(seat.number) for seat in missing)
+            names = ", ".join(str(process.number) for process in missing)
             return f"process {names} of this host's group"
         if core.is_leader:
             return "the shards"
@@ -209,9 +216,9 @@ class Room:
         self._look()
 
     def _take_in(self, link: Link, hello: Hello) -> None:
-        self._memory.adopt(hello.seat, hello.header, link.descriptors.popleft())
-        self._links[hello.seat] = link
-        self.core.connected(hello.seat, hello.view)
+        self._memory.adopt(hello.process, hello.header, link.descriptors.popleft())
+        self._links[hello.process] = link
+        self.core.connected(hello.process, hello.view)
         self._asyncio.add_reader(link.socket, self._act, _nothing)
 
     def _accept(self) -> None:
@@ -251,7 +258,7 @@ class Room:
     def _hello(self, view: View | None = None) -> Hello:
         header = self._memory.segment.header
         return Hello(
-            self.core.seat, self._digest, self._count, header, view, self._marks
+            self.core.process, self._digest, self._count, header, view, self._marks
         )
 
     def _refusal(self, hello: object) -> str:
@@ -281,27 +288,29 @@ class Room:
         """Takes in what others have said, what ends this process's part first."""
         if self._is_closed:
             return
-        said: list[tuple[Seat, Any]] = []
-        over: list[Seat] = []
-        for seat, link in list(self._links.items()):
-            said += [(seat, message) for message in link.receive()]
+        said: list[tuple[ProcessId, Any]] = []
+        over: list[ProcessId] = []
+        for process, link in list(self._links.items()):
+            said += [(process, message) for message in link.receive()]
             if link.is_over:
-                over.append(seat)
-        for seat, message in sorted(said, key=lambda e: not isinstance(e[1], Excluded)):
+                over.append(process)
+        for process, message in sorted(
+            said, key=lambda e: not isinstance(e[1], Excluded)
+        ):
             match message:
                 case Ask():
-                    self._take_ask(seat, message)
+                    self._take_ask(process, message)
                 case Answer():
                     self._take_answer(message)
                 case _:
-                    self.core.take(seat, message)
-        for seat in over:
-            self.core.lost(seat)
+                    self.core.take(process, message)
+        for process in over:
+            self.core.lost(process)
         event(self.core)
         self._carry()
-        for seat in over:
-            if seat in self._links:  # nothing to do with it, and nothing to hear
-                self._drop(seat)
+        for process in over:
+            if process in self._links:  # nothing to do with it, and nothing to hear
+                self._drop(process)
         self._follow()
 
     # Questions to the leader
@@ -323,8 +332,8 @@ class Room:
     def _follow(self) -> None:
         """Asks a new leader what the one before has not answered."""
         core = self.core
-        if self._desk is not None and core.is_leader:
-            self._desk.note_change()
+        if self._service is not None and core.is_leader:
+            self._service.note_change()
         leader = core.view.leader if core.view is not None and core.is_member else None
         if core.is_out:
             for _, future in self._asks.values():
@@ -339,31 +348,33 @@ class Room:
         if number in self._asks:
             self._send(self._asked, Ask(number, self._asks[number][0]))
 
-    def _send(self, seat: Seat | None, message: Ask | Answer) -> None:
-        if seat == self.core.seat:
+    def _send(self, process: ProcessId | None, message: Ask | Answer) -> None:
+        if process == self.core.process:
             if isinstance(message, Ask):
-                self._take_ask(self.core.seat, message)
+                self._take_ask(self.core.process, message)
             else:
                 self._take_answer(message)
-        elif seat in self._links:
-            self._links[seat].send(message)
-            self._watch_room(self._links[seat])
+        elif process in self._links:
+            self._links[process].send(message)
+            self._flush_later(self._links[process])
 
-    def _take_ask(self, seat: Seat, ask: Ask) -> None:
-        key = seat, ask.number
+    def _take_ask(self, process: ProcessId, ask: Ask) -> None:
+        key = process, ask.number
         under_way = self._answering.get(key)
         if ask.question is None:
             if under_way is not None:
                 under_way.cancel()
-        elif under_way is None and self._desk is not None:
-            task = self._asyncio.create_task(self._reply(self._desk, seat, ask))
+        elif under_way is None and self._service is not None:
+            task = self._asyncio.create_task(self._reply(self._service, process, ask))
             self._answering[key] = task
             task.add_done_callback(lambda _: self._answering.pop(key, None))
 
-    async def _reply(self, desk: Desk, seat: Seat, ask: Ask) -> None:
+    async def _reply(
+        self, service: LeaderService, process: ProcessId, ask: Ask
+    ) -> None:
         assert ask.question is not None, "there is something to answer"
-        result = await desk.answer(seat, ask.question)
-        self._send(seat, Answer(ask.number, result))
+        result = await service.answer(process, ask.question)
+        self._send(process, Answer(ask.number, result))
 
     def _take_answer(self, answer: Answer) -> None:
         asked = self._asks.pop(answer.number, None)
@@ -385,18 +396,18 @@ class Room:
             match effect:
                 case Order(task=task):
                     self._orders.put(task)
-                case Send(seat=seat, message=message):
-                    link = self._links.get(seat)
+                case Send(process=process, message=message):
+                    link = self._links.get(process)
                     if link is not None:
                         link.send(message)
-                        self._watch_room(link)
-                case Drop(seat=seat):
-                    if seat in self._links:
-                        self._drop(seat)
+                        self._flush_later(link)
+                case Drop(process=process):
+                    if process in self._links:
+                        self._drop(process)
                 case Lead():
-                    self._desk = self._on_lead(effect)
+                    self._service = self._on_lead(effect)
 
-    def _watch_room(self, link: Link) -> None:
+    def _flush_later(self, link: Link) -> None:
         if link.has_unsent:
             self._asyncio.add_writer(link.socket, self._flush, link)
 
@@ -408,9 +419,9 @@ class Room:
                 self._closing.remove(link)
                 link.close()
 
-    def _drop(self, seat: Seat) -> None:
-        link = self._links.pop(seat)
-        self._still_since.pop(seat, None)
+    def _drop(self, process: ProcessId) -> None:
+        link = self._links.pop(process)
+        self._stopped_since.pop(process, None)
         self._asyncio.remove_reader(link.socket)
         self._finish(link)
 
@@ -419,28 +430,30 @@ class Room:
         link.flush()
         if link.has_unsent:
             self._closing.append(link)
-            self._watch_room(link)
+            self._flush_later(link)
         else:
             self._asyncio.remove_writer(link.socket)
             link.close()
 
     def _look(self) -> None:
-        """Whether anybody that is waited for stands still."""
+        """Whether anybody that is waited for is stopped."""
         self._timer = self._asyncio.call_later(LOOK_MS / 1000, self._look)
         self._act(_nothing)  # what was said comes first
         now = time.monotonic()
-        for seat in sorted(self.core.watched):
-            link = self._links.get(seat)
-            if link is None or not link.stands_still():
-                self._still_since.pop(seat, None)
-            elif now - self._still_since.setdefault(seat, now) >= STILL_MS / 1000:
+        for process in sorted(self.core.watched):
+            link = self._links.get(process)
+            if link is None or not link.is_stopped():
+                self._stopped_since.pop(process, None)
+            elif (
+                now - self._stopped_since.setdefault(process, now) >= STOPPED_MS / 1000
+            ):
                 logger.warning(
-                    "process %d of this host's group (PID %d) stands still: the group "
+                    "process %d of this host's group (PID %d) is stopped: the group "
                     "goes on without it",
-                    seat.number,
-                    link.process_id,
+                    process.number,
+                    link.pid,
                 )
-                self.core.lost(seat)
+                self.core.lost(process)
         self._act(lambda core: core.tick(_now_ms()))
 
     def _end(self) -> None:
@@ -456,8 +469,8 @@ class Room:
             return
         if self._timer is not None:
             self._timer.cancel()
-        for seat in list(self._links):
-            self._drop(seat)
+        for process in list(self._links):
+            self._drop(process)
         for link in (*self._closing, *self._strangers):
             self._asyncio.remove_reader(link.socket)
             self._asyncio.remove_writer(link.socket)
@@ -472,8 +485,8 @@ class Room:
 
 
 def _close_inherited() -> None:
-    for room in _rooms:
-        room.close_inherited()
+    for driver in _drivers:
+        driver.close_inherited()
 
 
 os.register_at_fork(after_in_child=_close_inherited)

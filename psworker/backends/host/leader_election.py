@@ -1,28 +1,19 @@
-"""Who is in a host group and who leads it: coming in, views, succession.
+"""Who is in a host group and who leads it: entries, views, a new leader.
 
 Pure; the part of `core` that knows nothing of what a step is.
 
 A view says who leads and who is in. Only leaders make views, each with a higher number.
-When the leader is gone the first of the living members by seat makes the next one, and
-hears from all others what they know. A process enters between two steps, when it has
-met all members: each has the other's memory then. Where two processes begin a group at
-once, since neither has heard of the other, the one with the lower view gives way.
+When the leader is gone the first of the living members by process id makes the next
+one, and hears from all others what they know. A process enters between two steps, when
+it has met all members: each has the other's memory then. Where two processes begin a
+group at once, since neither has heard of the other, the one with the lower view gives
+way.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from psworker.backends.host_group.agreement import (
-    Admit,
-    Bye,
-    Done,
-    Enter,
-    Excluded,
-    Seat,
-    State,
-    View,
-)
-from psworker.backends.host_group.orders import (
+from psworker.backends.host.effects import (
     Drop,
     Effect,
     Found,
@@ -30,27 +21,37 @@ from psworker.backends.host_group.orders import (
     Order,
     Send,
 )
+from psworker.backends.host.messages import (
+    Admit,
+    Bye,
+    Done,
+    Enter,
+    Excluded,
+    ProcessId,
+    State,
+    View,
+)
 
 
-class Succession(ABC):
+class LeaderElection(ABC):
     """One process's part in who is in the group.
 
     Attributes:
-        seat: Which process.
+        process: Which process.
         view: Newest one that it knows, `None` before there is any.
         done: The last step that is over for it, `None` while it is outside.
         is_out: Whether it has left, or was excluded.
     """
 
-    def __init__(self, seat: Seat, *, count: int, patience_ms: int) -> None:
+    def __init__(self, process: ProcessId, *, count: int, patience_ms: int) -> None:
         """Knows nobody yet.
 
         Args:
-            seat: Which process.
+            process: Which process.
             count: Processes that the group waits for before it begins.
             patience_ms: How long it waits for them at most.
         """
-        self.seat = seat
+        self.process = process
         self.view: View | None = None
         self.done: Done | None = None
         self.is_out = False
@@ -58,12 +59,14 @@ class Succession(ABC):
         self._patience_ms = patience_ms
         self._entered_ms: int | None = None
         self._now_ms = 0
-        self._here: set[Seat] = set()
+        self._here: set[ProcessId] = set()
         self._effects: list[Effect] = []
-        self._told: dict[Seat, View] = {}  # of a process that is outside, by leader
+        self._told: dict[
+            ProcessId, View
+        ] = {}  # of a process that is outside, by leader
         # Of a leader: who asks to be taken in, and whom each has met.
-        self._entering: list[Seat] = []
-        self._met: dict[Seat, frozenset[Seat]] = {}
+        self._entering: list[ProcessId] = []
+        self._met: dict[ProcessId, frozenset[ProcessId]] = {}
 
     # What a step is, to who is in
 
@@ -81,7 +84,7 @@ class Succession(ABC):
         """Of a new leader: waits for what all members know of the step under way."""
 
     @abstractmethod
-    def _go_on_without(self, seat: Seat) -> None:
+    def _go_on_without(self, process: ProcessId) -> None:
         """Of a leader: a member is gone."""
 
     @abstractmethod
@@ -99,26 +102,28 @@ class Succession(ABC):
     def is_leader(self) -> bool:
         """Whether this process speaks to the job."""
         return (
-            not self.is_out and self.view is not None and self.view.leader == self.seat
+            not self.is_out
+            and self.view is not None
+            and self.view.leader == self.process
         )
 
     @property
-    def _leader(self) -> Seat | None:
+    def _leader(self) -> ProcessId | None:
         return self.view.leader if self.view is not None else None
 
     @property
-    def members(self) -> tuple[Seat, ...]:
+    def members(self) -> tuple[ProcessId, ...]:
         """Whose parts a step waits for."""
         return self.view.members if self.view is not None else ()
 
     @property
-    def others(self) -> frozenset[Seat]:
+    def others(self) -> frozenset[ProcessId]:
         """Processes that are here beside this one, members or not."""
         return frozenset(self._here)
 
     @property
-    def watched(self) -> frozenset[Seat]:
-        """Who must not stand still: of a leader all members, of others the leader."""
+    def watched(self) -> frozenset[ProcessId]:
+        """Whose stop matters: of a leader all members', of others the leader's."""
         if self.view is None or self.is_out:
             return frozenset()
         if self.is_leader:
@@ -136,14 +141,14 @@ class Succession(ABC):
         effects, self._effects = self._effects, []
         return effects
 
-    def connected(self, seat: Seat, view: View | None = None) -> None:
+    def connected(self, process: ProcessId, view: View | None = None) -> None:
         """Another process is here, and each has the other's memory.
 
         Args:
-            seat: Which.
+            process: Which.
             view: Newest one that it knows.
         """
-        self._here.add(seat)
+        self._here.add(process)
         if view is not None and self.done is None:
             self._told[view.leader] = view
 
@@ -158,26 +163,26 @@ class Succession(ABC):
         if self._entered_ms is not None and self.view is None:
             self._ask_or_found()
 
-    def lost(self, seat: Seat) -> None:
-        """Another process is gone, or has stood still for too long."""
-        if seat not in self._here or self.is_out:
+    def lost(self, process: ProcessId) -> None:
+        """Another process is gone, or was stopped for too long."""
+        if process not in self._here or self.is_out:
             return
-        self._here.discard(seat)
-        self._effects += [Send(seat, Excluded()), Drop(seat)]
-        self._entering = [each for each in self._entering if each != seat]
+        self._here.discard(process)
+        self._effects += [Send(process, Excluded()), Drop(process)]
+        self._entering = [each for each in self._entering if each != process]
         if self.is_leader:
-            if seat in self.members:
-                self._go_on_without(seat)
+            if process in self.members:
+                self._go_on_without(process)
         elif not self.is_member:
             self._ask_or_found()
-        elif seat in self.members and self._expected_leader() != self._leader:
+        elif process in self.members and self._expected_leader() != self._leader:
             self._succeed()
 
     def leave(self) -> None:
         """This process goes in good order."""
         if not self.is_out:
-            self._effects += [Send(seat, Bye()) for seat in sorted(self._here)]
-            self._effects += [Drop(seat) for seat in sorted(self._here)]
+            self._effects += [Send(process, Bye()) for process in sorted(self._here)]
+            self._effects += [Drop(process) for process in sorted(self._here)]
             self._here.clear()
             self.is_out = True
 
@@ -193,9 +198,9 @@ class Succession(ABC):
             return
         is_patient = self._now_ms - self._entered_ms < self._patience_ms
         is_short = len(self._here) + 1 < self._count
-        is_first = min({self.seat, *self._here}) == self.seat
+        is_first = min({self.process, *self._here}) == self.process
         if is_first and not (is_short and is_patient):
-            self._become_leader((self.seat,))
+            self._become_leader((self.process,))
             self._effects.append(Order(Found()))
 
     def _found_view(self) -> View | None:
@@ -211,26 +216,26 @@ class Succession(ABC):
         """Takes in those who ask, between two steps, when the values can be had."""
         if not self._entering or not self._is_between_steps:
             return
-        if self.done is None or self.done.source != self.seat:
+        if self.done is None or self.done.source != self.process:
             return
-        new: list[Seat] = []
-        for seat in self._entering:
-            if all(self._have_met(seat, each) for each in (*self.members, *new)):
-                new.append(seat)
+        new: list[ProcessId] = []
+        for process in self._entering:
+            if all(self._have_met(process, each) for each in (*self.members, *new)):
+                new.append(process)
         if not new:
             return
         self._entering = [each for each in self._entering if each not in new]
         self._change_members((*self.members, *new))
         assert self.view is not None, "a leader has a view"
         admission = Admit(self.view, replace(self.done, is_whole=True))
-        self._effects += [Send(seat, admission) for seat in new]
+        self._effects += [Send(process, admission) for process in new]
 
-    def _have_met(self, seat: Seat, other: Seat) -> bool:
+    def _have_met(self, process: ProcessId, other: ProcessId) -> bool:
         """Whether two processes have each other's memory; the later one tells."""
         return (
-            other == self.seat
-            or other in self._met.get(seat, ())
-            or seat in self._met.get(other, ())
+            other == self.process
+            or other in self._met.get(process, ())
+            or process in self._met.get(other, ())
         )
 
     def _take_admission(self, admission: Admit) -> None:
@@ -238,37 +243,39 @@ class Succession(ABC):
             self.view, self.done = admission.view, admission.done
             self._effects.append(Order(admission))
 
-    def _expected_leader(self) -> Seat | None:
+    def _expected_leader(self) -> ProcessId | None:
         """The leader, or who comes next if it is gone."""
         assert self.view is not None, "without a view nobody leads"
-        alive = {*self._here, self.seat}
+        alive = {*self._here, self.process}
         if self.view.leader in alive:
             return self.view.leader
         return min(alive.intersection(self.view.members), default=None)
 
     def _succeed(self) -> None:
-        """The leader is gone: the next one by seat leads."""
-        if self._expected_leader() == self.seat:
+        """The leader is gone: the next one by process id leads."""
+        if self._expected_leader() == self.process:
             assert self.done is not None, "a member has a last step"
-            alive = (*self._here.intersection(self.members), self.seat)
+            alive = (*self._here.intersection(self.members), self.process)
             self._become_leader(alive)
             self._effects.append(Lead(self.done))
             self._gather()
 
-    def _become_leader(self, members: tuple[Seat, ...]) -> None:
+    def _become_leader(self, members: tuple[ProcessId, ...]) -> None:
         self._entering.clear()
         self._begin_to_lead()
         number = self.view.number if self.view is not None and self.is_member else 0
-        founder = self.view.founder if self.view and self.is_member else self.seat
-        self.view = View(number, self.seat, members, founder)
+        founder = self.view.founder if self.view and self.is_member else self.process
+        self.view = View(number, self.process, members, founder)
         self._change_members(members)
 
-    def _change_members(self, members: tuple[Seat, ...], *, number: int = 0) -> None:
+    def _change_members(
+        self, members: tuple[ProcessId, ...], *, number: int = 0
+    ) -> None:
         assert self.view is not None, "a leader has a view"
         number = max(number, self.view.number) + 1
         founder = self.view.founder
-        self.view = View(number, self.seat, tuple(sorted(members)), founder)
-        self._effects += [Send(seat, self.view) for seat in sorted(self._here)]
+        self.view = View(number, self.process, tuple(sorted(members)), founder)
+        self._effects += [Send(process, self.view) for process in sorted(self._here)]
 
     def _is_older(self, view: View) -> bool:
         mine = self.view
@@ -277,42 +284,42 @@ class Succession(ABC):
             mine.leader,
         )
 
-    def _take_view(self, seat: Seat, view: View) -> None:
+    def _take_view(self, process: ProcessId, view: View) -> None:
         if self.is_member and self.view is not None:
             is_foreign = view.founder != self.view.founder
             if is_foreign and not self._is_older(view):
                 self._end()
                 return
-        if seat != view.leader:
+        if process != view.leader:
             # Told back by one that knows a later one than the leader's, of a leader
             # that was gone before all had it.
             if self.is_leader and not self._is_older(view):
                 self._change_members(self.members, number=view.number)
             return
         if not self.is_member:
-            self._told[seat] = view
+            self._told[process] = view
             if not self.is_leader:
                 self._ask_or_found()
             return
         if self._is_older(view):
-            if self.view is not None and self.view.leader != seat:
+            if self.view is not None and self.view.leader != process:
                 # Of the same group its leader was gone before all had its view.
-                self._effects.append(Send(seat, self.view))
+                self._effects.append(Send(process, self.view))
             return
         before, self.view = self.view, view
-        if self.seat not in view.members:
+        if self.process not in view.members:
             self._end()
             return
         gone = set(before.members if before else ()).difference(view.members)
-        for seat in sorted(gone.intersection(self._here)):
-            self._here.discard(seat)
-            self._effects += [Send(seat, Excluded()), Drop(seat)]
+        for process in sorted(gone.intersection(self._here)):
+            self._here.discard(process)
+            self._effects += [Send(process, Excluded()), Drop(process)]
         if before is None or before.leader != view.leader:
             self._effects.append(Send(view.leader, self._state()))
 
     def _end(self) -> None:
         """The group goes on without this process."""
         self.is_out = True
-        self._effects += [Drop(seat) for seat in sorted(self._here)]
+        self._effects += [Drop(process) for process in sorted(self._here)]
         self._here.clear()
         self._effects.append(Order(Excluded()))

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pswire.frames import bits_to_bytes
 from pswire.schema import OptimizerSpec
-from psworker.backends.host_group.agreement import Place, Seal, Standing
+from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
 from psworker.errors import EvictedError
 from psworker.member.eviction import LostStart
 from psworker.member.exchange import PushExchange
@@ -41,17 +41,17 @@ class SharedStepper(Stepper):
     def _scope_of(self, exchange: PushExchange) -> Scope | None:
         return None  # processes copy what they want of the memory that these are in
 
-    def resume(self, standing: Standing) -> None:
+    def resume(self, status: GroupStatus) -> None:
         """Goes on where the leader before was, as the same start or another one."""
-        self.sequence_acknowledged = standing.sequence
-        self.rejoin_count = standing.rejoin_count
-        self.last_push = standing.last_push
-        self.pending.acknowledge(standing.unreported.consumed)
-        self.pending.drop(standing.unreported.dropped)
-        if self._session.worker != standing.worker:
-            self._lost = LostStart(standing.worker)
+        self.sequence_acknowledged = status.sequence
+        self.rejoin_count = status.rejoin_count
+        self.last_push = status.last_push
+        self.pending.acknowledge(status.unreported.consumed)
+        self.pending.drop(status.unreported.dropped)
+        if self._session.worker != status.worker:
+            self._lost = LostStart(status.worker)
 
-    def arrive(self) -> Place:
+    def arrive(self) -> PushPlace:
         """Where the next push goes; joins again first if the group was evicted."""
         rejoin_count = self.rejoin_count
         before = self.sequence_acknowledged
@@ -62,7 +62,7 @@ class SharedStepper(Stepper):
         is_void = self.is_behind or self.rejoin_count > rejoin_count
         is_stale = is_void or self.sequence_acknowledged > before
         self.is_behind = False
-        return Place(
+        return PushPlace(
             worker=worker,
             sequence=sequence,
             clock=self._place.clock_of(sequence),
@@ -72,12 +72,12 @@ class SharedStepper(Stepper):
             is_void=is_void,
         )
 
-    def standing(self, token: str) -> Standing:
+    def status(self, token: str) -> GroupStatus:
         """Where the group stands, for all of its processes."""
         record = self._session.membership.record
         members = record.members if record is not None else ()
         mode = record.mode if record is not None else self._session.settings.mode
-        return Standing(
+        return GroupStatus(
             token=token,
             worker=self._session.worker,
             rank=self.member.rank,

@@ -14,15 +14,15 @@ from pswire.memory_segments import MemorySegment
 from pswire.schema import EntryKind, ModelSchema
 from pswire.shared_layout import SegmentHeader, SegmentKind
 from pswire.torch_types import tensor_from_buffer
-from psworker.backends.host_group.agreement import Contribution, Seat
-from psworker.backends.host_group.layout import HostLayout, Run, share_out
+from psworker.backends.host.layout import HostLayout, Run, share_out
+from psworker.backends.host.messages import ProcessId, StepPart
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.tensors.value_store import same_bytes
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Summed at a time: so many stay in the cache while all processes' are added."""
 
-Parts = Mapping[Seat, Contribution]
+Parts = Mapping[ProcessId, StepPart]
 
 
 class _Areas:
@@ -50,7 +50,7 @@ class HostMemory:
     def __init__(
         self,
         schema: ModelSchema,
-        seat: Seat,
+        process: ProcessId,
         policies: Mapping[int, BufferPolicy],
         *,
         adds_up: bool = False,
@@ -59,7 +59,7 @@ class HostMemory:
 
         Args:
             schema: What is trained.
-            seat: Which process.
+            process: Which process.
             policies: Of every buffer, by its entry.
             adds_up: Whether gradients are added up instead of averaged.
 
@@ -67,30 +67,30 @@ class HostMemory:
             SegmentError: The system has no such memory.
         """
         self._schema = schema
-        self._seat = seat
+        self._own = process
         self._policies = policies
         self._adds_up = adds_up
         self._layout = HostLayout.of(schema)
         self.segment = MemorySegment.create(SegmentKind.HOST, self._layout.byte_count)
         mine = _Areas(schema, self._layout, self.segment.data)
-        self._areas = {seat: mine}
+        self._areas = {process: mine}
 
-    def adopt(self, seat: Seat, header: SegmentHeader, descriptor: int) -> None:
+    def adopt(self, process: ProcessId, header: SegmentHeader, descriptor: int) -> None:
         """Maps the segment of another process.
 
         Raises:
             SegmentError: It is not what it should be.
         """
         segment = MemorySegment.adopt(header, descriptor)
-        self._areas[seat] = _Areas(self._schema, self._layout, segment.data)
+        self._areas[process] = _Areas(self._schema, self._layout, segment.data)
 
-    def forget(self, seats: Set[Seat]) -> None:
+    def forget(self, processes: Set[ProcessId]) -> None:
         """Lets the memory of processes go that no step needs any more."""
-        for seat in seats:
-            del self._areas[seat]
+        for process in processes:
+            del self._areas[process]
 
     @property
-    def seats(self) -> frozenset[Seat]:
+    def processes(self) -> frozenset[ProcessId]:
         """Whose memory is here."""
         return frozenset(self._areas)
 
@@ -102,7 +102,7 @@ class HostMemory:
     @torch.no_grad()
     def offer(self, gradients: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
         """Writes this process's gradient; which entries it has."""
-        targets = self._areas[self._seat].gradients
+        targets = self._areas[self._own].gradients
         for target, gradient in zip(targets, gradients, strict=True):
             if gradient is not None:
                 target.copy_(gradient.detach().reshape(-1))
@@ -112,8 +112,8 @@ class HostMemory:
     def reduce(self, parts: Parts) -> float:
         """Adds up this process's share of the mean or sum; its sum of squares."""
         presence = self.presence(parts)
-        own = self._shares_of(parts, presence)[self._seat]
-        counted = {seat: part for seat, part in parts.items() if part.weight > 0}
+        own = self._shares_of(parts, presence)[self._own]
+        counted = {process: part for process, part in parts.items() if part.weight > 0}
         total = sum(part.weight for part in counted.values())
         square_sum = 0.0
         for run in own:
@@ -138,9 +138,11 @@ class HostMemory:
         """
         presence = self.presence(parts)
         pieces: dict[int, list[torch.Tensor]] = {}
-        for seat, runs in self._shares_of(parts, presence).items():
+        for process, runs in self._shares_of(parts, presence).items():
             for run in runs:
-                found = self._areas[seat].shares[run.entry_index][run.start : run.stop]
+                found = self._areas[process].shares[run.entry_index][
+                    run.start : run.stop
+                ]
                 pieces.setdefault(run.entry_index, []).append(found)
         found_all: list[torch.Tensor | None] = []
         for index, entry in enumerate(self._schema.entries):
@@ -152,7 +154,7 @@ class HostMemory:
                 continue
             own = pieces.get(index, [])
             if not own:
-                own = [self._areas[self._seat].shares[index]]  # of no elements
+                own = [self._areas[self._own].shares[index]]  # of no elements
             flat = own[0] if len(own) == 1 else torch.cat(own)
             found_all.append(flat.view(entry.shape))
         return found_all
@@ -166,7 +168,7 @@ class HostMemory:
 
     def values(self) -> list[torch.Tensor]:
         """This process's own area of values, one for each entry of its shape."""
-        own = self._areas[self._seat].values
+        own = self._areas[self._own].values
         return [
             flat.view(entry.shape)
             for flat, entry in zip(own, self._schema.entries, strict=True)
@@ -180,7 +182,7 @@ class HostMemory:
 
     @torch.no_grad()
     def copy(
-        self, source: Seat, tensors: Sequence[torch.Tensor], entries: Set[int]
+        self, source: ProcessId, tensors: Sequence[torch.Tensor], entries: Set[int]
     ) -> None:
         """Copies values from a process's area into a model.
 
@@ -202,15 +204,15 @@ class HostMemory:
 
     def _shares_of(
         self, parts: Parts, presence: Sequence[bool]
-    ) -> dict[Seat, list[Run]]:
-        seats = sorted(parts)
-        shares = share_out(self._schema, presence, len(seats))
-        return dict(zip(seats, shares, strict=True))
+    ) -> dict[ProcessId, list[Run]]:
+        processes = sorted(parts)
+        shares = share_out(self._schema, presence, len(processes))
+        return dict(zip(processes, shares, strict=True))
 
-    def _add(self, run: Run, who: Mapping[Seat, float], total: float) -> float:
-        """The mean or sum of a run, in the order of seats; its sum of squares."""
+    def _add(self, run: Run, who: Mapping[ProcessId, float], total: float) -> float:
+        """The mean or sum of a run, in the order of process ids; its sum of squares."""
         index, start, stop = run
-        target = self._areas[self._seat].shares[index]
+        target = self._areas[self._own].shares[index]
         sources = [
             (
                 self._areas[s].gradients[index],
@@ -231,19 +233,21 @@ class HostMemory:
             squares.append(norm * norm)
         return math.fsum(squares) if all(map(math.isfinite, squares)) else math.inf
 
-    def _average(self, run: Run, who: Mapping[Seat, float]) -> None:
+    def _average(self, run: Run, who: Mapping[ProcessId, float]) -> None:
         """A buffer, as shards average those of workers: in float64, rounded once."""
         index, start, stop = run
-        target = self._areas[self._seat].shares[index][start:stop]
-        seats = sorted(who)
-        found = [self._areas[seat].gradients[index][start:stop] for seat in seats]
+        target = self._areas[self._own].shares[index][start:stop]
+        processes = sorted(who)
+        found = [
+            self._areas[process].gradients[index][start:stop] for process in processes
+        ]
         if self._policies.get(index) is not BufferPolicy.MEAN or len(found) == 1:
             target.copy_(found[0])
             return
         total = sum(who.values())
         mean = torch.zeros(stop - start, dtype=torch.float64)
-        for seat, values in zip(seats, found, strict=True):
-            mean.add_(values.double(), alpha=who[seat] / total)
+        for process, values in zip(processes, found, strict=True):
+            mean.add_(values.double(), alpha=who[process] / total)
         if not target.is_floating_point():
             mean.round_()
         agreed = torch.stack([each == found[0] for each in found]).all(0)

@@ -1,9 +1,9 @@
 """How the processes of a host group find each other, and the sockets between them.
 
 Each listens at an abstract address that follows from the group's name and its number.
-Who comes passes a door that lets in one at a time, and meets all that are there: both
-hand their memory over, and the socket stays. The kernel says whose processes they are.
-Nothing is left in any file system, whatever becomes of the processes.
+A process that comes takes a lock, so that one enters at a time, and connects to all
+that are there: both hand their memory over, and the socket stays. The kernel says whose
+processes they are. Nothing is left in any file system, whatever becomes of them.
 Source: https://man7.org/linux/man-pages/man7/unix.7.html
 """
 
@@ -24,14 +24,14 @@ from pswire.memory_segments import SegmentError
 from pswire.object_marks import ObjectMark
 from pswire.segment_handshake import address_of, check_peer
 from pswire.shared_layout import SegmentHeader
-from psworker.backends.host_group.agreement import Seat, View
+from psworker.backends.host.messages import ProcessId, View
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
 
 PROCESS_COUNT_MAX: Final = 256
 """Processes of a group: each listens under its number, which others try."""
 
 _BACKLOG: Final = 2 * PROCESS_COUNT_MAX
-_DOOR_PACE_S: Final = 0.01
+_PACE_S: Final = 0.01
 _ANSWER_TIMEOUT_S: Final = 20.0
 _READ_BYTES: Final = 256 << 10
 _LENGTH: Final = struct.Struct("<I")
@@ -44,7 +44,7 @@ class Hello:
     """What two processes tell each other first, with their memory's descriptor.
 
     Attributes:
-        seat: Who it is.
+        process: Who it is.
         digest: Of what it has prepared, which must be the same.
         count: Processes of the group, as it was told; the same, since it looks for
             those alone.
@@ -53,7 +53,7 @@ class Hello:
         marks: What tells its models and loaders apart.
     """
 
-    seat: Seat
+    process: ProcessId
     digest: str
     count: int
     header: SegmentHeader
@@ -66,7 +66,7 @@ class Link:
 
     Attributes:
         descriptors: Received with messages and not yet taken.
-        process_id: Of the other process.
+        pid: Of the other process.
         is_over: Whether the other end is closed.
     """
 
@@ -78,8 +78,8 @@ class Link:
         """
         check_peer(peer)
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.process_id: int = _CREDENTIALS.unpack(data)[0]
-        if not self.process_id:
+        self.pid: int = _CREDENTIALS.unpack(data)[0]
+        if not self.pid:
             raise SegmentError("the other process is in a PID namespace out of sight")
         peer.setblocking(False)
         self.socket = peer
@@ -143,10 +143,10 @@ class Link:
             del self._received[:end]
             yield pickle.loads(message)
 
-    def stands_still(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether the other process is stopped, as by SIGSTOP, or gone."""
         try:
-            stat = Path(f"/proc/{self.process_id}/stat").read_text()
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return True
         return stat.rpartition(")")[2].split()[0] in (*_STOPPED, "Z", "X")
@@ -159,8 +159,8 @@ class Link:
         self.socket.close()
 
 
-class Door:
-    """The way into a group, for one process at a time.
+class Rendezvous:
+    """Where a process meets its group, one process at a time.
 
     Attributes:
         listener: Where later ones come to this process.
@@ -188,7 +188,7 @@ class Door:
                         f"for {_ANSWER_TIMEOUT_S:g} s and does not come to an end; "
                         "look whether one of them is stopped"
                     )
-                time.sleep(_DOOR_PACE_S)
+                time.sleep(_PACE_S)
             self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if not _binds(self.listener, _address(group, str(index))):
                 self.listener.close()
@@ -255,7 +255,7 @@ class Door:
             ) from None
 
     def _answer(self, link: Link, index: int) -> Hello | None:
-        """What a process answers; None if it is gone, or stands still."""
+        """What a process answers; None if it is gone, or stopped."""
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
             link.flush()
@@ -266,11 +266,11 @@ class Door:
                     f"process {index} of this host's group does not take this one: "
                     f"{message}"
                 )
-            if link.is_over or link.stands_still():
+            if link.is_over or link.is_stopped():
                 return None
-            time.sleep(_DOOR_PACE_S / 10)
+            time.sleep(_PACE_S / 10)
         raise UnavailableError(
-            f"process {index} of this host's group (PID {link.process_id}) did not "
+            f"process {index} of this host's group (PID {link.pid}) did not "
             f"answer within {_ANSWER_TIMEOUT_S:g} s: end it if it hangs"
         )
 

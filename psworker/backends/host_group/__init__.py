@@ -1,6 +1,0 @@
-"""One push per host: processes on one machine that are one worker of a job.
-
-They reduce their gradients in shared memory, and one of them, the leader, speaks to the
-job. `core` decides who leads and what is settled, and does nothing else; `meeting` and
-`room` carry what it says; `memory` adds and copies. Source: docs/decisions/0010.
-"""
