@@ -4,7 +4,9 @@ import gc
 import logging
 import sys
 import uuid
+from typing import Any
 
+import grpc
 import grpc_health.v1.health
 import grpc_health.v1.health_pb2 as health_messages
 import torch
@@ -26,12 +28,31 @@ from psserver.shard.host.segment_listener import listening
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.usable_memory import usable_memory
 from psserver.shard.rpc.coordinator_client import CoordinatorClient
-from psserver.shard.rpc.late_handler import LateHandler
 from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
 from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
 from pswire.memory_segments import boot_id
+
+
+class LateHandler(grpc.GenericRpcHandler):
+    """Passes calls on to a handler that is set later."""
+
+    def __init__(self) -> None:
+        self._inner: grpc.GenericRpcHandler | None = None
+
+    def set(self, inner: grpc.GenericRpcHandler) -> None:
+        """From now on calls are served."""
+        self._inner = inner
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """The method's handler, None for an unknown method."""
+        if self._inner is None:
+            return None
+        return self._inner.service(handler_call_details)
+
 
 SWITCH_INTERVAL_S = 5e-4
 

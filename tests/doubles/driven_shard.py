@@ -23,7 +23,7 @@ from psserver.shard.core.effects import (
     Staged,
 )
 from psserver.shard.core.shard import ShardCore
-from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardRules
 from pswire.leased_data import DataRange
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 

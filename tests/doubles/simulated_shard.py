@@ -27,7 +27,7 @@ from psserver.shard.core.effects import (
     Staged,
 )
 from psserver.shard.core.shard import ShardCore
-from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.staged_states import StagedStates
 from pswire.reasons import Refusal
 

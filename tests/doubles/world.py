@@ -17,7 +17,7 @@ from psserver.edge.record import (
     StepAtomicity,
     WorkerKey,
 )
-from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardRules
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.links import Links

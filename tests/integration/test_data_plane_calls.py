@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from psserver.edge.record import Mode, StepAtomicity
-from psserver.shard.tensors.applied_chunk import AppliedChunk
+from psserver.shard.tensors.apply_engine import AppliedChunk
 from pswire.channels import ChannelKind, blocking_channel
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,

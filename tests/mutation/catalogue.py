@@ -84,7 +84,7 @@ BUGS = (
         "no refusal of an old incarnation",
         (
             Edit(
-                f"{SHARD_CORE}/admission.py",
+                f"{SHARD_CORE}/clock_table.py",
                 "        if sequence <= departure.last_sequence:\n",
                 "        if sequence:\n",
             ),
@@ -293,7 +293,7 @@ BUGS = (
         "clipped by the norm of those who do not contribute any more",
         (
             Edit(
-                f"{SHARD_CORE}/clock_measure.py",
+                f"{SHARD_CORE}/clock_commits.py",
                 "known[:2] == choice[:2] else None",
                 "known[0] == choice[0] else None",
             ),
@@ -442,7 +442,9 @@ BUGS = (
         "steps and published values of one clock applied together",
         (
             Edit(
-                f"{SHARD_CORE}/release.py", "    if len(kinds) < 2:\n", "    if True:\n"
+                f"{SHARD_CORE}/apply_orders.py",
+                "    if len(kinds) < 2:\n",
+                "    if True:\n",
             ),
         ),
         tests=(

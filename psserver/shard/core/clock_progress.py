@@ -7,17 +7,17 @@ from collections.abc import Collection
 
 from psserver.edge.push import Outcome, PushId
 from psserver.edge.record import Member, MixedClock, Record, WorkerKey
-from psserver.shard.core.aggregate import OpenClock
-from psserver.shard.core.clock_commits import ClockCommits
-from psserver.shard.core.dedupe import PushEntry
-from psserver.shard.core.effects import ContributionAwaited
-from psserver.shard.core.hyperparameters import source_of
-from psserver.shard.core.release import (
+from psserver.shard.core.apply_orders import (
     kind_of_mixed,
     of_kind,
     orders_to_apply,
+    source_of,
     trailers_of,
 )
+from psserver.shard.core.clock_commits import ClockCommits
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import ContributionAwaited
+from psserver.shard.core.open_clock import OpenClock
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import norm_of
 

@@ -8,8 +8,10 @@ Synchronous Parallel Parameter Server", NIPS 2013.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from psserver.edge.push import PushId
 from psserver.edge.record import Departure, Member, Mode, Record, WorkerKey
 from psserver.shard.core.dedupe import DedupeTable
+from pswire.reasons import ErrorReason, Refusal
 
 DEPARTED_COUNT_MAX = 1_024
 """Departed workers that are remembered, so that they can learn how far they got. A
@@ -308,3 +310,59 @@ class ClockTable:
                 del self._departures[worker]
                 del self._eras[worker]
                 self._dedupe.forget(worker)
+
+
+def admitted_member(
+    clocks: ClockTable, worker: WorkerKey, sequence: int | None = None
+) -> Member:
+    """The member that a call comes from.
+
+    Args:
+        clocks: Members.
+        worker: Who calls.
+        sequence: For a push, its number: one that ended may still ask for the
+            answers to its pushes up to the last one.
+
+    Raises:
+        Refusal: `RECOVERING` or `WORKER_INCARNATION_STALE`.
+    """
+    if clocks.record is None:
+        raise Refusal(
+            ErrorReason.RECOVERING, "the shard has no record to work under yet"
+        )
+    member = clocks.member_of(worker)
+    if member is not None:
+        return member
+    departure = clocks.departure_of(worker)
+    if departure is not None and sequence is not None:
+        if sequence <= departure.last_sequence:
+            return departure.member
+        raise closed_refusal(departure)
+    raise Refusal(
+        ErrorReason.WORKER_INCARNATION_STALE,
+        f"{worker} is not a member of generation {clocks.record.generation}",
+    )
+
+
+def closed_refusal(departure: Departure) -> Refusal:
+    """Why a push beyond a member's last one is refused."""
+    return Refusal(
+        ErrorReason.WORKER_INCARNATION_STALE,
+        f"{departure.member.worker} was closed at push {departure.last_sequence}",
+        sequence_closed=departure.last_sequence,
+    )
+
+
+def check_clock(member: Member, push: PushId, clock: int) -> None:
+    """Checks the clock that a header names against the one it follows from.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    expected = member.clock_of(push.sequence)
+    if clock != expected:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"push {push.sequence} of {push.worker} is of clock {expected}, the header "
+            f"says {clock}",
+        )

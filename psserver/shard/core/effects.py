@@ -4,13 +4,27 @@ The owner takes effects in order and carries them out. Only `ApplyChunk`, `Measu
 and `CopyImage` take long; the owner tells the core when they are done.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.push import Outcome, PushId, Reply
 from psserver.edge.record import ClockChoice, WorkerKey
-from psserver.shard.core.buffer_average import BufferAverage
 from pswire.reasons import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BufferAverage:
+    """A running average: there is no clock whose pushes a mean could be taken over.
+
+    Attributes:
+        entry_indexes: Buffers that move towards the pushed value by one member's share.
+            The others are replaced.
+        member_count: Members of the job, at least 1.
+    """
+
+    entry_indexes: AbstractSet[int]
+    member_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,26 +7,71 @@ Source: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parall
 Parameter Server", NIPS 2013.
 """
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from psserver.edge.push import Outcome, PushId, Trailer
 from psserver.edge.record import ClockChoice, Member, WorkerKey
-from psserver.shard.core.admission import closed_refusal
-from psserver.shard.core.buffer_average import BufferAverage
-from psserver.shard.core.clock_table import ClockTable
+from psserver.shard.core.apply_orders import contributions_to
+from psserver.shard.core.clock_table import ClockTable, closed_refusal
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
+    BufferAverage,
     ContributionAwaited,
     RefusePush,
     Staged,
 )
-from psserver.shard.core.lanes import Lanes
-from psserver.shard.core.release import contributions_to
 from psserver.shard.core.shard_state import ShardState
 from psserver.shard.core.staleness import StalenessCounter
 from pswire.clipping import gradient_scale
+
+
+class UpdateQueue:
+    """One update at a time for each chunk, in the order in which they came.
+
+    Attributes:
+        applying: Whose update of a chunk is being applied.
+    """
+
+    def __init__(self) -> None:
+        self.applying: dict[int, PushId] = {}
+        self._waiting: dict[int, deque[PushId]] = {}
+
+    def enqueue(self, chunk_index: int, push: PushId) -> None:
+        """A push's part of a chunk is there; once for each."""
+        self._waiting.setdefault(chunk_index, deque()).append(push)
+
+    def take(self, chunk_index: int) -> PushId | None:
+        """The update of a chunk whose turn it is, marked as being applied."""
+        waiting = self._waiting.get(chunk_index)
+        if waiting is None or chunk_index in self.applying:
+            return None
+        push = waiting.popleft()
+        if not waiting:
+            del self._waiting[chunk_index]
+        self.applying[chunk_index] = push
+        return push
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Chunks for which some update waits."""
+        return tuple(self._waiting)
+
+    def applied(self, chunk_index: int) -> PushId:
+        """An update is done; returns whose it was."""
+        return self.applying.pop(chunk_index)
+
+    def discard(self, push: PushId) -> None:
+        """Takes out a push that does not count any more; none of it is applying."""
+        assert push not in self.applying.values()
+        for chunk_index, waiting in list(self._waiting.items()):
+            kept = deque(other for other in waiting if other != push)
+            if kept:
+                self._waiting[chunk_index] = kept
+            else:
+                del self._waiting[chunk_index]
 
 
 @dataclass(slots=True)
@@ -35,7 +80,7 @@ class OpenPush:
 
     Attributes:
         remaining: Chunks that are not applied yet.
-        queued: Of those, chunks that have a place in their lane.
+        queued: Of those, chunks that have a place in the queue.
         used: Trailer whose hyperparameters count for it.
     """
 
@@ -63,7 +108,7 @@ class PushProgress:
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._clocks = state.clocks
-        self._lanes = Lanes()
+        self._updates = UpdateQueue()
         self._open: dict[PushId, OpenPush] = {}
         self._blocked: dict[PushId, DonePush] = {}
         self._told: dict[PushId, ClockChoice] = {}
@@ -75,11 +120,11 @@ class PushProgress:
     @property
     def is_applying(self) -> bool:
         """Whether the owner is applying anything."""
-        return bool(self._lanes.applying)
+        return bool(self._updates.applying)
 
     def owns_chunk(self, chunk_index: int) -> bool:
         """Whether an update of a chunk that is being applied is one of these."""
-        return chunk_index in self._lanes.applying
+        return chunk_index in self._updates.applying
 
     def is_blocked(self, push: PushId) -> bool:
         """Whether a push is done and its answer waits for others."""
@@ -101,17 +146,17 @@ class PushProgress:
             return
         if chunk_index in known.remaining:
             known.queued.add(chunk_index)
-            self._lanes.enqueue(chunk_index, push)
+            self._updates.enqueue(chunk_index, push)
             if self._admits(push):
                 self._start(chunk_index)
 
     def chunk_applied(self, chunk_index: int, torn_worker_ids: Collection[str]) -> bool:
         """The owner has applied a chunk; returns whether it was its push's last one.
 
-        Otherwise nothing is new but the chunk's own lane: what follows for all pushes
+        Otherwise nothing is new but the chunk's own queue: what follows for all pushes
         is looked at once for each push, not for each of its chunks.
         """
-        push = self._lanes.applied(chunk_index)
+        push = self._updates.applied(chunk_index)
         entry = self._state.entry_of(push)
         assert entry is not None
         entry.staged.pop(chunk_index, None)
@@ -158,7 +203,7 @@ class PushProgress:
         self._open.pop(push, None)
         self._blocked.pop(push, None)
         self._told.pop(push, None)
-        self._lanes.discard(push)
+        self._updates.discard(push)
 
     def forget(self, worker: WorkerKey) -> None:
         """A record has closed this start of a worker."""
@@ -251,7 +296,7 @@ class PushProgress:
         # Ascending: the next forward pass begins with the first ones.
         for chunk_index in sorted(come):
             known.queued.add(chunk_index)
-            self._lanes.enqueue(chunk_index, push)
+            self._updates.enqueue(chunk_index, push)
         if known.remaining:
             return False
         if self._state.rules.is_clipped:
@@ -311,14 +356,14 @@ class PushProgress:
 
     def _start_ready(self) -> None:
         """Orders the updates whose turn it is, of all chunks."""
-        for chunk_index in self._lanes.waiting:
+        for chunk_index in self._updates.waiting:
             self._start(chunk_index)
 
     def _start(self, chunk_index: int) -> None:
         """Orders the update of a chunk whose turn it is, if one waits."""
         if self._state.fence.is_frozen:
             return
-        push = self._lanes.take(chunk_index)
+        push = self._updates.take(chunk_index)
         if push is None:
             return
         entry, known = self._state.entry_of(push), self._open[push]

@@ -12,15 +12,14 @@ from collections.abc import Collection, Mapping
 
 from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
 from psserver.edge.record import ClockChoice, FenceKind, Record, WorkerKey
-from psserver.shard.core.admission import admitted_member, check_clock, check_phase
+from psserver.shard.core.apply_orders import trailers_of
+from psserver.shard.core.clock_table import admitted_member, check_clock
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
 from psserver.shard.core.push_progress import DonePush
-from psserver.shard.core.release import trailers_of
 from psserver.shard.core.shard_fence import PendingCut
 from psserver.shard.core.shard_progress import ShardProgress
-from psserver.shard.core.shard_rules import ShardRules
-from psserver.shard.core.shard_state import ShardState
+from psserver.shard.core.shard_state import ShardRules, ShardState
 from pswire.awaited import Awaited
 from pswire.reasons import ErrorReason, Refusal
 
@@ -497,3 +496,44 @@ class ShardCore:
             has_jumps = self._state.rules.has_backups  # it is not known who jumped
             in_phase = () if has_jumps else self.clocks.in_phase(member, clock)
             check_phase(push, trailer, others, in_phase)
+
+
+def check_phase(
+    push: PushId,
+    trailer: Trailer,
+    others: Mapping[WorkerKey, Trailer],
+    in_phase: Collection[WorkerKey],
+) -> None:
+    """Checks that all pushes of a clock that have weight are of one kind.
+
+    They name one optimizer, and all are steps of it or all publish values. What a
+    worker pushes at another place of its script is left out when the clock is applied.
+
+    Args:
+        push: Whose trailer it is.
+        trailer: What has come.
+        others: Trailers of the clock that are in.
+        in_phase: Workers that are at the same place of the script as its own.
+
+    Raises:
+        Refusal: `OPTIMIZER_OUT_OF_PHASE`, with who pushed what.
+    """
+    if trailer.weight == 0:
+        return
+    for other, theirs in others.items():
+        if theirs.weight > 0 and theirs.optimizer != trailer.optimizer:
+            raise Refusal(
+                ErrorReason.OPTIMIZER_OUT_OF_PHASE,
+                f"{push.worker} pushed for optimizer {trailer.optimizer[:64]!r} in the "
+                f"clock for which {other} pushed for {theirs.optimizer[:64]!r}",
+            )
+        is_other = theirs.publishes is not trailer.publishes
+        if theirs.weight > 0 and is_other and other in in_phase:
+            publisher, stepper = (
+                (push.worker, other) if trailer.publishes else (other, push.worker)
+            )
+            raise Refusal(
+                ErrorReason.OPTIMIZER_OUT_OF_PHASE,
+                f"{publisher} publishes values in the clock in which {stepper} steps: "
+                "all workers of a script publish at the same place",
+            )

@@ -14,9 +14,9 @@ from psserver.edge.record import (
     Record,
     WorkerKey,
 )
-from psserver.shard.core.admission import closed_refusal
-from psserver.shard.core.clock_measure import check_repeated
+from psserver.shard.core.clock_commits import check_repeated
 from psserver.shard.core.clock_progress import ClockProgress
+from psserver.shard.core.clock_table import closed_refusal
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CopyImage, RefusePush
 from psserver.shard.core.push_progress import DonePush, PushProgress

@@ -1,7 +1,10 @@
 """What both ways of applying pushes share: members, pushes, fences, answers."""
 
+from dataclasses import dataclass
+
 from psserver.edge.push import Outcome, PushId, Reply, Trailer
-from psserver.edge.record import ClockChoice, Member, Mode, WorkerKey
+from psserver.edge.record import ClockChoice, Member, Mode, StepAtomicity, WorkerKey
+from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.attendance import Attendance
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.dedupe import DedupeTable, PushEntry
@@ -12,9 +15,47 @@ from psserver.shard.core.effects import (
     PushDone,
     ShardEffect,
 )
-from psserver.shard.core.hyperparameters import HyperparameterComparison
 from psserver.shard.core.shard_fence import ShardFence
-from psserver.shard.core.shard_rules import ShardRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRules:
+    """Fixed for the life of a job.
+
+    Attributes:
+        step_atomicity: Whether a chunk is applied as soon as its contributions are
+            complete, or only after a commit.
+        backup_worker_count: In BSP, workers that a clock need not wait for. Needs
+            two-phase steps.
+        is_first: Whether this is shard 0, which chooses with backup workers.
+        clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping. That of
+            a clock of BSP is known only when all of it is there, on every shard.
+    """
+
+    step_atomicity: StepAtomicity = StepAtomicity.CHUNK
+    backup_worker_count: int = 0
+    is_first: bool = False
+    clip_grad_norm: float = 0.0
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether gradients are clipped by their global norm."""
+        return self.clip_grad_norm > 0
+
+    @property
+    def has_two_phase_clocks(self) -> bool:
+        """Whether nothing of a clock of BSP is applied before a commit."""
+        return self.is_clipped or self.has_two_phase_pushes
+
+    @property
+    def has_two_phase_pushes(self) -> bool:
+        """Whether, in SSP and ASP too, nothing is applied before a commit."""
+        return self.step_atomicity is StepAtomicity.CLOCK
+
+    @property
+    def has_backups(self) -> bool:
+        """Whether a clock may close without some of its contributors."""
+        return self.backup_worker_count > 0
 
 
 class ShardState:

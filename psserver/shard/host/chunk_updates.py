@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from psserver.edge.push import PushId
-from psserver.shard.core.effects import ApplyChunk, StagedContribution
+from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribution
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.push_sessions import PushSessions
 from psserver.shard.host.shard_model import ShardModel
-from psserver.shard.tensors.applied_chunk import AppliedChunk
+from psserver.shard.tensors.apply_engine import AppliedChunk
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
 from psserver.shard.tensors.contribution import (
     Contribution,
@@ -17,6 +17,7 @@ from psserver.shard.tensors.contribution import (
     byte_count_of,
 )
 from pswire import failpoints
+from pswire.clipping import sum_of_parts
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.schema import ElementType
 
@@ -211,3 +212,57 @@ def _contribution(part: StagedContribution) -> Contribution:
         value_entries=part.value_entries,
         is_source=part.is_source,
     )
+
+
+class ClockNorms:
+    """Carries out `MeasureClock`.
+
+    The mean is worked out here and once more when it is applied: keeping it in between
+    would cost a second gradient of memory.
+
+    Args:
+        arithmetic: Where the work is done, each chunk by itself.
+        pump: Called when a thread has ended one.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, pump: Callable[[], None]) -> None:
+        self._arithmetic = arithmetic
+        self._pump = pump
+
+    def begin(self, model: ShardModel, effect: MeasureClock, failed: Failed) -> None:
+        """Measures all chunks of a clock and tells the core.
+
+        Args:
+            model: What the shard holds.
+            effect: The order.
+            failed: Given a chunk's index and the error of a thread.
+        """
+        sums: dict[int, float] = {}
+
+        def note(chunk_index: int, part: float) -> None:
+            sums[chunk_index] = part
+            if len(sums) == len(effect.chunks):
+                tell()
+
+        def tell() -> None:
+            model.core.clock_measured(effect.choice, sum_of_parts(sums.values()))
+            self._pump()
+
+        def begin(chunk_index: int, parts: Sequence[StagedContribution]) -> None:
+            self._arithmetic.run(
+                lambda: model.engine.sum_of_squares(
+                    chunk_index,
+                    contributions=with_bytes(parts),
+                    total_weight=effect.total_weight,
+                    optimizer=effect.optimizer,
+                    spec_digest=effect.spec_digest,
+                ),
+                byte_count(parts),
+                then=lambda part: note(chunk_index, part),
+                failed=lambda error: failed(chunk_index, error),
+            )
+
+        if not effect.chunks:
+            tell()
+        for each in effect.chunks:
+            begin(*each)

@@ -19,7 +19,7 @@ from psserver.edge.record import WorkerKey
 from psserver.logs import RefusalLog
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shared_segments import SharedSegments
-from psserver.shard.tensors.values_segment import ValuesSegment
+from psserver.shard.tensors.shard_vectors import ValuesSegment
 from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.segment_handshake import (
     ACKNOWLEDGEMENT,

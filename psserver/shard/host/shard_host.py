@@ -34,8 +34,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
-from psserver.shard.host.chunk_updates import ChunkUpdates
-from psserver.shard.host.clock_norms import ClockNorms
+from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
 from psserver.shard.host.cut_images import CutImages, CutReport
 from psserver.shard.host.differing_workers import DifferingWorkers
 from psserver.shard.host.history import ShardHistory
@@ -45,15 +44,10 @@ from psserver.shard.host.push_session import PushSession
 from psserver.shard.host.push_sessions import PushSessions
 from psserver.shard.host.resting_calls import RestingCalls
 from psserver.shard.host.shard_model import ShardModel, shard_model
-from psserver.shard.host.shard_warnings import (
-    warn_declarations,
-    warn_hyperparameters,
-    warn_torn,
-)
 from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.host.staged_states import StagedStates
+from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
-from psserver.shard.tensors.values_segment import private_memory, shared_memory
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.optimizer_states import encode_state
@@ -541,3 +535,39 @@ class ShardHost:
         self.outbox.put_nowait(report)
         model.core.image_copied(report.snapshot_id)
         self.pump()
+
+
+def warn_hyperparameters(effect: HyperparametersDiffer) -> None:
+    """Workers carry different hyperparameters."""
+    log.warning(
+        "hyperparameters of %s and %s differ at clock %d, group %d: %s counts, not %s",
+        effect.used,
+        effect.other,
+        effect.clock,
+        effect.group,
+        *effect.values,
+    )
+
+
+def warn_declarations(effect: DeclarationsDiffer) -> None:
+    """Workers step different declarations of an optimizer."""
+    log.warning(
+        "%s and %s step %r with different parameter groups at clock %d: those of %s "
+        "count, and gradients of parameters that they lack are left out",
+        effect.used,
+        effect.other,
+        effect.optimizer[:64],
+        effect.clock,
+        effect.used,
+    )
+
+
+def warn_torn(effect: ChunkTorn) -> None:
+    """Workers were left out of a chunk."""
+    log.warning(
+        "chunk %d of clock %d was applied without %s, whose bytes are not finite "
+        "although the push said so; the coordinator is asked to evict",
+        effect.chunk_index,
+        effect.clock,
+        ", ".join(effect.worker_ids),
+    )

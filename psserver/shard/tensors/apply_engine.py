@@ -8,38 +8,55 @@ since chunks are the unit of parallelism here: torch's own threads would compete
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from psserver.edge.record import WorkerKey
-from psserver.shard.core.buffer_average import BufferAverage
+from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
-from psserver.shard.tensors.applied_chunk import AppliedChunk
 from psserver.shard.tensors.buffers import ShardBuffers
-from psserver.shard.tensors.contribution import ChunkRows, Contribution
-from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
+from psserver.shard.tensors.contribution import (
+    ChunkRows,
+    Contribution,
+    present_count,
+    read_rows,
+)
+from psserver.shard.tensors.declared_optimizers import (
+    DeclaredOptimizers,
+    check_hyperparameters,
+)
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
-from psserver.shard.tensors.master_values import MasterValues
 from psserver.shard.tensors.optimizer_state import check_state
 from psserver.shard.tensors.pulled_values import PulledValues
-from psserver.shard.tensors.received_chunks import present_count
-from psserver.shard.tensors.received_rows import read_rows
-from psserver.shard.tensors.shard_optimizers import ShardOptimizers
-from psserver.shard.tensors.shard_vectors import ShardVectors, present_runs
-from psserver.shard.tensors.sparse_mean import elements_of
-from psserver.shard.tensors.supported_optimizers import check_hyperparameters
-from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
-from psserver.shard.tensors.values_segment import (
+from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
+from psserver.shard.tensors.shard_vectors import (
+    ShardVectors,
     ValuesSegment,
     VectorMemory,
+    present_runs,
     private_memory,
 )
+from psserver.shard.tensors.sparse_mean import elements_of
+from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedChunk:
+    """What became of the contributions to a chunk.
+
+    Attributes:
+        presence: Slices that were updated; none when nothing was.
+        torn_worker_ids: Contributors left out, since their data is not finite.
+    """
+
+    presence: tuple[bool, ...]
+    torn_worker_ids: tuple[str, ...]
 
 
 class ApplyEngine:

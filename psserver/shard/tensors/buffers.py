@@ -22,7 +22,7 @@ from itertools import accumulate, groupby, pairwise
 
 import torch
 
-from psserver.shard.core.buffer_average import BufferAverage
+from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.contribution import Contribution
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema

@@ -15,7 +15,7 @@ Not thread-safe; different chunks are independent.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -24,11 +24,10 @@ import torch
 
 from psserver.shard.tensors.optimizer_state import as_tensor, part_of, spans_of, split
 from psserver.shard.tensors.sparse_mean import Positions
-from psserver.shard.tensors.sparse_vectors import at_origin, sparse_vector
 from psserver.shard.tensors.supported_optimizers import make_optimizer
 from pswire.optimizer_states import ChunkState, StateKey, as_count
 from pswire.optimizers import SUPPORTED, SparseGradients, unflatten_group
-from pswire.placement import Chunk
+from pswire.placement import Chunk, Slice
 from pswire.schema import OptimizerSpec
 from pswire.torch_types import element_type_of
 
@@ -339,3 +338,53 @@ class ChunkOptimizer:
             pieces.append(_Run(first, stop, start, parameter, run.step_count))
             start += count
         return pieces
+
+
+def sparse_vector(
+    pieces: Sequence[Slice],
+    places: Sequence[torch.Tensor | None],
+    gradient: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of neighbouring slices, coalesced, sharing memory with `gradient`.
+
+    Args:
+        pieces: The slices.
+        places: Where the elements of each are in it, ascending; None for all of it.
+        gradient: Begins with these elements, 1-D; what follows is left.
+    """
+    checks = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():
+        # As it is; but torch warns of it until somebody has said so. The positions come
+        # from rows that were checked, and torch's optimizers make no others.
+        checks.disable()
+    indices = torch.cat(list(_shifted(pieces, places)))
+    return torch.sparse_coo_tensor(
+        indices[None],
+        gradient[: len(indices)],
+        (sum(piece.element_count for piece in pieces),),
+        is_coalesced=True,
+        check_invariants=False,
+    )
+
+
+def at_origin(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, sharing memory, as a tensor with storage offset 0.
+
+    torch (2.13 and before) adds a coalesced sparse vector to a dense one on the CPU at
+    twice the storage offset of that: into the memory of others, or into nobody's.
+
+    Args:
+        tensor: 1-D and contiguous, on the CPU.
+    """
+    if not tensor.storage_offset():
+        return tensor
+    return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
+
+
+def _shifted(
+    pieces: Sequence[Slice], places: Sequence[torch.Tensor | None]
+) -> Iterator[torch.Tensor]:
+    start = 0
+    for piece, where in zip(pieces, places, strict=True):
+        yield (torch.arange(piece.element_count) if where is None else where) + start
+        start += piece.element_count

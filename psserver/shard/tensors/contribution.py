@@ -1,13 +1,17 @@
 """What one worker has pushed of one chunk, as it was received."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
+from pswire.optimizers import SUPPORTED, SparseGradients
 from pswire.placement import Chunk
-from pswire.schema import NARROW_TYPES, ElementType
-from pswire.slice_rows import SliceRows
+from pswire.reasons import ErrorReason, Refusal
+from pswire.schema import NARROW_TYPES, ElementType, OptimizerSpec
+from pswire.slice_rows import SliceRows, unpack_rows
 from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
 
 ChunkRows = tuple[SliceRows | None, ...]
@@ -102,3 +106,84 @@ class Contribution:
             if each is not None and self.presence[position]:
                 counts[position] = each.element_count
         return counts
+
+
+def present_count(
+    chunk: Chunk,
+    presence: tuple[bool, ...],
+    membership: tuple[bool, ...],
+    optimizer: str,
+) -> int:
+    """Elements of the slices that came.
+
+    Args:
+        chunk: The chunk.
+        presence: Which of its slices came.
+        membership: Slices that may come.
+        optimizer: Whose push it is, for the text.
+
+    Raises:
+        Refusal: `CHUNK_INVALID` for a slice that may not.
+    """
+    count = 0
+    for piece, present, is_member in zip(
+        chunk.slices, presence, membership, strict=True
+    ):
+        if present and not is_member:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk.index} has a slice of tensor {piece.entry_index}, "
+                f"which {optimizer[:64]!r} does not update",
+            )
+        count += piece.element_count * present
+    return count
+
+
+def read_rows(
+    chunk: Chunk,
+    presence: Sequence[bool],
+    row_indices: memoryview | None,
+    *,
+    row_lengths: Sequence[int],
+    membership: Sequence[bool],
+    specs: Collection[OptimizerSpec],
+) -> ChunkRows:
+    """Reads which rows a received chunk holds.
+
+    Args:
+        chunk: The chunk.
+        presence: Which of its slices came.
+        row_indices: As they came; None for a dense chunk.
+        row_lengths: Elements of a row of each tensor of the schema.
+        membership: Which slices the optimizer has; others that came are buffers.
+        specs: All declarations of the optimizer: the trailer says which one it is by.
+
+    Raises:
+        Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`; nothing is kept.
+    """
+    *_, spec = specs
+    takes = {SUPPORTED[each.class_name].sparse for each in specs}
+    rows: ChunkRows = ()
+    if row_indices is not None:
+        rows = unpack_rows(row_indices, chunk, presence, row_lengths)
+    elif takes != {SparseGradients.REQUIRED}:
+        return rows
+    for position, is_member in enumerate(membership):
+        if not presence[position]:
+            continue
+        is_sparse = bool(rows) and rows[position] is not None
+        if is_sparse and not is_member:
+            _refuse(chunk, spec, "is of a buffer, whose values come whole")
+        if is_sparse and takes == {SparseGradients.REFUSED}:
+            _refuse(chunk, spec, "is sparse, and it takes dense gradients only")
+        if is_member and not is_sparse and takes == {SparseGradients.REQUIRED}:
+            _refuse(chunk, spec, "is dense, and it takes sparse gradients only")
+    return rows
+
+
+def _refuse(chunk: Chunk, spec: OptimizerSpec, what: str) -> NoReturn:
+    raise Refusal(
+        ErrorReason.CHUNK_INVALID,
+        f"{spec.name[:64]!r} is {spec.class_name}: a slice of chunk {chunk.index} "
+        f"{what}",
+    )

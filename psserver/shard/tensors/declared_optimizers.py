@@ -4,12 +4,21 @@ A push says by which declaration it was made. Declarations stay, since a worker 
 joins late begins with the first ones.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from psserver.shard.tensors.supported_optimizers import check_entries, check_optimizer
+import torch
+
+from psserver.shard.tensors.supported_optimizers import make_optimizer
+from pswire.optimizers import SUPPORTED, check_values
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, OptimizerSpec, ParameterGroup
+from pswire.schema import (
+    ElementType,
+    EntryKind,
+    ModelSchema,
+    OptimizerSpec,
+    ParameterGroup,
+)
 
 
 class DeclaredOptimizers:
@@ -130,3 +139,70 @@ class DeclaredOptimizers:
             chunk.index: tuple(piece.entry_index in entries for piece in chunk.slices)
             for chunk in chunks
         }
+
+
+def check_hyperparameters(
+    spec: OptimizerSpec, hyperparameters: Sequence[Sequence[float]]
+) -> None:
+    """Checks the hyperparameters of all groups of a push.
+
+    Raises:
+        Refusal: `HYPERPARAMETER_INVALID` naming the group and value, or
+            `OPTIMIZER_MISMATCH` for another number of groups.
+    """
+    if len(hyperparameters) != len(spec.groups):
+        raise Refusal(
+            ErrorReason.OPTIMIZER_MISMATCH,
+            f"{spec.name!r} has {len(spec.groups)} parameter groups, the push names "
+            f"{len(hyperparameters)}",
+        )
+    for group, values in zip(spec.groups, hyperparameters, strict=True):
+        check_values(
+            spec.class_name,
+            spec.hyperparameter_names,
+            values,
+            declared=group.hyperparameters,
+        )
+
+
+def check_optimizer(spec: OptimizerSpec) -> None:
+    """Checks that this shard's torch can run an optimizer as declared.
+
+    Raises:
+        Refusal: `OPTIMIZER_UNSUPPORTED` or `HYPERPARAMETER_INVALID`.
+    """
+    known = make_optimizer(spec.class_name, ElementType.FLOAT32).defaults
+    check_hyperparameters(spec, [group.hyperparameters for group in spec.groups])
+    for position, each in enumerate(SUPPORTED[spec.class_name].hyperparameters):
+        if each.name.partition(".")[0] in known:
+            continue
+        for group in spec.groups:
+            if group.hyperparameters[position] != each.neutral:
+                raise Refusal(
+                    ErrorReason.OPTIMIZER_UNSUPPORTED,
+                    f"the shard's torch {torch.__version__} has no {each.name} of "
+                    f"{spec.class_name}",
+                )
+
+
+def check_entries(schema: ModelSchema, spec: OptimizerSpec) -> None:
+    """Checks that an optimizer updates only parameters that there are, of floats.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    for group in spec.groups:
+        for entry_index in group.entry_indexes:
+            if not 0 <= entry_index < len(schema.entries):
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"{spec.name[:64]!r} names tensor {entry_index}, the model has "
+                    f"{len(schema.entries)}",
+                )
+            entry = schema.entries[entry_index]
+            if entry.kind is EntryKind.BUFFER or not entry.element_type.is_floating:
+                raise Refusal(
+                    ErrorReason.MALFORMED_MESSAGE,
+                    f"{spec.name[:64]!r} updates {entry.name[:64]!r}, which is "
+                    f"{entry.described}",
+                )

@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
-from psserver.shard.tensors.values_segment import (
-    ValuesSegment,
-    VectorMemory,
-    private_memory,
-)
 from pswire.frames import bits_to_bytes
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
@@ -26,6 +21,74 @@ from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 if TYPE_CHECKING:
     from pswire.schema import ElementType
+from collections.abc import Callable
+from contextlib import contextmanager
+
+from pswire.memory_fence import fence
+from pswire.memory_segments import MemorySegment, SegmentError
+from pswire.schema import ElementType
+from pswire.shared_layout import SegmentKind, SharedRun, ValuesLayout
+
+VectorMemory = Callable[[Placement, int], "ValuesSegment | None"]
+"""Makes the memory of a shard's vectors; None where it shall not be shared."""
+
+
+class ValuesSegment:
+    """Memory of the vectors of one shard.
+
+    Attributes:
+        segment: The memory.
+    """
+
+    def __init__(self, placement: Placement, shard_index: int) -> None:
+        """Zeros, of version 2.
+
+        Raises:
+            SegmentError: The system has no such memory.
+        """
+        self._layout = ValuesLayout.of(placement, shard_index)
+        self.segment = MemorySegment.create(SegmentKind.VALUES, self._layout.byte_count)
+        # Words of 64 bits are written in one piece.
+        self._table = self.segment.data[self._layout.table].cast("Q")
+        for entry in self._layout.entries.values():
+            self._table[entry] = 2
+
+    def vector(self, element_type: ElementType, element_count: int) -> torch.Tensor:
+        """Elements of a type, 1-D, over the memory."""
+        start = self._layout.vector_starts[element_type]
+        stop = start + element_count * element_type.byte_count
+        return tensor_from_buffer(self.segment.data[start:stop], element_type)
+
+    @contextmanager
+    def updating(self, chunk_index: int) -> Iterator[None]:
+        """A chunk changes meanwhile: who reads it reads it again."""
+        entry = self._layout.entries[chunk_index]
+        self._table[entry] += 1
+        fence()
+        try:
+            yield
+        finally:
+            fence()
+            self._table[entry] += 1
+
+    def reference(self, chunk_index: int) -> SharedRun:
+        """Place of a chunk, and its version now."""
+        run = self._layout.runs[chunk_index]
+        version = self._table[self._layout.entries[chunk_index]]
+        return SharedRun(self.segment.header.number, run.stop - run.start, version)
+
+
+def shared_memory(placement: Placement, shard_index: int) -> ValuesSegment | None:
+    """Memory that can be shared, where the system has it."""
+    try:
+        return ValuesSegment(placement, shard_index)
+    except SegmentError:
+        return None
+
+
+def private_memory(_placement: Placement, _shard_index: int) -> ValuesSegment | None:
+    """None: the vectors are in memory of the shard alone."""
+    return None
 
 
 _MAPPED_BYTES_MIN: Final = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 import xxhash
 
-from psserver.shard.tensors.values_segment import ValuesSegment
+from psserver.shard.tensors.shard_vectors import ValuesSegment
 from pswire.frames import (
     REQUEST_CHUNK_FIELD,
     ChunkFrame,

@@ -5,7 +5,7 @@ import pytest
 from psserver.edge.push import Outcome, PushId
 from psserver.edge.record import ClockChoice, StepAtomicity
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
-from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardRules
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

@@ -7,7 +7,7 @@ import pytest
 from psserver.edge.push import Outcome
 from psserver.edge.record import ClockChoice, Mode, StepAtomicity
 from psserver.shard.core.effects import ApplyChunk, MeasureClock
-from psserver.shard.core.shard_rules import ShardRules
+from psserver.shard.core.shard_state import ShardRules
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psserver.shard.tensors.applied_chunk import AppliedChunk
-from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, place

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from psserver.edge.record import WorkerKey
-from psserver.shard.core.buffer_average import BufferAverage
-from psserver.shard.tensors.applied_chunk import AppliedChunk
-from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.core.effects import BufferAverage
+from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from psserver.shard.tensors.contribution import Contribution
-from psserver.shard.tensors.master_values import MasterValues
+from psserver.shard.tensors.shard_optimizers import MasterValues
 from psserver.shard.tensors.shard_vectors import ShardVectors
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal

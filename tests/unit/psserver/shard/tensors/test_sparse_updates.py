@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from psserver.edge.record import WorkerKey
-from psserver.shard.tensors.applied_chunk import AppliedChunk
-from psserver.shard.tensors.apply_engine import ApplyEngine
+from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules
 from pswire.frames import RESPONSE_CHUNK_FIELD

@@ -7,7 +7,7 @@ from typing import Final
 FIRST_OF_A_PROCESS: Final = """
 import warnings
 import torch
-from psserver.shard.tensors.sparse_vectors import sparse_vector
+from psserver.shard.tensors.chunk_optimizer import sparse_vector
 from pswire.placement import Slice
 
 warnings.simplefilter("error")
