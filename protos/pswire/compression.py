@@ -3,42 +3,17 @@
 import math
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Self
 
+from pswire.encodings.known import ENCODINGS, RATIO, Encoding
 from pswire.limits import VALUES_PART_BYTES
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import NARROW_TYPES, ElementType
 
 RATIO_MAX: Final = 0.5
 """Largest ratio of `topk`: of more elements the places take as much as is saved."""
 
 _TEXT: Final = re.compile(r"push=(\w+) pull=(\w+) ratio=(\S+)")
 _RAW: Final = "raw"
-
-
-class Method(StrEnum):
-    """A way to send elements, by the name that users give."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    INT8 = "int8"
-    TOPK = "topk"
-    ONEBIT = "onebit"
-
-    def takes(self, element_type: ElementType) -> bool:
-        """Whether elements of a type take fewer bytes so.
-
-        Elements of 64 bits were chosen for their digits, and go as they are.
-        """
-        if element_type in NARROW_TYPES:
-            return self not in (Method.BF16, Method.FP16)
-        return element_type is ElementType.FLOAT32
-
-    @property
-    def sends_changes(self) -> bool:
-        """Whether values are pulled as changes of those that were sent before."""
-        return self not in (Method.BF16, Method.FP16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +29,22 @@ class Compression:
 
     push: str | None = None
     pull: str | None = None
-    ratio: float = 0.01
+    ratio: float = RATIO
 
     def __post_init__(self) -> None:
-        """Takes methods by their names too.
+        """Checks what was given.
 
         Raises:
-            ValueError: A method is unknown, or the ratio out of its range.
+            ValueError: An encoding is unknown, or the ratio out of its range.
         """
         for name in ("push", "pull"):
-            object.__setattr__(self, name, _method(name, getattr(self, name)))
+            given = getattr(self, name)
+            if given is not None and given not in list(ENCODINGS):
+                raise ValueError(
+                    f"{name}={given!r} is no way to send fewer bytes: there are "
+                    f"{', '.join(map(repr, ENCODINGS))}, and None to send everything "
+                    "as it is"
+                )
         ratio = self.ratio
         is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
         if not is_number or not (math.isfinite(ratio) and 0 < ratio <= RATIO_MAX):
@@ -74,14 +55,14 @@ class Compression:
         object.__setattr__(self, "ratio", float(ratio))
 
     @property
-    def push_method(self) -> Method | None:
+    def push_encoding(self) -> Encoding | None:
         """How gradients go."""
-        return _method("push", self.push)
+        return None if self.push is None else ENCODINGS[self.push]
 
     @property
-    def pull_method(self) -> Method | None:
+    def pull_encoding(self) -> Encoding | None:
         """How values come."""
-        return _method("pull", self.pull)
+        return None if self.pull is None else ENCODINGS[self.pull]
 
     @property
     def is_none(self) -> bool:
@@ -102,9 +83,10 @@ class Compression:
         """As it goes over the wire; equal for what works alike. Empty for none."""
         if self.is_none:
             return ""
-        uses_ratio = Method.TOPK in (self.push, self.pull)
-        ratio = f" ratio={self.ratio!r}" if uses_ratio else " ratio=0.01"
-        return f"push={self.push or _RAW} pull={self.pull or _RAW}{ratio}"
+        used = (self.push_encoding, self.pull_encoding)
+        takes_ratio = any(each is not None and each.takes_ratio for each in used)
+        ratio = self.ratio if takes_ratio else RATIO
+        return f"push={self.push or _RAW} pull={self.pull or _RAW} ratio={ratio!r}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -130,24 +112,6 @@ class Compression:
                 ErrorReason.MALFORMED_MESSAGE,
                 f"compression {text[:128]!r} can't be read: {error}",
             ) from None
-
-
-def _method(name: str, value: object) -> Method | None:
-    """A method by its name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if value is None:
-        return None
-    try:
-        return Method(str(value))
-    except ValueError:
-        known = ", ".join(repr(str(each)) for each in Method)
-        raise ValueError(
-            f"{name}={value!r} is no way to send fewer bytes: there are {known}, and "
-            "None to send everything as it is"
-        ) from None
 
 
 NO_COMPRESSION: Final = Compression()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
+from pswire.encodings.known import BY_NUMBER
 from pswire.limits import VALUES_PART_BYTES
 from pswire.message_fields import (
     FIXED32,
@@ -74,21 +75,6 @@ ENCODING_RAW: Final = 1
 ENCODING_SPARSE_ROWS: Final = 2
 """The elements of some rows of a gradient; see `pswire.slice_rows`."""
 
-ENCODING_BF16: Final = 16
-"""As bfloat16; see `pswire.encodings.bf16`, and so on."""
-
-ENCODING_FP16: Final = 17
-"""As float16 with a factor."""
-
-ENCODING_INT8: Final = 18
-"""As signed bytes, with a scale for each block."""
-
-ENCODING_TOPK: Final = 19
-"""The largest elements alone."""
-
-ENCODING_ONEBIT: Final = 20
-"""Signs, with a size for each block."""
-
 ENCODING_CHANGE: Final = 21
 """Parameters only: how they differ from what was sent before; see
 `pswire.encodings.change`."""
@@ -102,26 +88,12 @@ ENCODING_SHARED_MEMORY: Final = 8
 _ENCODINGS: Final = {
     ENCODING_RAW: "raw",
     ENCODING_SPARSE_ROWS: "sparse rows",
-    ENCODING_BF16: "bf16",
-    ENCODING_FP16: "fp16",
-    ENCODING_INT8: "int8",
-    ENCODING_TOPK: "topk",
-    ENCODING_ONEBIT: "onebit",
+    **{number: each.name for number, each in BY_NUMBER.items()},
     ENCODING_CHANGE: "change",
     ENCODING_UNCHANGED: "unchanged",
     ENCODING_SHARED_MEMORY: "shared memory",
 }
 
-GRADIENT_ENCODINGS: Final = frozenset(
-    {
-        ENCODING_BF16,
-        ENCODING_FP16,
-        ENCODING_INT8,
-        ENCODING_TOPK,
-        ENCODING_ONEBIT,
-    }
-)
-"""Those of fewer bytes that a gradient may have, and a change of values."""
 
 DATA_ALIGNMENT_BYTES: Final = 16
 """`data` begins on a multiple of this from the start of a message that holds only a

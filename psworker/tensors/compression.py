@@ -1,6 +1,7 @@
 """How a user says how to send fewer bytes."""
 
-from pswire.compression import NO_COMPRESSION, Compression, Method
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.encodings.known import ENCODINGS
 from psworker.errors import ConfigurationError
 
 __all__ = ["Compression", "CompressionChoice", "read_compression"]
@@ -22,10 +23,10 @@ def read_compression(choice: CompressionChoice) -> Compression:
         return NO_COMPRESSION
     if isinstance(choice, Compression):
         return choice
-    known = ", ".join(repr(str(each)) for each in Method)
-    if not isinstance(choice, str) or choice not in list(Method):
+    if choice not in list(ENCODINGS):
         raise ConfigurationError(
             f"compression={choice!r} is no way to send fewer bytes: give one of "
-            f"{known}, or a psworker.Compression, or leave it out"
+            f"{', '.join(map(repr, ENCODINGS))}, or a psworker.Compression, or leave "
+            "it out"
         )
     return Compression(choice, choice)

@@ -14,8 +14,8 @@ import torch
 
 from pswire.compression import Compression
 from pswire.encodings.change import Change, digest_of, unpack_change
-from pswire.encodings.known import ENCODINGS
-from pswire.frames import ENCODING_CHANGE, GRADIENT_ENCODINGS, ChunkFrame
+from pswire.encodings.known import BY_NUMBER
+from pswire.frames import ENCODING_CHANGE, ChunkFrame
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
 from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
@@ -23,7 +23,7 @@ from pswire.torch_types import TORCH_DTYPES, tensor_from_buffer
 Bits = Sequence[bool]
 Item = TypeVar("Item")
 
-FEWER_BYTES: Final = GRADIENT_ENCODINGS | {ENCODING_CHANGE}
+FEWER_BYTES: Final = frozenset({*BY_NUMBER, ENCODING_CHANGE})
 """Encodings that are decoded here."""
 
 
@@ -42,9 +42,10 @@ class HeldValues:
             compression: As the job has chosen.
             buffers: Entries of the schema that are buffers.
         """
-        method = compression.pull_method
-        self.is_rounded = method is not None
-        self._method = method if method and method.sends_changes else None
+        encoding = compression.pull_encoding
+        self.is_rounded = encoding is not None
+        kept = encoding if encoding and encoding.sends_changes else None
+        self._kept_types = kept.element_types if kept else frozenset()
         self._buffers = frozenset(buffers)
         self._held: dict[int, torch.Tensor] = {}
         self._digests: dict[int, int] = {}  # of those that came as changes last
@@ -57,7 +58,7 @@ class HeldValues:
 
     def keeps(self, chunk: Chunk) -> bool:
         """Whether values of a chunk are kept."""
-        return self._method is not None and self._method.takes(chunk.element_type)
+        return chunk.element_type in self._kept_types
 
     def is_wanted(self, chunk: Chunk) -> bool:
         """Whether the values of a chunk are to be known, and are not."""
@@ -132,7 +133,7 @@ class HeldValues:
         values: torch.Tensor | None
         if change is None:
             count = sum(compress(sizes, bits))
-            values = ENCODINGS[frame.encoding].decode(data[raw:], count)
+            values = BY_NUMBER[frame.encoding].codec().decode(data[raw:], count)
             values = values.to(TORCH_DTYPES[chunk.element_type])
         else:
             values = self._changed(chunk, change, data[raw:], sizes, bits)
@@ -160,7 +161,7 @@ class HeldValues:
         parts = [] if is_whole else list(compress(held.split(sizes), is_sent))
         sent = held if is_whole else torch.cat(parts) if parts else held[:0]
         if now == change.before:
-            change.encoding.add_to(sent, data)
+            change.encoding.codec().add_to(sent, data)
             if parts:
                 torch._foreach_copy_(parts, sent.split([len(part) for part in parts]))
             now = digest_of(held)

@@ -11,22 +11,28 @@ what is not finite, so a residual that would make a push so is thrown away. See
 In the thread that steps, but for `PushEncoder.encode`, which may be in any one thread.
 """
 
+import logging
 import math
 from collections.abc import Collection, Sequence
 from itertools import compress
+from typing import Final
 
 import numpy as np
 import torch
 import xxhash
 
-from pswire.compression import Compression, Method
-from pswire.encodings.known import encoding_of
+from pswire.compression import Compression
+from pswire.encodings.known import Encoding
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.placement import Chunk
 from pswire.schema import EntryKind, ModelSchema
 from pswire.torch_types import buffer_of
-from psworker.tensors.residual_log import ResidualLog
 from psworker.tensors.residuals import Pieces, Residuals, ResidualStore
+
+logger: Final = logging.getLogger("psworker")
+
+_PUSH_COUNT_PER_LINE: Final = 100
+"""Gradients near the limit have it in every second push."""
 
 
 class PushCompression:
@@ -39,12 +45,8 @@ class PushCompression:
             compression: As the job has chosen.
             schema: What is trained.
         """
-        self._method = compression.push_method
+        self._encoding = compression.push_encoding
         self._ratio = compression.ratio
-        self._keeps_residuals = (
-            self._method is not None
-            and encoding_of(self._method, self._ratio).keeps_residual
-        )
         self._sizes = [entry.element_count for entry in schema.entries]
         self._buffers = frozenset(
             index
@@ -52,7 +54,7 @@ class PushCompression:
             if entry.kind is EntryKind.BUFFER
         )
         self._residuals: dict[str, ResidualStore] = {}
-        self._log = ResidualLog()
+        self._log = _ResidualLog()
 
     @property
     def byte_count(self) -> int:
@@ -70,10 +72,10 @@ class PushCompression:
                 of rounding follows from it and from the chunk.
             loss_scale: Factor that its gradients carry.
         """
-        if self._method is None:
+        if self._encoding is None:
             return None
         return PushEncoder(
-            self._method,
+            self._encoding,
             self._residuals.setdefault(optimizer, ResidualStore(self._sizes, {})),
             ratio=self._ratio,
             buffer_entries=self._buffers,
@@ -93,7 +95,7 @@ class PushCompression:
         Where this job, or this process, sends no gradients that leave anything out, it
         is let go: later state would have it still, of values that are long gone.
         """
-        if not self._keeps_residuals:
+        if self._encoding is None or not self._encoding.keeps_residual:
             return
         self._residuals[optimizer] = ResidualStore(
             self._sizes,
@@ -110,28 +112,28 @@ class PushEncoder:
 
     def __init__(
         self,
-        method: Method,
+        encoding: Encoding,
         residuals: ResidualStore,
         *,
         ratio: float,
         buffer_entries: Collection[int],
         seed_text: str,
         loss_scale: float,
-        log: ResidualLog,
+        log: "_ResidualLog",
     ) -> None:
         """Encodes nothing yet.
 
         Args:
-            method: How.
+            encoding: How.
             residuals: Of the optimizer, as of the last push that counted.
             ratio: Share of the elements that `topk` sends.
             buffer_entries: Entries that are buffers, which go as they are.
             seed_text: Names the push: what is random follows from it.
             loss_scale: Factor that the gradient carries; residuals carry none.
-            log: Told of residuals that were thrown away.
+            log: Notes residuals that were thrown away.
         """
-        self._method = method
-        self._encoding = encoding_of(method, ratio)
+        self._encoding = encoding
+        self._codec = encoding.codec(ratio)
         self._residuals = residuals
         self._buffers = buffer_entries
         self._seed_text = seed_text
@@ -155,7 +157,7 @@ class PushEncoder:
         Returns:
             None where the chunk is to go as it is.
         """
-        if not self._method.takes(chunk.element_type):
+        if not self._encoding.takes(chunk.element_type):
             return None
         present = tuple(compress(chunk.slices, presence))
         pieces = tuple(
@@ -169,7 +171,7 @@ class PushEncoder:
         if self._encoding.keeps_residual:
             encoded = self._with_residual(chunk.index, pieces, values, seed)
         else:
-            encoded = self._encoding.encode(values, seed=seed)
+            encoded = self._codec.encode(values, seed=seed)
         buffers = buffer_of(data[count:])
         message = b"".join((buffers, encoded)) if len(buffers) else encoded
         return self._encoding.number, message
@@ -212,11 +214,41 @@ class PushEncoder:
         if known is not None and not _is_taken(left, self.loss_scale):
             self._without_residual.add(chunk_index)
             np.copyto(total, values.numpy())
-        encoded = self._encoding.take(left, seed=seed)
+        encoded = self._codec.take(left, seed=seed)
         if self.loss_scale != 1.0:
             np.divide(total, np.float32(self.loss_scale), out=total)
         self._left[chunk_index] = pieces, left
         return encoded
+
+
+class _ResidualLog:
+    """One line for the first push without a residual, then one for each hundred."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def note(self, chunk_count: int) -> None:
+        """A push that counts was sent without the residuals of some chunks.
+
+        Args:
+            chunk_count: How many; at least 1.
+        """
+        self._count += 1
+        if self._count == 1:
+            logger.warning(
+                "in %d of a push's chunks what earlier ones had not sent was thrown "
+                "away, since together with the gradient its norm was not finite or "
+                "above %g, which no shard takes; the gradient itself was sent. "
+                "Gradients so large most often mean that training diverges: lower the "
+                "learning rate, or clip with prepare(..., clip_grad_norm=...)",
+                chunk_count,
+                GRADIENT_NORM_MAX,
+            )
+        elif self._count % _PUSH_COUNT_PER_LINE == 0:
+            logger.warning(
+                "%d pushes were sent without what earlier ones had left out so far",
+                self._count,
+            )
 
 
 def _is_taken(values: torch.Tensor, loss_scale: float) -> bool:

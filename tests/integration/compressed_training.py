@@ -16,8 +16,7 @@ from torch import nn
 import psworker
 from psserver.edge.record import Mode
 from pswire.compression import Compression
-from pswire.encodings.encoding import Encoding
-from pswire.encodings.known import encoding_of
+from pswire.encodings.codec import Codec
 from pswire.placement import Chunk, place
 from psworker.optim.model_schema import bind_models
 from tests.integration.job import Job, connect, run_workers
@@ -89,9 +88,10 @@ class OneProcess:
         self.chunks = place(schema, self.shard_count).chunks
         self.left: dict[tuple[str, int], torch.Tensor] = {}
         ratio = self.compression.ratio
-        push, pull = self.compression.push_method, self.compression.pull_method
-        self.push = encoding_of(push, ratio) if push else None
-        self.pull = encoding_of(pull, ratio) if pull else None
+        push, pull = self.compression.push_encoding, self.compression.pull_encoding
+        self.push = push.codec(ratio) if push else None
+        self.pull = pull.codec(ratio) if pull else None
+        self.keeps_residual = push is not None and push.keeps_residual
         self.are_changes = pull is not None and pull.sends_changes
 
     def train(self, step_count: int = STEP_COUNT) -> None:
@@ -133,7 +133,7 @@ class OneProcess:
         if self.push is None:
             return values
         place = (worker_id, chunk.index)
-        if self.push.keeps_residual and place in self.left:
+        if self.keeps_residual and place in self.left:
             values = values + self.left[place]
         text = f"{worker_id} {step + 1} {chunk.index}"
         sent = round_trip(self.push, values, xxhash.xxh3_64_intdigest(text.encode()))
@@ -164,11 +164,9 @@ def _tensor(tensors: Sequence[torch.Tensor | None], index: int) -> torch.Tensor:
     return tensor.detach().view(-1)
 
 
-def round_trip(
-    encoding: Encoding, values: torch.Tensor, seed: int | None
-) -> torch.Tensor:
-    data = encoding.encode(values.contiguous(), seed=seed)
-    return encoding.decode(memoryview(data), values.numel())
+def round_trip(codec: Codec, values: torch.Tensor, seed: int | None) -> torch.Tensor:
+    data = codec.encode(values.contiguous(), seed=seed)
+    return codec.decode(memoryview(data), values.numel())
 
 
 @dataclass(frozen=True)

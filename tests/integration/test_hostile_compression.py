@@ -8,12 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from pswire.compression import Method
-from pswire.encodings.known import encoding_of
+from pswire.encodings.known import ENCODINGS
 from pswire.frames import (
-    ENCODING_BF16,
     ENCODING_CHANGE,
-    ENCODING_TOPK,
     ENCODING_UNCHANGED,
 )
 from pswire.limits import PROTOCOL_VERSION
@@ -59,20 +56,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
             yield Target(job, channel, coordinator, step)
 
 
-def sent(data: bytes, encoding: int = ENCODING_TOPK) -> Make:
+def sent(data: bytes, encoding: int = ENCODINGS["topk"].number) -> Make:
     return lambda target: [
         target.header(),
         target.chunk(target.own, data=data, encoding=encoding),
     ]
 
 
-TOPK: Final = encoding_of(Method.TOPK, 0.1).encode(torch.ones(COUNT))
+TOPK: Final = ENCODINGS["topk"].codec(0.1).encode(torch.ones(COUNT))
 
 PUSHES: Final[dict[str, tuple[ErrorReason, str, Make]]] = {
     "another encoding": (
         ErrorReason.CHUNK_INVALID,
         "comes in encoding 16, and gradients of this job go as topk",
-        sent(bytes(2 * COUNT), ENCODING_BF16),
+        sent(bytes(2 * COUNT), ENCODINGS["bf16"].number),
     ),
     "a change": (
         ErrorReason.CHUNK_INVALID,

@@ -5,19 +5,15 @@ from typing import Final
 import torch
 from typing_extensions import override
 
-from pswire.encodings.encoding import Encoding, check_size
-from pswire.frames import ENCODING_BF16
+from pswire.encodings.codec import Codec, check_size
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
 _ELEMENT_BYTES: Final = 2
 
 
-class Bf16(Encoding):
+class Bf16(Codec):
     """Off by at most 2^-8 of an element, over the range of float32."""
-
-    number = ENCODING_BF16
-    keeps_residual = False
 
     @override
     def byte_count(self, element_count: int) -> int:

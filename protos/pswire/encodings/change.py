@@ -15,8 +15,7 @@ from typing import Final
 import torch
 import xxhash
 
-from pswire.encodings.encoding import Encoding
-from pswire.encodings.known import ENCODINGS
+from pswire.encodings.known import BY_NUMBER, Encoding
 from pswire.reasons import ErrorReason, Refusal
 from pswire.torch_types import buffer_of
 
@@ -57,12 +56,12 @@ def unpack_change(data: memoryview) -> Change:
             f"a change of values has {len(data)} bytes, and begins with {_HEADER.size}",
         )
     before, after, number = _HEADER.unpack_from(data)
-    encoding = ENCODINGS.get(number)
+    encoding = BY_NUMBER.get(number)
     if encoding is None:
         raise Refusal(
             ErrorReason.CHUNK_INVALID,
             f"a change of values has the encoding {number}, which is none of "
-            f"{', '.join(map(str, ENCODINGS))}",
+            f"{', '.join(map(str, BY_NUMBER))}",
         )
     return Change(before, after, encoding, data[_HEADER.size :])
 

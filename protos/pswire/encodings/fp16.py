@@ -12,8 +12,7 @@ from typing import Final
 import torch
 from typing_extensions import override
 
-from pswire.encodings.encoding import Encoding, check_size
-from pswire.frames import ENCODING_FP16
+from pswire.encodings.codec import Codec, check_size
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -23,11 +22,8 @@ _TOP_EXPONENT: Final = 15
 _EXPONENT_MAX: Final = 126  # of a factor whose inverse is no subnormal number
 
 
-class Fp16(Encoding):
+class Fp16(Codec):
     """Off by at most 2^-11 of an element, or 2^-39 of the largest one of its chunk."""
-
-    number = ENCODING_FP16
-    keeps_residual = False
 
     @override
     def byte_count(self, element_count: int) -> int:

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from pswire.encodings.encoding import Encoding, check_size, in_blocks
-from pswire.frames import ENCODING_INT8
+from pswire.encodings.codec import Codec, check_size, in_blocks
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -26,14 +25,11 @@ _SCALE_MIN: Final = 2.0**-120
 """A block whose scale were below counts as zeros: the inverse would overflow."""
 
 
-class Int8(Encoding):
+class Int8(Codec):
     """Off by less than one level: the largest element of its block, divided by 127.
 
     Without a seed by at most half a level.
     """
-
-    number = ENCODING_INT8
-    keeps_residual = False
 
     @override
     def byte_count(self, element_count: int) -> int:

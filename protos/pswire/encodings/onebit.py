@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from pswire.encodings.encoding import Encoding, check_size, in_blocks, refuse
-from pswire.frames import ENCODING_ONEBIT
+from pswire.encodings.codec import Codec, check_size, in_blocks, refuse
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -22,11 +21,8 @@ BLOCK: Final = 1024
 _SIZE_BYTES: Final = 4
 
 
-class OneBit(Encoding):
+class OneBit(Codec):
     """Keeps at least 1 / BLOCK of a block's sum of squares, most often two thirds."""
-
-    number = ENCODING_ONEBIT
-    keeps_residual = True
 
     @override
     def byte_count(self, element_count: int) -> int:

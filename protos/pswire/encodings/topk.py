@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from typing_extensions import override
 
-from pswire.encodings.encoding import Encoding, added, check_size, refuse
+from pswire.encodings.codec import Codec, added, check_size, refuse
 from pswire.encodings.largest import places_of_largest
-from pswire.frames import ENCODING_TOPK
 
 BLOCK: Final = 1 << 16
 """Elements whose places take two bytes."""
@@ -30,24 +29,14 @@ _ELEMENT_BYTES: Final = _PLACE_TYPE.itemsize + _VALUE_TYPE.itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Encoding):
+class TopK(Codec):
     """Exact in what it sends.
 
     Attributes:
         ratio: Share of the elements of a chunk that are sent, rounded up.
     """
 
-    ratio: float = 0.01
-
-    @property
-    @override
-    def number(self) -> int:
-        return ENCODING_TOPK
-
-    @property
-    @override
-    def keeps_residual(self) -> bool:
-        return True
+    ratio: float
 
     @override
     def byte_count(self, element_count: int) -> int:

@@ -102,5 +102,7 @@ def shard_model(
         ),
         chunks=chunks,
         compression=compression,
-        compressed=CompressedGradients(compression.push_method, engine.buffer_entries),
+        compressed=CompressedGradients(
+            compression.push_encoding, engine.buffer_entries
+        ),
     )

@@ -7,8 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from pswire.compression import Method
-from pswire.encodings.known import ENCODINGS, encoding_of
+from pswire.encodings.known import Encoding
 from pswire.frames import ChunkFrame
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
@@ -22,7 +21,7 @@ class CompressedPayload:
 
     Attributes:
         data: Raw elements of the chunk's buffers, then encoded ones of its parameters.
-        encoding: Number of the encoding.
+        encoding: Of parameters.
         parameter_count: Elements of parameters.
         buffer_bytes: Bytes of buffers.
         element_type: Type of the chunk.
@@ -30,7 +29,7 @@ class CompressedPayload:
     """
 
     data: memoryview
-    encoding: int
+    encoding: Encoding
     parameter_count: int
     buffer_bytes: int
     element_type: ElementType
@@ -43,8 +42,8 @@ class CompressedPayload:
 
     def decoded(self) -> memoryview:
         """All elements as float32, in schema order. Takes as long as an update."""
-        encoding = ENCODINGS[self.encoding]
-        values = encoding.decode(self.data[self.buffer_bytes :], self.parameter_count)
+        encoded = self.data[self.buffer_bytes :]
+        values = self.encoding.codec().decode(encoded, self.parameter_count)
         if self.buffer_bytes:
             raw = self.data[: self.buffer_bytes]
             buffers = tensor_from_buffer(raw, self.element_type)
@@ -55,15 +54,16 @@ class CompressedPayload:
 class CompressedGradients:
     """Checks compressed chunks of pushes before they are staged."""
 
-    def __init__(self, method: Method | None, buffer_entries: Collection[int]) -> None:
+    def __init__(
+        self, encoding: Encoding | None, buffer_entries: Collection[int]
+    ) -> None:
         """Takes nothing else than what the job has agreed on.
 
         Args:
-            method: How the workers of the job send gradients.
+            encoding: How the workers of the job send gradients.
             buffer_entries: Entries of the schema that are buffers.
         """
-        self._method = method
-        self._number = encoding_of(method, 0.5).number if method else 0
+        self._encoding = encoding
         self._buffers = frozenset(buffer_entries)
 
     def payload(
@@ -79,18 +79,18 @@ class CompressedGradients:
         Raises:
             Refusal: `CHUNK_INVALID`, with what was expected.
         """
-        method = self._method
-        if method is None or frame.encoding != self._number:
-            name = f"as {method}" if method is not None else "as they are"
+        encoding = self._encoding
+        if encoding is None or frame.encoding != encoding.number:
+            name = f"as {encoding.name}" if encoding else "as they are"
             _refuse(
                 chunk,
                 f"comes in encoding {frame.encoding}, and gradients of this job go "
                 f"{name}",
             )
-        if not method.takes(chunk.element_type):
+        if not encoding.takes(chunk.element_type):
             _refuse(
                 chunk,
-                f"comes as {method}, and its elements of "
+                f"comes as {encoding.name}, and its elements of "
                 f"{chunk.element_type.name.lower()} go as they are",
             )
         pieces = [
@@ -99,7 +99,9 @@ class CompressedGradients:
             if present
         ]
         if any(before > after for (before, _), (after, _) in pairwise(pieces)):
-            _refuse(chunk, f"comes as {method}, and has a buffer before a parameter")
+            _refuse(
+                chunk, f"comes as {encoding.name}, and has a buffer before a parameter"
+            )
         buffer_count = sum(count for is_buffer, count in pieces if is_buffer)
         parameter_count = sum(count for _, count in pieces) - buffer_count
         buffer_bytes = buffer_count * chunk.element_type.byte_count
@@ -109,10 +111,10 @@ class CompressedGradients:
                 f"has {len(frame.data)} bytes, and its buffers alone take "
                 f"{buffer_bytes}",
             )
-        ENCODINGS[frame.encoding].check(frame.data[buffer_bytes:], parameter_count)
+        encoding.codec().check(frame.data[buffer_bytes:], parameter_count)
         return CompressedPayload(
             data=frame.data,
-            encoding=frame.encoding,
+            encoding=encoding,
             parameter_count=parameter_count,
             buffer_bytes=buffer_bytes,
             element_type=chunk.element_type,

@@ -12,7 +12,6 @@ from psserver.shard.tensors.given_values import Given, GivenValues
 from psserver.shard.tensors.shard_vectors import present_runs
 from pswire.compression import Compression
 from pswire.encodings.change import digest_of, pack_change
-from pswire.encodings.known import encoding_of
 from pswire.frames import (
     ENCODING_CHANGE,
     ENCODING_UNCHANGED,
@@ -48,7 +47,7 @@ class ValuesEncoder:
             compression: As the job has chosen.
             buffer_entries: Entries of the schema that are buffers.
         """
-        self._method = compression.pull_method
+        self._encoding = compression.pull_encoding
         self._ratio = compression.ratio
         self._buffers = frozenset(buffer_entries)
         self.given = GivenValues()
@@ -62,7 +61,7 @@ class ValuesEncoder:
     @property
     def sends_changes(self) -> bool:
         """Whether a message depends on what its receiver was given before."""
-        return self._method is not None and self._method.sends_changes
+        return self._encoding is not None and self._encoding.sends_changes
 
     def encode(
         self,
@@ -102,8 +101,7 @@ class ValuesEncoder:
             # As they came then: nothing has changed since.
             come = partial(self._whole, chunk, values, outer_field, presence)
             return (message,), lambda: come()[1]()
-        method = self._method
-        if method and method.sends_changes and method.takes(chunk.element_type):
+        if self.sends_changes and self._is_encoded(chunk):
             assert reader is not None, "a change is for somebody"
             return self._change(chunk, values, outer_field, presence, reader, sequence)
         return self._whole(chunk, values, outer_field, presence)
@@ -112,13 +110,13 @@ class ValuesEncoder:
         self, chunk: Chunk, values: torch.Tensor, outer_field: int, presence: Presence
     ) -> tuple[Messages, Seen]:
         """Messages that depend on nothing that their receiver has."""
-        method = self._method
-        if method is None or not method.takes(chunk.element_type):
+        encoding = self._encoding
+        if encoding is None or not encoding.takes(chunk.element_type):
             return raw_messages(chunk, values, outer_field, presence), lambda: values
         is_sent = self._parameters(chunk, presence)
-        encoding = encoding_of(method, self._ratio)
+        codec = encoding.codec(self._ratio)
         sent = picked(chunk, values, is_sent).float()
-        data = encoding.encode(sent)
+        data = codec.encode(sent)
         message = encode_chunk(
             outer_field,
             index=chunk.index,
@@ -128,7 +126,7 @@ class ValuesEncoder:
         )
 
         def seen() -> torch.Tensor:
-            decoded = encoding.decode(memoryview(data), sent.numel())
+            decoded = codec.decode(memoryview(data), sent.numel())
             return with_part(chunk, values, is_sent, decoded)
 
         return (message,), seen
@@ -137,10 +135,7 @@ class ValuesEncoder:
         self, chunk: Chunk, values: torch.Tensor, reader: WorkerKey, sequence: int = 0
     ) -> None:
         """A worker is given all values of a chunk as they are."""
-        method = self._method
-        if method is None or not (
-            self.sends_changes and method.takes(chunk.element_type)
-        ):
+        if not (self.sends_changes and self._is_encoded(chunk)):
             return
         own = picked(chunk, values, self._parameters(chunk))
         digest = source = digest_of(own)
@@ -223,11 +218,11 @@ class ValuesEncoder:
         source: int,
     ) -> Given:
         """What a worker has after a change, with the message that makes it."""
-        assert self._method is not None, "changes are sent"
+        assert self._encoding is not None, "changes are sent"
         made = self.given.newest(chunk.index, before.digest, source)
         if made is not None and made.message and made.presence == tuple(presence):
             return made
-        encoding = encoding_of(self._method, self._ratio)
+        codec = self._encoding.codec(self._ratio)
         is_own = self._parameters(chunk)
         bits = list(compress(presence, is_own))
         sizes = [each.element_count for each in compress(chunk.slices, is_own)]
@@ -235,12 +230,12 @@ class ValuesEncoder:
         new = before.values.clone()
         parts = [] if all(bits) else list(compress(new.split(sizes), bits))
         part = new if all(bits) else torch.cat(parts) if parts else new[:0]
-        data = encoding.encode(wanted.float() - part.float())
-        encoding.add_to(part, memoryview(data))
+        data = codec.encode(wanted.float() - part.float())
+        codec.add_to(part, memoryview(data))
         if parts:
             torch._foreach_copy_(parts, part.split([len(each) for each in parts]))
         digest = digest_of(new)
-        header = pack_change(before.digest, digest, encoding)
+        header = pack_change(before.digest, digest, self._encoding)
         buffers = self._raw_buffers(chunk, values, presence)
         message = encode_chunk(
             outer_field,
@@ -252,6 +247,10 @@ class ValuesEncoder:
         given = Given(new, digest, source, message, tuple(presence))
         self.given.note_newest(chunk.index, before.digest, given)
         return given
+
+    def _is_encoded(self, chunk: Chunk) -> bool:
+        encoding = self._encoding
+        return encoding is not None and encoding.takes(chunk.element_type)
 
     def _parameters(self, chunk: Chunk, presence: Presence | None = None) -> list[bool]:
         """Which slices are of parameters, all or those that are present."""

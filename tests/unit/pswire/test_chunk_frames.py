@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pswire import frames
+from pswire.encodings.known import ENCODINGS
 from pswire.limits import CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as service_pb2
@@ -50,11 +51,7 @@ def test_encodings_are_those_of_the_proto() -> None:
         "ENCODING_UNSPECIFIED": 0,
         "ENCODING_RAW": frames.ENCODING_RAW,
         "ENCODING_SPARSE_ROWS": frames.ENCODING_SPARSE_ROWS,
-        "ENCODING_BF16": frames.ENCODING_BF16,
-        "ENCODING_FP16": frames.ENCODING_FP16,
-        "ENCODING_INT8": frames.ENCODING_INT8,
-        "ENCODING_TOPK": frames.ENCODING_TOPK,
-        "ENCODING_ONEBIT": frames.ENCODING_ONEBIT,
+        **{f"ENCODING_{name.upper()}": each.number for name, each in ENCODINGS.items()},
         "ENCODING_CHANGE": frames.ENCODING_CHANGE,
         "ENCODING_UNCHANGED": frames.ENCODING_UNCHANGED,
         "ENCODING_SHARED_MEMORY": frames.ENCODING_SHARED_MEMORY,

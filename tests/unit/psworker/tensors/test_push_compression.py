@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pswire.compression import Compression
-from pswire.encodings.known import ENCODINGS
-from pswire.frames import ENCODING_TOPK
+from pswire.encodings.known import BY_NUMBER
 from pswire.placement import Chunk, Slice
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from psworker.tensors.push_compression import PushCompression, PushEncoder
@@ -48,7 +47,7 @@ def sent_by(encoder: PushEncoder, gradient: torch.Tensor) -> torch.Tensor:
     assert fewer is not None
     number, data = fewer
     assert data[:12] == bytes(BUFFERS.view(torch.uint8).numpy())
-    return ENCODINGS[number].decode(memoryview(data)[12:], 10)
+    return BY_NUMBER[number].codec().decode(memoryview(data)[12:], 10)
 
 
 def residual_of(compression: PushCompression) -> torch.Tensor:
@@ -222,6 +221,5 @@ def test_a_chunk_of_other_elements_goes_as_it_is(compression: PushCompression) -
     )
     elements = torch.ones(3, dtype=torch.int64)
     assert encoder_of(compression).encode(integers, (True,), elements) is None
-    assert ENCODING_TOPK in ENCODINGS
     plain = PushCompression(Compression(pull="int8"), SCHEMA)
     assert plain.encoder("optimizer", "w0 1", loss_scale=1.0) is None

@@ -8,9 +8,8 @@ import torch
 from psserver.shard.core.effects import StagedContribution
 from psserver.shard.host.chunk_updates import byte_count, with_bytes
 from psserver.shard.tensors.compressed_gradients import CompressedGradients
-from pswire.compression import Method
-from pswire.encodings.known import encoding_of
-from pswire.frames import ENCODING_INT8, ENCODING_TOPK, ChunkFrame
+from pswire.encodings.known import ENCODINGS, Encoding
+from pswire.frames import ChunkFrame
 from pswire.placement import Chunk, Slice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType
@@ -29,7 +28,7 @@ def chunk_of(*slices: Slice, element_type: ElementType = ElementType.FLOAT32) ->
     )
 
 
-def frame_of(data: bytes, encoding: int = ENCODING_INT8) -> ChunkFrame:
+def frame_of(data: bytes, encoding: int = ENCODINGS["int8"].number) -> ChunkFrame:
     nothing = memoryview(b"")
     return ChunkFrame(7, 0, True, encoding, 0, b"\7", nothing, memoryview(data))
 
@@ -45,12 +44,12 @@ def test_what_is_staged_is_decoded_to_float32_with_buffers_as_they_came(
     if element_type is ElementType.BFLOAT16:
         dtype = torch.bfloat16
     buffers = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
-    encoding = encoding_of(Method.INT8, 0.01)
+    codec = ENCODINGS["int8"].codec()
     gradient = torch.linspace(-1, 1, 10)
-    data = bytes(buffers.view(torch.uint8).numpy()) + encoding.encode(gradient)
+    data = bytes(buffers.view(torch.uint8).numpy()) + codec.encode(gradient)
     presence = (True, True, True)
 
-    payload = CompressedGradients(Method.INT8, [2]).payload(
+    payload = CompressedGradients(ENCODINGS["int8"], [2]).payload(
         chunk, presence, frame_of(data)
     )
     part: Any = StagedContribution(
@@ -62,11 +61,11 @@ def test_what_is_staged_is_decoded_to_float32_with_buffers_as_they_came(
     assert byte_count([part]) == chunk.byte_count
     elements = contribution.elements(chunk)
     assert elements.dtype is torch.float32
-    sent = encoding.decode(memoryview(encoding.encode(gradient)), 10)
+    sent = codec.decode(memoryview(codec.encode(gradient)), 10)
     assert torch.equal(elements, torch.cat((sent, buffers.float())))
 
 
-INT8 = encoding_of(Method.INT8, 0.01).encode(torch.ones(10))
+INT8 = ENCODINGS["int8"].codec().encode(torch.ones(10))
 
 
 @pytest.mark.parametrize(
@@ -76,48 +75,48 @@ INT8 = encoding_of(Method.INT8, 0.01).encode(torch.ones(10))
             None,
             chunk_of(*PARAMETERS),
             INT8,
-            ENCODING_INT8,
+            ENCODINGS["int8"].number,
             "chunk 7 comes in encoding 18, and gradients of this job go as they are",
         ),
         (
-            Method.INT8,
+            ENCODINGS["int8"],
             chunk_of(*PARAMETERS),
             INT8,
-            ENCODING_TOPK,
+            ENCODINGS["topk"].number,
             "chunk 7 comes in encoding 19, and gradients of this job go as int8",
         ),
         (
-            Method.INT8,
+            ENCODINGS["int8"],
             chunk_of(*PARAMETERS, element_type=ElementType.FLOAT64),
             INT8,
-            ENCODING_INT8,
+            ENCODINGS["int8"].number,
             "chunk 7 comes as int8, and its elements of float64 go as they are",
         ),
         (
-            Method.INT8,
+            ENCODINGS["int8"],
             chunk_of(BUFFER, *PARAMETERS),
             INT8,
-            ENCODING_INT8,
+            ENCODINGS["int8"].number,
             "chunk 7 comes as int8, and has a buffer before a parameter",
         ),
         (
-            Method.INT8,
+            ENCODINGS["int8"],
             chunk_of(*PARAMETERS, BUFFER),
             b"12345678901",
-            ENCODING_INT8,
+            ENCODINGS["int8"].number,
             "chunk 7 has 11 bytes, and its buffers alone take 12",
         ),
         (
-            Method.INT8,
+            ENCODINGS["int8"],
             chunk_of(*PARAMETERS),
             INT8[1:],
-            ENCODING_INT8,
+            ENCODINGS["int8"].number,
             "elements encoded as int8: 10 of them take 14 bytes, 13 came",
         ),
     ],
 )
 def test_what_the_job_has_not_agreed_on_is_refused(
-    method: Method | None, chunk: Chunk, data: bytes, encoding: int, text: str
+    method: Encoding | None, chunk: Chunk, data: bytes, encoding: int, text: str
 ) -> None:
     presence = (True,) * len(chunk.slices)
     with pytest.raises(Refusal, match=text) as caught:

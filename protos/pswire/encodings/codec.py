@@ -1,6 +1,7 @@
-"""What every way to turn elements into fewer bytes can do."""
+"""What every way to turn elements into fewer bytes can do, with torch."""
 
-from typing import NoReturn, Protocol
+from abc import ABC, abstractmethod
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -8,30 +9,17 @@ import torch
 from pswire.reasons import ErrorReason, Refusal
 
 
-class Encoding(Protocol):
+class Codec(ABC):
     """One way. Has no state: what it leaves out is kept by whoever encodes.
 
     What is not finite comes back as not finite, so that a receiver's check finds it.
     """
 
-    @property
-    def number(self) -> int:
-        """Its number on the wire; see `pswire.frames`."""
-        ...
-
-    @property
-    def keeps_residual(self) -> bool:
-        """Whether it leaves out so much that this must be sent later on.
-
-        Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014;
-        Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019.
-        """
-        ...
-
+    @abstractmethod
     def byte_count(self, element_count: int) -> int:
         """Bytes that `encode` makes of so many elements, zeros apart."""
-        ...
 
+    @abstractmethod
     def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
         """Encodes elements.
 
@@ -40,7 +28,6 @@ class Encoding(Protocol):
             seed: From which what is random follows, so that the same call makes the
                 same bytes; `None` to round to the nearest.
         """
-        ...
 
     def take(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
         """Encodes elements, and leaves in them what the bytes lack.
@@ -67,21 +54,21 @@ class Encoding(Protocol):
         """
         values.copy_(added(values, self.decode(data, values.numel())))
 
+    @abstractmethod
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
         """Decodes what `encode` made of so many elements; 1-D float32, its own memory.
 
         Raises:
             Refusal: As `check`.
         """
-        ...
 
+    @abstractmethod
     def check(self, data: memoryview, element_count: int) -> None:
         """Checks bytes of a stranger, allocating no more than a few times their size.
 
         Raises:
             Refusal: `CHUNK_INVALID`, with what was expected.
         """
-        ...
 
 
 def added(values: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
