@@ -12,10 +12,11 @@ from psworker.data.pending import PendingData
 from psworker.errors import UnsupportedError, refuse_closed
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.gradients import SpentGradients
+from psworker.optim.optimizer import Steps
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
-from psworker.optim.spent_gradients import SpentGradients
-from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras, Steps
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.transport.values import OptimizerSettings
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 from torch._compile import _disable_dynamo
@@ -39,7 +39,7 @@ from psworker.optim.sample_weight import check_weight
 from psworker.optim.saved_residuals import KEY, pack_residuals, unpack_residuals
 from psworker.optim.schedules import Schedules
 from psworker.optim.shard_state import ShardState
-from psworker.optim.steps import Groups, PushExtras, Steps
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.optim.unrounded_state import held_whole, release_whole
 from psworker.optim.watched_parameters import WatchedParameters
 from psworker.refusals import at_entrance
@@ -58,6 +58,64 @@ _HOOKS: Final = (
     "_optimizer_load_state_dict_post_hooks",
 )
 """Hooks that were registered before `prepare` go on, in the same dictionaries."""
+
+
+class Steps(Protocol):
+    """Takes the steps of all optimizers of a process, as `Stepper` does."""
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state."""
+        ...
+
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool = True,
+        scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult | None:
+        """Pushes the gradient of one optimizer and leaves the newest values.
+
+        Returns:
+            What became of it, `None` while that is left under way.
+        """
+        ...
+
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
+        """Pushes weight 0 for the next clock."""
+        ...
+
+    def publish(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        entry_indexes: Collection[int],
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Makes the values of these tensors, as they are here, those of the job."""
+        ...
+
+    def note_zeroed(self) -> None:
+        """The script has zeroed gradients, perhaps some that no step has taken."""
+        ...
+
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
+        """The state of an optimizer after all that this worker has pushed."""
+        ...
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update of an optimizer was made with."""
+        ...
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Tells the job that an optimizer has other groups, or is another one."""
+        ...
 
 
 class PreparedOptimizer(Optimizer):

@@ -27,8 +27,7 @@ from psworker.launch.cores import usable_core_count
 from psworker.member.exchange import PushExchange
 from psworker.member.session import Session
 from psworker.optim.push_result import PushResult
-from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
-from psworker.steps.next_push import delivery_of, incarnations_of_shards
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.steps.overlap.arriving_values import ArrivingValues
 from psworker.steps.overlap.chunk_copies import ChunkCopies
 from psworker.steps.overlap.copier import Copier
@@ -283,7 +282,7 @@ class OverlappedStepper(Stepper):
     ) -> PushExchange:
         with self._turn:
             header = self._next_header(spec.name)
-            incarnations = incarnations_of_shards(self._session)
+            incarnations = self._incarnations()
             ahead, self._ahead = self._ahead, None
             self._with_buffers = {
                 chunk.index
@@ -335,9 +334,7 @@ class OverlappedStepper(Stepper):
             return self._finish(exchange, self._values)
         self._values.open()
         self._values.narrow(self._scope_of(exchange))
-        exchange.start(
-            self._loop, delivery_of(self._session, exchange, self._timeout_s)
-        )
+        exchange.start(self._loop, self._delivery_of(exchange))
         self._writer.begin(exchange)
         exchange.is_left = True
         return None
@@ -362,7 +359,7 @@ class OverlappedStepper(Stepper):
         header = self._next_header(optimizer)
         self._ahead = SentAhead(
             header,
-            incarnations_of_shards(self._session),
+            self._incarnations(),
             self._store.placement,
             self._loop,
             self._staging,

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
@@ -32,41 +31,41 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.member.eviction import LostStart, Rejoining
-from psworker.member.exchange import PushExchange
-from psworker.member.jump import Jump, find_jump, pull_jump, pull_lost
+from psworker.member.exchange import Delivery, PushExchange
+from psworker.member.jump import Jump, find_jump, member_in, pull_jump, pull_lost
 from psworker.member.session import Session
 from psworker.member.stand_in import StandIn
 from psworker.optim import gradients
 from psworker.optim.buffers import Buffers, leads
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.edited_values import EditedValues
+from psworker.optim.gradients import SpentGradients
+from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine
-from psworker.optim.spent_gradients import SpentGradients
-from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.steps.arrival import Arrival
-from psworker.steps.difference_log import DifferenceLog
-from psworker.steps.next_push import (
-    delivery_of,
-    empty_trailer,
-    incarnations_of_shards,
-    next_header,
-)
-from psworker.steps.optimizer_calls import OptimizerCalls, T
+from psworker.steps.notices import Notices
 from psworker.steps.overlap.hooks import ModelHooks
-from psworker.steps.push_account import PushAccount
 from psworker.steps.state_exchange import StateExchange
 from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope, ValueStore, same_bytes
-from psworker.transport.values import Member, PushHeader, PushTrailer
+from psworker.transport.values import (
+    Member,
+    OptimizerSettings,
+    PushHeader,
+    PushTrailer,
+)
 from psworker.user_calls import UserCalls
 
 logger: Final = logging.getLogger("psworker")
 
+T = TypeVar("T")
+
 _NEXT: Final = "next(loader)"
 
 
-class Stepper(OptimizerCalls):
+class Stepper:
     """Pushes of a worker.
 
     Attributes:
@@ -106,7 +105,7 @@ class Stepper(OptimizerCalls):
         self._store = store
         self._rejoining = rejoining
         self._edited = edited
-        super().__init__(StateExchange(loop, session, store, timeout_s))
+        self._states = StateExchange(loop, session, store, timeout_s)
         self._buffers = buffers
         self._declared = declared
         self._buffers.note_all(store)
@@ -125,8 +124,7 @@ class Stepper(OptimizerCalls):
         self._is_closed = False
         # Until its first push: others have trained before it came.
         self._is_late = stand_in is not None
-        self._account = PushAccount(pending)
-        self._differences = DifferenceLog()
+        self._notices = Notices()
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
@@ -254,7 +252,7 @@ class Stepper(OptimizerCalls):
                     is_leader=leads(*place, self.sequence_acknowledged + 1),
                 )
         trailer = replace(
-            empty_trailer(self._session, groups, extras),
+            self._empty_trailer(groups, extras),
             weight=weight,
             is_finite=is_finite,
             ranges=() if is_discarded else drawn.ranges,
@@ -377,9 +375,7 @@ class Stepper(OptimizerCalls):
             return result
         nothing = ChunkSource([None] * len(self._store.tensors))
         try:
-            exchange = self._begin(
-                spec, empty_trailer(self._session, groups, extras), nothing
-            )
+            exchange = self._begin(spec, self._empty_trailer(groups, extras), nothing)
         except EvictedError:
             return self._lose(None)
         exchange.on_loaded = extras.on_loaded
@@ -599,8 +595,8 @@ class Stepper(OptimizerCalls):
         values: Sequence[torch.Tensor | None],
         extras: PushExtras,
     ) -> PushExchange:
-        header = next_header(self._session, spec.name, self.sequence_acknowledged + 1)
-        trailer = empty_trailer(self._session, groups, extras)
+        header = self._header_of(spec.name)
+        trailer = self._empty_trailer(groups, extras)
         exchange = PushExchange.begin(
             replace(
                 header, value_entries=bits_to_bytes([v is not None for v in values])
@@ -608,7 +604,7 @@ class Stepper(OptimizerCalls):
             replace(trailer, weight=1.0, publishes=True),
             ChunkSource(values),
             placement=self._store.placement,
-            incarnations=incarnations_of_shards(self._session),
+            incarnations=self._incarnations(),
             loop=self._loop,
             segments=self._session.shards.segments,
         )
@@ -622,8 +618,34 @@ class Stepper(OptimizerCalls):
         self._look()
         return self._store.tensors
 
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state: yes."""
+        return True
+
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
+        """The state of an optimizer after all that this worker has pushed.
+
+        Raises:
+            StepTimeoutError: What was pushed is not complete in time.
+            WaitTimeoutError: The state did not come in time.
+        """
+        return self.as_member(
+            lambda clock: self._states.pull(optimizer, clock, spec_digest)
+        )
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update of an optimizer was made with."""
+        return self.as_member(
+            lambda clock: self._states.pull_settings(optimizer, clock)
+        )
+
     def as_member(self, work: Callable[[int], T]) -> T:
-        """Does work as a member; see `OptimizerCalls`."""
+        """Does work as a member, again as a new start if it was evicted meanwhile.
+
+        Args:
+            work: Given this worker's clock.
+        """
         while True:
             self.refuse_closed()
             self._settle()
@@ -753,9 +775,17 @@ class Stepper(OptimizerCalls):
         if len(self._declared.frozen) < len(self._buffers.frozen):
             self._buffers.hold(self._buffers.frozen - self._declared.frozen)
 
-    @override
     def declare(self, spec: OptimizerSpec) -> None:
-        super().declare(spec)
+        """Sends other groups, or another optimizer, for pushes to come.
+
+        Returns when every shard knows, so that no push waits for that.
+
+        Raises:
+            OptimizerUnsupportedError: Shards can't run it.
+            LimitError: Too much was declared already.
+            WaitTimeoutError: The shards did not hear of it in time.
+        """
+        self.as_member(lambda clock: self._states.declare(spec, clock))
         held = spec.entry_indexes
         self._declared.hold(held)
         self._buffers.hold(held)
@@ -841,7 +871,7 @@ class Stepper(OptimizerCalls):
             trailer,
             source,
             placement=self._store.placement,
-            incarnations=incarnations_of_shards(self._session),
+            incarnations=self._incarnations(),
             loop=self._loop,
             segments=self._session.shards.segments,
         )
@@ -849,10 +879,62 @@ class Stepper(OptimizerCalls):
         return exchange
 
     def _next_header(self, optimizer: str) -> PushHeader:
-        sequence = self.sequence_acknowledged + 1
-        header = next_header(self._session, optimizer, sequence)
+        """As `_header_of`, of a push that may have buffers."""
+        header = self._header_of(optimizer)
         values = self._buffers.value_entries
         return replace(header, value_entries=values) if values else header
+
+    def _header_of(self, optimizer: str) -> PushHeader:
+        """The header of the next push, of the clock that the newest record says.
+
+        Raises:
+            EvictedError: The newest record has no place for this worker.
+        """
+        record = self._session.membership.record
+        member = member_in(record, self._session.worker)
+        assert record is not None, "only a record has members"
+        sequence = self.sequence_acknowledged + 1
+        return PushHeader(
+            job_id=self._session.settings.job_id,
+            optimizer=optimizer,
+            worker=self._session.worker,
+            generation=record.generation,
+            sequence=sequence,
+            sequence_unacknowledged_min=sequence,
+            clock=member.clock_of(sequence),
+        )
+
+    def _empty_trailer(self, groups: Groups, extras: PushExtras) -> PushTrailer:
+        """The trailer of a push of weight 0, without a gradient and without data."""
+        record = self._session.membership.record
+        return PushTrailer(
+            weight=0.0,
+            groups=groups,
+            is_finite=True,
+            ranges=(),
+            optimizer_digest=extras.spec_digest,
+            loads_state=extras.loads is not None,
+            is_of_longest=record is not None
+            and record.has_longest(self._session.worker),
+            scheduler_steps=extras.scheduler_steps,
+        )
+
+    def _incarnations(self) -> list[int]:
+        """The start of each shard that the newest shard map names."""
+        return [shard.incarnation for shard in self._session.membership.shards]
+
+    def _delivery_of(self, exchange: PushExchange) -> Delivery:
+        """What brings a push to all shards, and their answers back.
+
+        The first attempt goes on with what was sent ahead.
+        """
+        return lambda receiver: self._session.shards.push(
+            exchange.pushes,
+            receiver,
+            timeout_s=self._timeout_s,
+            ahead=exchange.take_ahead(),
+            asks_first=exchange.asks_first,
+        )
 
     def _conclude(self, exchange: PushExchange) -> PushResult | None:
         """Does what is left of a step whose push has begun."""
@@ -867,14 +949,14 @@ class Stepper(OptimizerCalls):
             try:
                 replies = exchange.replies or exchange.run(
                     self._loop,
-                    delivery_of(self._session, exchange, self._timeout_s),
+                    self._delivery_of(exchange),
                     store,
                 )
             finally:
                 store.narrow(None)
             self._generation = max(reply.generation for reply in replies)
             result = combine(replies)
-            self._differences.note(replies)
+            self._notices.note_differences(replies)
             if result.dropped:
                 jump = find_jump(
                     self._loop,
@@ -913,7 +995,8 @@ class Stepper(OptimizerCalls):
         self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
         self.last_push = result
         ranges, exchange.ranges = exchange.ranges, ()
-        self._account.note(result, ranges, is_discarded=exchange.is_discarded)
+        (self.pending.drop if result.dropped else self.pending.acknowledge)(ranges)
+        self._notices.note_result(result, is_discarded=exchange.is_discarded)
         self._unfinished = None
         return result
 

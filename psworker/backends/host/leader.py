@@ -31,7 +31,7 @@ from psworker.optim.edited_values import EditedValues
 from psworker.optim.model_schema import BoundSchema
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
-from psworker.optim.steps import PushExtras
+from psworker.optim.step_contents import PushExtras
 from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError

@@ -13,7 +13,7 @@ from psworker.data.order import EpochShape
 from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
-from psworker.optim.steps import Groups
+from psworker.optim.step_contents import Groups
 from psworker.transport.values import Identity
 
 

@@ -19,8 +19,7 @@ from psworker.optim import gradients
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
-from psworker.optim.steps import PushExtras
-from psworker.steps.next_push import incarnations_of_shards
+from psworker.optim.step_contents import PushExtras
 from psworker.steps.stepper import Stepper
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope
@@ -164,7 +163,7 @@ class SharedStepper(Stepper):
             trailer,
             source,
             placement=self._store.placement,
-            incarnations=incarnations_of_shards(self._session),
+            incarnations=self._incarnations(),
             loop=self._loop,
         )
         self._lost = LostStart(place.worker, exchange.pushes)

@@ -39,12 +39,12 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.optim import gradients
+from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
-from psworker.optim.spent_gradients import SpentGradients
-from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
-from psworker.steps.push_account import PushAccount
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.steps.notices import Notices
 from psworker.transport.values import OptimizerSettings
 from psworker.transport.waiting_log import WaitingLog
 
@@ -84,7 +84,7 @@ class HostSteps(GroupEntry):
     ) -> None:
         """Enters the group; see `GroupEntry`."""
         super().__init__(loop, config, place_on_host, given, digest=digest)
-        self._account = PushAccount(self.pending)
+        self._notices = Notices()
         self._spent = SpentGradients(len(self._tensors))
         self._sample_count = 1
         self._looked = SpentGradients(len(self._tensors))
@@ -344,7 +344,13 @@ class HostSteps(GroupEntry):
                 done = self._life.core.done
                 is_told = is_discarded or bool(done and done.is_discarded)
                 if not result.rejoined:
-                    self._account.note(result, ranges, is_discarded=is_told)
+                    settle = (
+                        self.pending.drop
+                        if result.dropped
+                        else self.pending.acknowledge
+                    )
+                    settle(ranges)
+                    self._notices.note_result(result, is_discarded=is_told)
                 return result
 
     def _carry_out(self, task: Task, extras: PushExtras) -> PushResult | None:

@@ -20,7 +20,7 @@ from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.model_schema import bind_models
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
-from psworker.optim.steps import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.transport.values import OptimizerSettings
 from tests.doubles.core_values import sgd
 

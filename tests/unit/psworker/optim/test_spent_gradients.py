@@ -1,8 +1,7 @@
 import torch
 from torch import nn
 
-from psworker.optim.gradients import collect_gradients
-from psworker.optim.spent_gradients import SpentGradients
+from psworker.optim.gradients import SpentGradients, collect_gradients
 
 
 def parameters() -> list[nn.Parameter]:

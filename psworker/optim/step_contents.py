@@ -1,0 +1,34 @@
+"""What the step of an optimizer carries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from psworker.optim.optimizer_state import States
+
+Groups = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PushExtras:
+    """What goes with a push of an optimizer beside its gradient.
+
+    Attributes:
+        spec_digest: Which declaration of the optimizer it is by, empty for the first.
+        loads: State that shards shall give the optimizer first.
+        on_loaded: Called once shards have taken that state, by the push that carried
+            it. A call of `step` may only end an earlier push, which did not.
+        scheduler_steps: Steps of its schedulers.
+        is_awaited: Whether the script needs the result before it goes on.
+        averaged_over: Processes over which a gradient that is to be a sum was averaged.
+    """
+
+    spec_digest: str = ""
+    loads: States | None = None
+    on_loaded: Callable[[], None] | None = None
+    scheduler_steps: tuple[int, ...] = ()
+    is_awaited: bool = False
+    averaged_over: int = 1
+
+
+NO_EXTRAS: Final = PushExtras()

@@ -1,0 +1,82 @@
+"""What a worker's log says of its pushes: each thing once, or now and then."""
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from psworker.optim.push_result import PushResult
+from psworker.transport.values import HyperparameterDifference, PushReply
+
+logger: Final = logging.getLogger("psworker")
+
+DROP_COUNT_PER_LINE: Final = 100
+"""With backup workers a slow worker's gradients are dropped all the time."""
+
+
+class Notices:
+    """Knows what of the pushes of a worker has been logged already."""
+
+    def __init__(self) -> None:
+        self._drop_count = 0
+        self._differences: set[tuple[str, str]] = set()
+
+    def note_result(self, result: PushResult, *, is_discarded: bool) -> None:
+        """A push is settled.
+
+        Args:
+            result: What became of it.
+            is_discarded: Whether its gradient was thrown away here, which was logged.
+        """
+        if result.dropped and not is_discarded:
+            self._note_drop(result.clock)
+        elif result.skipped:
+            logger.warning(
+                "clock %d was skipped: the gradient of %s was not finite",
+                result.clock,
+                ", ".join(result.nonfinite_worker_ids) or "some worker",
+            )
+
+    def note_differences(self, replies: Iterable[PushReply]) -> None:
+        """Reads from replies which workers step with other hyperparameters.
+
+        Each optimizer and worker is logged once, whichever shard says so.
+        """
+        for reply in replies:
+            difference = reply.difference
+            if difference is None:
+                continue
+            pair = (difference.optimizer, difference.worker_id)
+            if pair not in self._differences:
+                self._differences.add(pair)
+                logger.warning("%s", _text(difference))
+
+    def _note_drop(self, clock: int) -> None:
+        self._drop_count += 1
+        if self._drop_count == 1:
+            logger.warning(
+                "what this worker pushed was thrown away, since clock %d was complete "
+                "without it: it was not among the first of a job with backup workers, "
+                "or another worker has published values in that clock; its samples "
+                "count as dropped",
+                clock,
+            )
+        elif self._drop_count % DROP_COUNT_PER_LINE == 0:
+            logger.warning("%d pushes were thrown away so far", self._drop_count)
+
+
+def _text(difference: HyperparameterDifference) -> str:
+    changed = [
+        (name, own, used)
+        for name, own, used in zip(
+            difference.names, difference.own, difference.used, strict=True
+        )
+        if own != used
+    ]
+    own = ", ".join(f"{name}={own:g}" for name, own, _ in changed)
+    used = ", ".join(f"{name}={used:g}" for name, _, used in changed)
+    return (
+        f"workers step {difference.optimizer} with different hyperparameters, first "
+        f"seen at clock {difference.clock}: those of {difference.worker_id} count, "
+        f"which is longest in the job, {used} in group {difference.group}, and this "
+        f"worker's do not, {own}; let scripts and schedules of all workers agree"
+    )
