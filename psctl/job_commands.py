@@ -76,10 +76,10 @@ def mode(
     momentum out, and the reverse on the way back: see docs/modes.md.
     """
     from psctl.mode import changed_text, rate_hint, set_mode
-    from psworker.transport.values import Mode
+    from pswire.membership import Mode
 
     changed = set_mode(
-        coordinator, Mode(name.value), staleness=staleness, timeout_s=timeout
+        coordinator, Mode[name.name], staleness=staleness, timeout_s=timeout
     )
     if as_json:
         print_json(changed)

@@ -7,8 +7,8 @@ from psctl.status import ask, mode_text, read_status
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.membership import Mode
 from psworker.transport.status_client import change_mode
-from psworker.transport.values import Mode
 
 SCHEMA_VERSION: Final = 1
 
@@ -62,8 +62,8 @@ def set_mode(
     return ChangedMode(
         schema_version=SCHEMA_VERSION,
         coordinator=str(coordinator),
-        mode=mode.value,
-        previous_mode=previous.value,
+        mode=mode.label,
+        previous_mode=previous.label,
         staleness_bound=None if mode is Mode.ASP else bound,
         generation=changed.generation,
         mode_clock=changed.mode_clock,
@@ -72,7 +72,7 @@ def set_mode(
 
 def changed_text(changed: ChangedMode) -> str:
     """The change for people."""
-    mode = mode_text(Mode(changed["mode"]), changed["staleness_bound"] or 0)
+    mode = mode_text(Mode[changed["mode"].upper()], changed["staleness_bound"] or 0)
     return (
         f"{mode}, after clock {changed['mode_clock']} (generation "
         f"{changed['generation']})"
@@ -85,7 +85,7 @@ def rate_hint(changed: ChangedMode) -> str:
     Only BSP applies means: SSP and ASP both apply the updates of single workers.
     """
     was_bsp, is_bsp = (
-        mode == Mode.BSP.value for mode in (changed["previous_mode"], changed["mode"])
+        mode == Mode.BSP.label for mode in (changed["previous_mode"], changed["mode"])
     )
     if was_bsp == is_bsp:
         return ""
@@ -96,7 +96,7 @@ def _bound(mode: Mode, staleness: int | None) -> int:
     if mode is not Mode.SSP:
         if staleness is not None:
             raise CommandError(
-                f"--staleness {staleness} has no meaning in {mode.value}: only ssp "
+                f"--staleness {staleness} has no meaning in {mode.label}: only ssp "
                 "bounds how far workers are apart; leave it out, or say ssp",
                 ExitCode.USAGE,
             )

@@ -91,7 +91,7 @@ def list_snapshots(coordinator: Address) -> SnapshotListing:
     known = [ListedSnapshot(version=status.snapshot_version)]
     return SnapshotListing(
         schema_version=SCHEMA_VERSION,
-        job_id=status.rules.job_id,
+        job_id=status.settings.job_id,
         snapshots=[] if status.snapshot_version < 0 else known,
     )
 

@@ -12,6 +12,8 @@ from psctl.tables import fitted
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
 from pswire.epoch_report import EpochReport
+from pswire.job_settings import JobSettings
+from pswire.membership import Mode
 from pswire.names import printable
 from pswire.reasons import Refusal
 from psworker.errors import error_of_refusal
@@ -22,13 +24,11 @@ from psworker.launch.reachability import (
 )
 from psworker.transport.call_error import CallError
 from psworker.transport.status_client import (
-    JobRules,
     JobStatus,
     ShardState,
     WorkerState,
     fetch_status,
 )
-from psworker.transport.values import Mode
 
 T = TypeVar("T")
 
@@ -109,9 +109,9 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "coordinator": str(coordinator),
-        "job": _rules_json(status.rules),
+        "job": _settings_json(status.settings),
         "phase": status.phase,
-        "mode": status.mode.value,
+        "mode": status.mode.label,
         "staleness_bound": None if is_asp else status.staleness_bound,
         "mode_clock": status.mode_clock,
         "generation": status.generation,
@@ -139,18 +139,18 @@ def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
     }
 
 
-def _rules_json(rules: JobRules) -> dict[str, object]:
+def _settings_json(settings: JobSettings) -> dict[str, object]:
     return {
-        "job_id": rules.job_id,
-        "shard_count": rules.shard_count,
-        "workers_min": rules.workers_min,
-        "lease_ttl_ms": rules.lease_ttl_ms,
-        "worker_loss_policy": rules.worker_loss_policy,
-        "step_atomicity": rules.step_atomicity,
-        "backup_worker_count": rules.backup_worker_count,
-        "staleness_scaling": rules.is_staleness_scaled,
-        "delay_compensation": rules.delay_compensation,
-        "chunk_bytes": rules.chunk_bytes or None,
+        "job_id": settings.job_id,
+        "shard_count": settings.shard_count,
+        "workers_min": settings.workers_min,
+        "lease_ttl_ms": settings.lease_ttl_ms,
+        "worker_loss_policy": settings.worker_loss_policy.label,
+        "step_atomicity": settings.step_atomicity.label,
+        "backup_worker_count": settings.backup_worker_count,
+        "staleness_scaling": settings.is_staleness_scaled,
+        "delay_compensation": settings.delay_compensation,
+        "chunk_bytes": settings.chunk_bytes or None,
     }
 
 
@@ -240,13 +240,13 @@ def status_text(status: JobStatus) -> str:
 def mode_text(mode: Mode, staleness_bound: int) -> str:
     """A mode in words, such as `ssp, at most 3 clocks apart`."""
     bound = f", at most {staleness_bound} clocks apart" if mode is Mode.SSP else ""
-    return f"{mode.value}{bound}"
+    return f"{mode.label}{bound}"
 
 
 def _facts(status: JobStatus) -> list[str]:
     since = f", after clock {status.mode_clock}" if status.mode_clock else ""
     facts = [
-        f"job         {printable(status.rules.job_id)}",
+        f"job         {printable(status.settings.job_id)}",
         f"mode        {mode_text(status.mode, status.staleness_bound)}{since}",
         f"phase       {status.phase}, generation {status.generation}",
         f"evictions   {_evictions_text(status)}",
@@ -288,7 +288,7 @@ def _evictions_text(status: JobStatus) -> str:
         return text
     return (
         f"{text}, never below {status.workers_floor}; on a loss: "
-        f"{printable(status.rules.worker_loss_policy)}"
+        f"{status.settings.worker_loss_policy.label}"
     )
 
 

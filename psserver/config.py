@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.addresses import Address
 from pswire.keepalive import reconnect_grace_ms
 from pswire.limits import (
@@ -17,6 +16,7 @@ from pswire.limits import (
     STALENESS_BOUND_MAX,
     WORKER_COUNT_MAX,
 )
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 from pswire.number_range import NumberRange
 
@@ -140,9 +140,9 @@ class CoordinatorConfig:
         self._validate_staleness()
         self._validate_two_phases()
 
-    def job_settings(self, *, job_id: str, job_seed: int) -> JobSettings:
+    def job_settings(self, *, job_id: str, job_seed: int) -> CoordinatorSettings:
         """The settings of the job, with what they switch on."""
-        return JobSettings(
+        return CoordinatorSettings(
             job_id=job_id,
             shard_count=self.shard_count,
             mode=self.mode,
@@ -218,7 +218,7 @@ class CoordinatorConfig:
         if bound is not None and self.mode is not Mode.SSP:
             raise OptionError(
                 f"--staleness {bound} has no meaning with --mode "
-                f"{self.mode.name.lower()}: only ssp bounds how far workers are apart; "
+                f"{self.mode.label}: only ssp bounds how far workers are apart; "
                 "leave it out, or say --mode ssp"
             )
         if bound is not None:
@@ -231,7 +231,7 @@ class CoordinatorConfig:
         if count and self.mode is not Mode.BSP:
             raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
-                f"{self.mode.name.lower()}: there no worker waits for the slowest ones "
+                f"{self.mode.label}: there no worker waits for the slowest ones "
                 "of a clock; leave it out, or say --mode bsp"
             )
         needed_by = self._needs_two_phases

@@ -26,13 +26,13 @@ from psserver.config import (
     CoordinatorConfig,
     ListenConfig,
 )
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
     STALENESS_BOUND_DEFAULT,
     VALUES_PART_BYTES,
 )
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.options import choice_option, number_option
 
 

@@ -234,7 +234,7 @@ class Connection:
     def mode(self) -> str:
         """How workers keep together: `bsp`, `ssp` or `asp`."""
         record = self._session.membership.record
-        return (record.mode if record else self._session.settings.mode).value
+        return (record.mode if record else self._session.settings.mode).label
 
     @property
     def last_push(self) -> PushResult | None:

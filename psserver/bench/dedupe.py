@@ -8,9 +8,10 @@ import json
 import sys
 import time
 
-from psserver.edge.push import Outcome, StagedChunk, Trailer
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.dedupe import DedupeTable
+from psserver.shard.core.push import StagedChunk, Trailer
+from pswire.membership import WorkerKey
+from pswire.outcome import Outcome
 
 
 def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:

@@ -19,10 +19,10 @@ from psserver.edge.descriptors import (
 )
 from psserver.edge.job_failed import JobFailedError
 from psserver.edge.lifecycle import announce, bind, stay, stop
-from psserver.edge.record import Mode
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from pswire.keepalive import coordinator_keepalive
+from pswire.membership import Mode
 
 log = logging.getLogger("psserver.coordinator")
 

@@ -2,7 +2,7 @@
 
 from psserver.edge.fence_report import FenceReport, WorkerHolding
 from psserver.edge.identity_codec import range_message, read_ranges
-from psserver.edge.record_codec import (
+from pswire.membership_codec import (
     choice_message,
     identity_message,
     mixed_messages,

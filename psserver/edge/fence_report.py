@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from psserver.edge.record import ClockChoice, MixedClock, WorkerKey
 from pswire.leased_data import DataRange
+from pswire.membership import ClockChoice, MixedClock, WorkerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

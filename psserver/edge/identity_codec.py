@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
-from psserver.edge.record import WorkerKey
 from pswire.leased_data import DataRange
 from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
 

@@ -1,6 +1,6 @@
 """A record as a line of a history has it, the same on the coordinator and on shards."""
 
-from psserver.edge.record import Record
+from pswire.membership import Record
 
 
 def record_values(record: Record) -> dict[str, object]:
@@ -8,7 +8,7 @@ def record_values(record: Record) -> dict[str, object]:
     return {
         "generation": record.generation,
         "fence": record.fence_number,
-        "kind": record.kind.name.lower(),
+        "kind": record.kind.label,
         "members": [
             [*member.worker, member.base_clock, member.base_sequence]
             for member in record.members
@@ -17,7 +17,7 @@ def record_values(record: Record) -> dict[str, object]:
             [*end.member.worker, end.last_sequence, end.evicted]
             for end in record.departures
         ],
-        "mode": record.mode.name.lower(),
+        "mode": record.mode.label,
         "bound": record.staleness_bound,
         "mode_clock": record.mode_clock,
         "skipped": list(record.skipped_clocks),

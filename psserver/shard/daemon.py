@@ -20,7 +20,6 @@ from psserver.edge.descriptors import (
 )
 from psserver.edge.job_failed import JobFailedError
 from psserver.edge.lifecycle import announce, bind, stay, stop
-from psserver.edge.record_codec import read_settings
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from psserver.shard.host.history import ShardHistory
@@ -32,6 +31,7 @@ from psserver.shard.rpc.parameter_service import SERVICE, ParameterService
 from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
+from pswire.membership_codec import read_settings
 from pswire.memory_segments import boot_id
 
 

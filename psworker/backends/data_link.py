@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pswire.leased_data import DataReport
+from pswire.membership import Mode
 from psworker.data.order import EpochShape
 from psworker.data.origin import Origin
 from psworker.data.pending import PendingData
@@ -17,7 +18,6 @@ from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.steps.stepper import Stepper
 from psworker.transport.retries import now, told_to_users, until_decided
-from psworker.transport.values import Mode
 from psworker.transport.waiting_log import saying_whom
 
 T = TypeVar("T")

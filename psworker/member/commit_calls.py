@@ -3,11 +3,11 @@
 On the event loop.
 """
 
+from pswire.membership import ClockChoice, WorkerKey
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.shard_clients import ShardClients
 from psworker.transport.retries import until_decided
-from psworker.transport.values import ClockChoice, Identity
 
 
 class ShardCommitCalls:
@@ -16,7 +16,7 @@ class ShardCommitCalls:
     def __init__(
         self,
         clients: ShardClients,
-        worker: Identity,
+        worker: WorkerKey,
         membership: Membership,
         *,
         history: PushHistory,

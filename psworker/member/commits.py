@@ -9,14 +9,14 @@ Source: docs/decisions/0006.
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from pswire import failpoints
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
+from pswire.membership import ClockChoice, WorkerKey
 from psworker.member.interruption import Interruption
 from psworker.transport.retries import all_or_none
-from psworker.transport.values import ClockChoice, Identity
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class PushPlace:
         clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
     """
 
-    worker: Identity
+    worker: WorkerKey
     sequence: int
     shard_count: int
     clip_grad_norm: float = 0.0
@@ -139,4 +139,4 @@ class Commits:
         # In the order of shards, as every driver does.
         total = sum_of_parts(told[index].sum_of_squares for index in sorted(told))
         scale = gradient_scale(norm_of(total), self._place.clip_grad_norm)
-        return replace(told[0], sum_of_squares=total, gradient_scale=scale)
+        return told[0]._replace(sum_of_squares=total, gradient_scale=scale)

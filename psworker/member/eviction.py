@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pswire.membership import Member, WorkerKey
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.stand_in import StandIn
 from psworker.optim.push_result import PushResult
-from psworker.transport.values import Identity, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class LostStart:
         pushes: Each shard's part of its push that was under way; empty if none was.
     """
 
-    worker: Identity
+    worker: WorkerKey
     pushes: Sequence[OutgoingPush] = ()
 
     @property

@@ -12,6 +12,7 @@ from typing import Final
 import xxhash
 
 from pswire.frames import SEED_CHUNK_FIELD
+from pswire.membership import Member, Record
 from pswire.reasons import ErrorReason
 from pswire.schema import SchemaEntry
 from psworker.errors import SchemaMismatchError, StartTimeoutError
@@ -27,7 +28,7 @@ from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
-from psworker.transport.values import Member, PushReply, Record, SeedOrder
+from psworker.transport.values import PushReply, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")

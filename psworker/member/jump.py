@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pswire.membership import Member, Record, WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.errors import EvictedError, StepTimeoutError, WaitTimeoutError
 from psworker.event_loop import EventLoop
@@ -16,7 +17,7 @@ from psworker.member.exchange import receive
 from psworker.member.session import Session
 from psworker.optim.push_result import PushResult
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.values import Identity, Member, PushReply, Record
+from psworker.transport.values import PushReply
 
 logger: Final = logging.getLogger("psworker")
 
@@ -125,7 +126,7 @@ def pull_lost(
     store.held.is_lost = False
 
 
-def member_in(record: Record | None, worker: Identity) -> Member:
+def member_in(record: Record | None, worker: WorkerKey) -> Member:
     """A worker's place in a record.
 
     Raises:

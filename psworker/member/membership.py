@@ -9,14 +9,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from pswire.membership import Member, Record, WorkerKey
 from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
 from psworker.member.interruption import Interruption
 from psworker.transport.values import (
     FirstValues,
-    Identity,
     JobEnd,
-    Member,
-    Record,
     SeedOrder,
     ShardAddress,
     ShardMap,
@@ -44,12 +42,12 @@ class Membership:
         unreached: Shards that have given this worker no answer for a lease, in words.
     """
 
-    def __init__(self, worker: Identity) -> None:
+    def __init__(self, worker: WorkerKey) -> None:
         self._worker = worker
         self._changed = asyncio.Event()
         self._waits: set[Interruption] = set()
         self._was_member = False
-        self._told_lost: set[Identity] = set()
+        self._told_lost: set[WorkerKey] = set()
         self.record: Record | None = None
         self.shards: tuple[ShardAddress, ...] = ()
         self.seed_order: SeedOrder | None = None
@@ -155,7 +153,7 @@ class Membership:
         self._tell_lost(record)
         if self._was_member and not is_member:
             departed = [
-                each for each in record.departures if each.worker == self._worker
+                each for each in record.departures if each.member.worker == self._worker
             ]
             clock = f" after clock {departed[0].last_clock}" if departed else ""
             self.fail(
@@ -171,9 +169,9 @@ class Membership:
         lost = [
             end
             for end in record.departures
-            if end.evicted and end.worker not in self._told_lost | {self._worker}
+            if end.evicted and end.member.worker not in self._told_lost | {self._worker}
         ]
-        self._told_lost.update(end.worker for end in lost)
+        self._told_lost.update(end.member.worker for end in lost)
         if not self._was_member or record.member_of(self._worker) is None:
             return
         count = len(record.members)
@@ -182,8 +180,8 @@ class Membership:
             logger.warning(
                 "worker %s (start %d) was lost after clock %d: the job goes on with %s "
                 "in generation %d",
-                end.worker.worker_id,
-                end.worker.incarnation,
+                end.member.worker.worker_id,
+                end.member.worker.incarnation,
                 end.last_clock,
                 others,
                 record.generation,

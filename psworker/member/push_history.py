@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pswire.history import HistoryFile, HistoryPathError
+from pswire.membership import WorkerKey
 from psworker.errors import ConfigurationError
-from psworker.transport.values import Identity, PushHeader, PushReply
+from psworker.transport.values import PushHeader, PushReply
 
 Answered = Callable[[Sequence[PushReply]], Sequence[PushReply]]
 
@@ -22,7 +23,7 @@ class PushHistory:
 
     @classmethod
     def open(
-        cls, wanted: str, job_id: str, worker: Identity, *, is_shared: bool = False
+        cls, wanted: str, job_id: str, worker: WorkerKey, *, is_shared: bool = False
     ) -> "PushHistory":
         """Begins a start's history, if one is wanted.
 
@@ -71,7 +72,7 @@ class PushHistory:
         write = self._file.write
 
         def answered(replies: Sequence[PushReply]) -> Sequence[PushReply]:
-            outcomes = {reply.outcome.name.lower() for reply in replies}
+            outcomes = {reply.outcome.label for reply in replies}
             # One that was sent again says `duplicate` where it was done already.
             others = sorted(outcomes - {"duplicate"})
             outcome = others[0] if others else "duplicate"
@@ -84,7 +85,7 @@ class PushHistory:
             write("unknown", **told, error=f"{type(error).__name__}: {error}")
             raise
 
-    def push_settled(self, worker: Identity, sequence: int, *, was_done: bool) -> None:
+    def push_settled(self, worker: WorkerKey, sequence: int, *, was_done: bool) -> None:
         """What became of an evicted start's last push, as its successor found out."""
         if self._file is not None:
             push = _push(worker, sequence)
@@ -94,7 +95,7 @@ class PushHistory:
                 self._file.write("fail", op="push", push=push)
 
     def pulled(
-        self, worker: Identity, clock: int, replies: Sequence[PushReply]
+        self, worker: WorkerKey, clock: int, replies: Sequence[PushReply]
     ) -> None:
         """Every shard has given its values."""
         if self._file is not None:
@@ -106,7 +107,7 @@ class PushHistory:
                 replies=_replies(replies),
             )
 
-    def committed(self, worker: Identity, shard_index: int, clock: int) -> None:
+    def committed(self, worker: WorkerKey, shard_index: int, clock: int) -> None:
         """A shard was told to commit a clock."""
         if self._file is not None:
             self._file.write(
@@ -122,7 +123,7 @@ def _unchanged(replies: Sequence[PushReply]) -> Sequence[PushReply]:
     return replies
 
 
-def _push(worker: Identity, sequence: int) -> list[object]:
+def _push(worker: WorkerKey, sequence: int) -> list[object]:
     return [worker.worker_id, worker.incarnation, sequence]
 
 
@@ -132,13 +133,13 @@ def _replies(replies: Sequence[PushReply]) -> list[dict[str, object]]:
         {
             "shard": index,
             "incarnation": reply.shard_incarnation,
-            "outcome": reply.outcome.name.lower(),
+            "outcome": reply.outcome.label,
             "clock": reply.clock,
             "generation": reply.generation,
             "version": reply.version,
             "frontier": reply.frontier,
             "staleness": reply.staleness,
-            "mode": reply.mode.value,
+            "mode": reply.mode.label,
             "bound": reply.staleness_bound,
         }
         for index, reply in enumerate(replies)

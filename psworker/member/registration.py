@@ -9,11 +9,12 @@ import uuid
 from functools import partial
 from typing import Final
 
+from pswire.job_settings import JobSettings
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.retries import left_s, now, pause, until_decided
-from psworker.transport.values import Identity, JobSettings
 from psworker.transport.waiting_log import WaitingLog, saying_whom
 
 logger: Final = logging.getLogger("psworker")
@@ -34,7 +35,7 @@ async def register(
     timeout_s: float,
     waits_for_holder: bool = True,
     process_id: str = "",
-) -> tuple[Identity, JobSettings]:
+) -> tuple[WorkerKey, JobSettings]:
     """Registers, when need be once the last holder of the worker id is known as lost.
 
     Args:

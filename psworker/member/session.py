@@ -9,7 +9,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from pswire.job_settings import JobSettings
 from pswire.leased_data import DataReport
+from pswire.membership import Member, WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
@@ -28,13 +30,7 @@ from psworker.member.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
-from psworker.transport.values import (
-    Identity,
-    JobSettings,
-    JoinAnswer,
-    Member,
-    SeedOrder,
-)
+from psworker.transport.values import JoinAnswer, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -74,7 +70,7 @@ class Session:
     def __init__(
         self,
         control: ControlClient,
-        worker: Identity,
+        worker: WorkerKey,
         settings: JobSettings,
         *,
         history: str = "",

@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from pswire import failpoints
+from pswire.membership import ClockChoice, WorkerKey
 from pswire.memory_segments import boot_id
+from pswire.outcome import Outcome
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
@@ -41,14 +43,7 @@ from psworker.transport.retries import (
 from psworker.transport.segment_opening import Declined
 from psworker.transport.shard_client import Receiver, Traffic
 from psworker.transport.shard_segments import ShardSegments
-from psworker.transport.values import (
-    ClockChoice,
-    Contribution,
-    Identity,
-    Outcome,
-    PushReply,
-    SeedOrder,
-)
+from psworker.transport.values import Contribution, PushReply, SeedOrder
 
 T = TypeVar("T")
 
@@ -72,7 +67,7 @@ class ShardCalls:
     def __init__(
         self,
         job_id: str,
-        worker: Identity,
+        worker: WorkerKey,
         membership: Membership,
         *,
         traffic: Traffic | None = None,
@@ -332,7 +327,7 @@ class ShardCalls:
                 reason=ErrorReason.WAIT_TIMEOUT,
             ) from None
 
-    async def was_done(self, worker: Identity, sequence: int) -> bool:
+    async def was_done(self, worker: WorkerKey, sequence: int) -> bool:
         """Whether a push of a departed start of this worker is part of the parameters.
 
         All shards answer the same, since the record that ended it says up to which.

@@ -2,17 +2,17 @@
 
 import asyncio
 
+from pswire.membership import WorkerKey
 from psworker.member.membership import Membership
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import ShardClient, Traffic
-from psworker.transport.values import Identity
 
 
 class ShardClients:
     """Clients of one start of a worker, made when they are first needed."""
 
     def __init__(
-        self, job_id: str, worker: Identity, membership: Membership, traffic: Traffic
+        self, job_id: str, worker: WorkerKey, membership: Membership, traffic: Traffic
     ) -> None:
         """Connects to nobody yet.
 

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
+from pswire.membership import WorkerKey
 from psworker.member.membership import Membership
 from psworker.member.shard_clients import ShardClients
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import now
-from psworker.transport.values import Identity
 
 Tell = Callable[[Mapping[int, int]], Coroutine[Any, Any, None]]
 """Tells the coordinator for how many ms shards have been silent. May fail: the watch
@@ -34,7 +34,7 @@ class ShardReach:
     def __init__(
         self,
         clients: ShardClients,
-        worker: Identity,
+        worker: WorkerKey,
         membership: Membership,
         tell: Tell,
         *,

@@ -10,13 +10,14 @@ from types import TracebackType
 from typing import Self
 
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import ClockChoice
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardReach
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import now
 from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
-from psworker.transport.values import ClockChoice, Waiting
+from psworker.transport.values import Waiting
 
 _NO_ANSWER = "gives no answer"
 

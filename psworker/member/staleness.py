@@ -3,8 +3,10 @@
 The shards see to it; this worker does not take their word for it.
 """
 
+from pswire.membership import Mode, Record
+from pswire.outcome import Outcome
 from psworker.errors import StalenessError
-from psworker.transport.values import Mode, Outcome, PushReply, Record
+from psworker.transport.values import PushReply
 
 _BUG = (
     "this should be impossible: either it is a bug, please report it with the logs of "
@@ -54,7 +56,7 @@ def _check_rule(shard_index: int, reply: PushReply, record: Record) -> None:
 
 
 def _rule(mode: Mode, bound: int) -> str:
-    return f"ssp with staleness bound {bound}" if mode is Mode.SSP else mode.value
+    return f"ssp with staleness bound {bound}" if mode is Mode.SSP else mode.label
 
 
 def _facts(shard_index: int, reply: PushReply) -> dict[str, str]:
@@ -62,6 +64,6 @@ def _facts(shard_index: int, reply: PushReply) -> dict[str, str]:
         "shard_index": str(shard_index),
         "clock": str(reply.clock),
         "frontier": str(reply.frontier),
-        "mode": reply.mode.value,
+        "mode": reply.mode.label,
         "staleness_bound": str(reply.staleness_bound),
     }

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from pswire.membership import Member
 from pswire.placement import Placement
 from pswire.schema import OptimizerSpec
 from psworker.errors import StepTimeoutError
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.session import Session
 from psworker.transport.shard_client import Receiver
-from psworker.transport.values import Member, PushHeader, PushTrailer
+from psworker.transport.values import PushHeader, PushTrailer
 
 JOIN_LIMIT_S: Final = 30.0
 """How long the others wait for a joiner, before it takes part with nothing."""

@@ -13,13 +13,13 @@ import xxhash
 from torch import nn
 
 from pswire.frames import bits_to_bytes
+from pswire.membership import Mode, Record, WorkerKey
 from pswire.schema import OptimizerSpec, SchemaEntry
 from pswire.torch_types import buffer_of, bytes_of
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.model_schema import BoundSchema
 from psworker.tensors.samples import Look, Samples
 from psworker.tensors.value_store import Scope, ValueStore
-from psworker.transport.values import Identity, Mode, Record
 
 _COMPARED_BYTES_MAX: Final = 64 << 10
 """Buffers up to this size are compared by their bytes. Of larger ones, those that only
@@ -241,7 +241,7 @@ class Buffers:
             self._marks[index] = _Mark(*_looks(store.tensors[index]), digest)
 
 
-def leads(record: Record | None, worker: Identity, sequence: int) -> bool:
+def leads(record: Record | None, worker: WorkerKey, sequence: int) -> bool:
     """Whether a worker sends the leader's buffers with a push.
 
     It is the member of the lowest rank that contributes to the clock. Where workers

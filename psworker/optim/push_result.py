@@ -4,7 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from psworker.transport.values import Outcome, PushReply
+from pswire.outcome import Outcome
+from psworker.transport.values import PushReply
 
 _RANKING: Final = (
     Outcome.DROPPED,
@@ -78,7 +79,7 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         version=min(reply.version for reply in replies),
         frontier=min(reply.frontier for reply in replies),
         staleness=max(reply.staleness for reply in replies),
-        mode=max(replies, key=lambda reply: reply.generation).mode.value,
+        mode=max(replies, key=lambda reply: reply.generation).mode.label,
         duplicate=Outcome.DUPLICATE in outcomes,
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
         grad_norm=next(norms, None),
@@ -88,12 +89,12 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
 def _result_of(reply: PushReply) -> PushResult:
     """As `combine`, of the one shard that there is."""
     return PushResult(
-        outcome=reply.outcome.name.lower(),
+        outcome=reply.outcome.label,
         clock=reply.clock,
         version=reply.version,
         frontier=reply.frontier,
         staleness=reply.staleness,
-        mode=reply.mode.value,
+        mode=reply.mode.label,
         duplicate=reply.outcome is Outcome.DUPLICATE,
         nonfinite_worker_ids=tuple(sorted(set(reply.nonfinite_worker_ids))),
         grad_norm=reply.grad_norm,

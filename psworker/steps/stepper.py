@@ -17,6 +17,7 @@ from torch import nn
 
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
+from pswire.membership import Member
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
 from psworker.data.pending import PendingData
@@ -50,12 +51,7 @@ from psworker.steps.state_exchange import StateExchange
 from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope, ValueStore, same_bytes
-from psworker.transport.values import (
-    Member,
-    OptimizerSettings,
-    PushHeader,
-    PushTrailer,
-)
+from psworker.transport.values import OptimizerSettings, PushHeader, PushTrailer
 from psworker.user_calls import UserCalls
 
 logger: Final = logging.getLogger("psworker")

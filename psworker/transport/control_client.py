@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.epoch_report import EpochReport
+from pswire.job_settings import JobSettings
 from pswire.leased_data import DataRange, DataReport
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import WorkerKey
+from pswire.membership_codec import identity_message, read_identity, read_settings
 from pswire.model_parts import MergedModel, cut_model
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
@@ -50,7 +53,7 @@ class ControlClient:
 
     async def register_worker(
         self, process_id: str, worker_id: str, *, timeout_s: float
-    ) -> tuple[values.Identity, values.JobSettings]:
+    ) -> tuple[WorkerKey, JobSettings]:
         """Gets an identity. Idempotent by `process_id`."""
         response = await self._call(
             self._stub.RegisterWorker,
@@ -64,8 +67,8 @@ class ControlClient:
         self._job_id = response.settings.job_id
         self._process_id = process_id
         return (
-            messages.identity_of(response.worker),
-            messages.settings_of(response.settings),
+            read_identity(response.worker),
+            read_settings(response.settings),
         )
 
     async def lease_ttl_ms(self, *, timeout_s: float) -> int:
@@ -75,7 +78,7 @@ class ControlClient:
         return response.settings.lease_ttl_ms
 
     async def watch_worker(
-        self, worker: values.Identity
+        self, worker: WorkerKey
     ) -> AsyncGenerator[values.WatchEvent, None]:
         """Follows the job. The stream is the worker's sign of life.
 
@@ -83,7 +86,7 @@ class ControlClient:
         """
         request = pb.WatchWorkerRequest(
             job_id=self._job_id,
-            worker=messages.identity_to_message(worker),
+            worker=identity_message(worker),
             process_id=self._process_id,
         )
         call = self._stub.WatchWorker(request)
@@ -96,7 +99,7 @@ class ControlClient:
 
     async def join(
         self,
-        worker: values.Identity,
+        worker: WorkerKey,
         schema: ModelSchema,
         optimizers: Sequence[OptimizerSpec],
         loaders: Sequence[str],
@@ -110,7 +113,7 @@ class ControlClient:
         """Asks to become a member; the record comes on the watch. Idempotent."""
         request = pb.JoinRequest(
             job_id=self._job_id,
-            worker=messages.identity_to_message(worker),
+            worker=identity_message(worker),
             schema=schema_to_message(schema),
             optimizers=[optimizer_to_message(spec) for spec in optimizers],
             loaders=loaders,
@@ -125,21 +128,21 @@ class ControlClient:
         return values.JoinAnswer(tuple(response.order), tuple(response.notes))
 
     async def declare_optimizer(
-        self, worker: values.Identity, spec: OptimizerSpec, *, timeout_s: float
+        self, worker: WorkerKey, spec: OptimizerSpec, *, timeout_s: float
     ) -> None:
         """Declares an optimizer anew. Idempotent."""
         await self._call(
             self._stub.DeclareOptimizer,
             pb.DeclareOptimizerRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 optimizer=optimizer_to_message(spec),
             ),
             timeout_s,
         )
 
     async def report_silence(
-        self, worker: values.Identity, silent_ms: Mapping[int, int], *, timeout_s: float
+        self, worker: WorkerKey, silent_ms: Mapping[int, int], *, timeout_s: float
     ) -> None:
         """Tells for how long shards have not answered. Idempotent."""
         shards = [
@@ -150,7 +153,7 @@ class ControlClient:
             self._stub.ReportSilence,
             pb.ReportSilenceRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 shards=shards,
                 process_id=self._process_id,
             ),
@@ -159,7 +162,7 @@ class ControlClient:
 
     async def leave(
         self,
-        worker: values.Identity,
+        worker: WorkerKey,
         sequence: int,
         report: DataReport,
         *,
@@ -171,7 +174,7 @@ class ControlClient:
             self._stub.Leave,
             pb.LeaveRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 sequence=sequence,
                 consumed=map(messages.range_to_message, report.consumed),
                 dropped=map(messages.range_to_message, report.dropped),
@@ -184,7 +187,7 @@ class ControlClient:
 
     async def open_epoch(
         self,
-        worker: values.Identity,
+        worker: WorkerKey,
         loader: str,
         epoch: int,
         *,
@@ -200,7 +203,7 @@ class ControlClient:
             self._stub.OpenEpoch,
             pb.OpenEpochRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 loader=loader,
                 epoch=epoch,
                 position_count=position_count,
@@ -219,7 +222,7 @@ class ControlClient:
 
     async def lease_data(
         self,
-        worker: values.Identity,
+        worker: WorkerKey,
         loader: str,
         epoch: int,
         *,
@@ -234,7 +237,7 @@ class ControlClient:
             self._stub.LeaseData,
             pb.LeaseDataRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 loader=loader,
                 epoch=epoch,
                 order_digest=order_digest,
@@ -253,14 +256,14 @@ class ControlClient:
         )
 
     async def record_split(
-        self, worker: values.Identity, split: RecordedSplit, *, timeout_s: float
+        self, worker: WorkerKey, split: RecordedSplit, *, timeout_s: float
     ) -> RecordedSplit:
         """Records a split; the one that then has its name. Idempotent."""
         response = await self._call(
             self._stub.RecordSplit,
             pb.RecordSplitRequest(
                 job_id=self._job_id,
-                worker=messages.identity_to_message(worker),
+                worker=identity_message(worker),
                 split=messages.split_to_message(split),
             ),
             timeout_s,

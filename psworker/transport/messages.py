@@ -6,6 +6,9 @@ from pswire.awaited import Awaited
 from pswire.epoch_report import EpochReport
 from pswire.leased_data import DataRange
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode
+from pswire.membership_codec import identity_message, known, read_record
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import schema_from_message
@@ -17,48 +20,6 @@ from pswire.v1 import (
     schema_pb2,
 )
 from psworker.transport import values
-
-_MODES = {
-    membership_pb2.MODE_BSP: values.Mode.BSP,
-    membership_pb2.MODE_SSP: values.Mode.SSP,
-    membership_pb2.MODE_ASP: values.Mode.ASP,
-}
-_OUTCOMES: dict[int, values.Outcome] = {item.value: item for item in values.Outcome}
-
-
-def identity_to_message(worker: values.Identity) -> membership_pb2.WorkerIdentity:
-    """Which start of which worker."""
-    return membership_pb2.WorkerIdentity(
-        worker_id=worker.worker_id, incarnation=worker.incarnation
-    )
-
-
-def identity_of(message: membership_pb2.WorkerIdentity) -> values.Identity:
-    """Which start of which worker."""
-    return values.Identity(message.worker_id, message.incarnation)
-
-
-def _mode_of(value: int) -> values.Mode:
-    mode = _MODES.get(membership_pb2.Mode.ValueType(value))
-    if mode is None:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, f"mode {value} is not one this release knows"
-        )
-    return mode
-
-
-def settings_of(message: membership_pb2.JobSettings) -> values.JobSettings:
-    """Settings of a job."""
-    return values.JobSettings(
-        job_id=message.job_id,
-        shard_count=message.shard_count,
-        mode=_mode_of(message.mode),
-        staleness_bound=message.staleness_bound,
-        workers_min=message.workers_min,
-        lease_ttl_ms=message.lease_ttl_ms,
-        backup_worker_count=message.backup_worker_count,
-        chunk_bytes=message.chunk_bytes,
-    )
 
 
 def shards_of(
@@ -73,53 +34,6 @@ def shards_of(
             ),
             key=lambda shard: shard.shard_index,
         )
-    )
-
-
-def record_of(message: membership_pb2.Record) -> values.Record:
-    """What a fence decided."""
-    return values.Record(
-        fence_number=message.fence_number,
-        generation=message.generation,
-        is_start=message.kind == membership_pb2.FENCE_KIND_START,
-        members=tuple(
-            values.Member(
-                identity_of(each.worker),
-                each.rank,
-                each.base_clock,
-                each.base_sequence,
-            )
-            for each in message.members
-        ),
-        departures=tuple(
-            values.Departure(
-                identity_of(each.member.worker), each.last_clock, each.evicted
-            )
-            for each in message.departures
-        ),
-        mode=_mode_of(message.mode),
-        staleness_bound=message.staleness_bound,
-        mode_clock=message.mode_clock,
-    )
-
-
-def choice_of(message: membership_pb2.ClockChoice) -> values.ClockChoice:
-    """A clock with its contributors."""
-    return values.ClockChoice(
-        message.clock,
-        tuple(map(identity_of, message.workers)),
-        message.sum_of_squares,
-        message.gradient_scale,
-    )
-
-
-def choice_to_message(choice: values.ClockChoice) -> membership_pb2.ClockChoice:
-    """A clock with its contributors."""
-    return membership_pb2.ClockChoice(
-        clock=choice.clock,
-        workers=map(identity_to_message, choice.workers),
-        sum_of_squares=choice.sum_of_squares,
-        gradient_scale=choice.gradient_scale,
     )
 
 
@@ -143,7 +57,7 @@ def watch_event_of(
     kind = message.WhichOneof("event")
     if kind == "view":
         view = message.view
-        record = record_of(view.record) if view.HasField("record") else None
+        record = read_record(view.record) if view.HasField("record") else None
         first = None
         if view.HasField("first_values"):
             first = values.FirstValues(
@@ -159,7 +73,7 @@ def watch_event_of(
     if kind == "shard_map":
         return values.ShardMap(shards_of(message.shard_map.shards))
     if kind == "record":
-        return record_of(message.record)
+        return read_record(message.record)
     if kind == "end":
         return values.JobEnd(message.end.failed, message.end.reason)
     if kind == "waiting":
@@ -226,7 +140,7 @@ def header_bytes(header: values.PushHeader, shard_incarnation: int) -> bytes:
         protocol_version=PROTOCOL_VERSION,
         job_id=header.job_id,
         optimizer=header.optimizer,
-        worker=identity_to_message(header.worker),
+        worker=identity_message(header.worker),
         shard_incarnation=shard_incarnation,
         generation=header.generation,
         sequence=header.sequence,
@@ -277,19 +191,14 @@ def seed_state_bytes(optimizer: str, chunk_index: int, tensors: bytes) -> bytes:
 
 def reply_of(message: push_pb2.PushReply) -> values.PushReply:
     """A shard's answer to a push or a pull."""
-    if message.outcome not in _OUTCOMES:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE,
-            f"outcome {message.outcome} is not one this release knows",
-        )
     return values.PushReply(
-        outcome=_OUTCOMES[message.outcome],
+        outcome=known(Outcome, message.outcome),
         shard_incarnation=message.shard_incarnation,
         generation=message.generation,
         version=message.version,
         frontier=message.frontier,
         clock=message.clock,
-        mode=_mode_of(message.mode),
+        mode=known(Mode, message.mode),
         staleness_bound=message.staleness_bound,
         staleness=message.staleness,
         nonfinite_worker_ids=tuple(message.nonfinite_worker_ids),

@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass
 
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import WorkerKey
+from pswire.membership_codec import identity_message
 from pswire.memory_segments import MemorySegment, SegmentError, boot_id
 from pswire.placement import Placement
 from pswire.segment_handshake import (
@@ -21,9 +23,8 @@ from pswire.segment_handshake import (
 )
 from pswire.shared_layout import GradientLayout, SegmentKind, ValuesLayout
 from pswire.v1 import parameter_service_pb2 as pb
-from psworker.transport.messages import identity_to_message
 from psworker.transport.shard_segments import ShardSegments
-from psworker.transport.values import Identity, ShardAddress
+from psworker.transport.values import ShardAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Declined:
 
 
 def segments_request(
-    job_id: str, worker: Identity, shard: ShardAddress, *, generation: int
+    job_id: str, worker: WorkerKey, shard: ShardAddress, *, generation: int
 ) -> pb.OpenSegmentsRequest:
     """Asks a shard whether it shares memory with this process.
 
@@ -54,7 +55,7 @@ def segments_request(
     return pb.OpenSegmentsRequest(
         protocol_version=PROTOCOL_VERSION,
         job_id=job_id,
-        worker=identity_to_message(worker),
+        worker=identity_message(worker),
         shard_incarnation=shard.incarnation,
         generation=generation,
         boot_id=boot_id(),

@@ -24,6 +24,8 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import ClockChoice, WorkerKey
+from pswire.membership_codec import choice_message, identity_message, read_choice
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
@@ -58,7 +60,7 @@ class Traffic:
     received_bytes: int = 0
 
 
-def _ignore(_: values.ClockChoice) -> None:
+def _ignore(_: ClockChoice) -> None:
     """For calls that carry no push."""
 
 
@@ -74,7 +76,7 @@ class Receiver:
 
     on_chunk: Callable[[memoryview | SharedValues], None]
     on_waiting: Callable[[values.Waiting], None]
-    on_staged: Callable[[values.ClockChoice], None] = _ignore
+    on_staged: Callable[[ClockChoice], None] = _ignore
 
 
 class ShardClient:
@@ -90,7 +92,7 @@ class ShardClient:
         self,
         shard: values.ShardAddress,
         job_id: str,
-        worker: values.Identity,
+        worker: WorkerKey,
         traffic: Traffic,
     ) -> None:
         self.shard = shard
@@ -206,7 +208,7 @@ class ShardClient:
         request = pb.PullRequest(
             protocol_version=PROTOCOL_VERSION,
             job_id=self._job_id,
-            worker=messages.identity_to_message(self._worker),
+            worker=identity_message(self._worker),
             shard_incarnation=self.shard.incarnation,
             generation=generation,
             clock=clock,
@@ -232,7 +234,7 @@ class ShardClient:
         header = pb.SeedHeader(
             protocol_version=PROTOCOL_VERSION,
             job_id=self._job_id,
-            worker=messages.identity_to_message(self._worker),
+            worker=identity_message(self._worker),
             shard_incarnation=self.shard.incarnation,
             fence_number=fence_number,
         ).SerializeToString()
@@ -251,7 +253,7 @@ class ShardClient:
                 await call
 
     async def get_session(
-        self, worker: values.Identity, *, timeout_s: float
+        self, worker: WorkerKey, *, timeout_s: float
     ) -> values.ShardSession:
         """Asks what became of the pushes of one start of a worker."""
         with translated(self._peer):
@@ -259,7 +261,7 @@ class ShardClient:
                 pb.GetSessionRequest(
                     protocol_version=PROTOCOL_VERSION,
                     job_id=self._job_id,
-                    worker=messages.identity_to_message(worker),
+                    worker=identity_message(worker),
                     shard_incarnation=self.shard.incarnation,
                 ),
                 timeout=timeout_s,
@@ -267,7 +269,7 @@ class ShardClient:
             return messages.session_of(response)
 
     async def commit(
-        self, generation: int, choice: values.ClockChoice, *, timeout_s: float
+        self, generation: int, choice: ClockChoice, *, timeout_s: float
     ) -> bool:
         """Commits a clock. False: its contributors are others, `staged` comes again."""
         with translated(self._peer):
@@ -275,10 +277,10 @@ class ShardClient:
                 pb.CommitRequest(
                     protocol_version=PROTOCOL_VERSION,
                     job_id=self._job_id,
-                    worker=messages.identity_to_message(self._worker),
+                    worker=identity_message(self._worker),
                     shard_incarnation=self.shard.incarnation,
                     generation=generation,
-                    choice=messages.choice_to_message(choice),
+                    choice=choice_message(choice),
                 ),
                 timeout=timeout_s,
             )
@@ -286,7 +288,7 @@ class ShardClient:
 
     async def ready(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
-    ) -> values.ClockChoice:
+    ) -> ClockChoice:
         """Says that every shard has all of a push; returns when it's chosen who counts.
 
         Args:
@@ -300,7 +302,7 @@ class ShardClient:
                 pb.ReadyRequest(
                     protocol_version=PROTOCOL_VERSION,
                     job_id=self._job_id,
-                    worker=messages.identity_to_message(self._worker),
+                    worker=identity_message(self._worker),
                     shard_incarnation=self.shard.incarnation,
                     generation=generation,
                     clock=clock,
@@ -308,7 +310,7 @@ class ShardClient:
                 ),
                 timeout=timeout_s,
             )
-            return messages.choice_of(response.choice)
+            return read_choice(response.choice)
 
     async def await_contribution(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
@@ -319,7 +321,7 @@ class ShardClient:
                 pb.AwaitContributionRequest(
                     protocol_version=PROTOCOL_VERSION,
                     job_id=self._job_id,
-                    worker=messages.identity_to_message(self._worker),
+                    worker=identity_message(self._worker),
                     shard_incarnation=self.shard.incarnation,
                     generation=generation,
                     clock=clock,
@@ -357,7 +359,7 @@ class ShardClient:
         request = pb.PullOptimizerStateRequest(
             protocol_version=PROTOCOL_VERSION,
             job_id=self._job_id,
-            worker=messages.identity_to_message(self._worker),
+            worker=identity_message(self._worker),
             shard_incarnation=self.shard.incarnation,
             generation=generation,
             clock=clock,
@@ -404,7 +406,7 @@ class ShardClient:
         header = pb.StageOptimizerStateHeader(
             protocol_version=PROTOCOL_VERSION,
             job_id=self._job_id,
-            worker=messages.identity_to_message(self._worker),
+            worker=identity_message(self._worker),
             shard_incarnation=self.shard.incarnation,
             generation=generation,
             sequence=sequence,
@@ -494,5 +496,5 @@ class ShardClient:
                 receiver.on_waiting(messages.waiting_of(waiting))
             elif number == RESPONSE_STAGED_FIELD:
                 choice = membership_pb2.ClockChoice.FromString(bytes(view))
-                receiver.on_staged(messages.choice_of(choice))
+                receiver.on_staged(read_choice(choice))
         return reply

@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.epoch_report import EpochReport
+from pswire.job_settings import JobSettings
 from pswire.limits import PROTOCOL_VERSION
-from pswire.reasons import ErrorReason, Refusal
+from pswire.membership import Mode
+from pswire.membership_codec import known, read_settings
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages
 from psworker.transport.call_error import translated
-from psworker.transport.values import Mode, Waiting
+from psworker.transport.values import Waiting
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -22,22 +24,6 @@ if TYPE_CHECKING:
 
 ANSWER_MARGIN_S: Final = 2.0
 """What a call's deadline leaves the coordinator above its own wait, to say why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRules:
-    """What is fixed when the coordinator starts."""
-
-    job_id: str
-    shard_count: int
-    workers_min: int
-    lease_ttl_ms: int
-    worker_loss_policy: str
-    step_atomicity: str
-    backup_worker_count: int
-    is_staleness_scaled: bool
-    delay_compensation: float
-    chunk_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +74,7 @@ class JobStatus:
     """Where a job stands.
 
     Attributes:
-        rules: What is fixed when the coordinator starts.
+        settings: What is fixed when the coordinator starts.
         mode: How workers keep together now.
         staleness_bound: Largest lead in SSP, in clocks.
         mode_clock: Clock after which the mode rules.
@@ -109,7 +95,7 @@ class JobStatus:
         epochs: Data of the epochs that were opened last, the newest first.
     """
 
-    rules: JobRules
+    settings: JobSettings
     mode: Mode
     staleness_bound: int
     mode_clock: int
@@ -173,7 +159,7 @@ async def change_mode(
             response = await _stub(channel).SetMode(
                 pb.SetModeRequest(
                     protocol_version=PROTOCOL_VERSION,
-                    mode=membership_pb2.Mode.Value(f"MODE_{mode.name}"),
+                    mode=membership_pb2.Mode.ValueType(mode),
                     staleness_bound=staleness_bound,
                     timeout_ms=round(timeout_s * 1000),
                 ),
@@ -193,8 +179,8 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         Refusal: `MALFORMED_MESSAGE` for a mode that only a newer release knows.
     """
     return JobStatus(
-        rules=_rules_of(message.settings),
-        mode=_mode_of(message.mode),
+        settings=read_settings(message.settings),
+        mode=known(Mode, message.mode),
         staleness_bound=message.staleness_bound,
         mode_clock=message.mode_clock,
         phase=_name(pb.JobPhase, message.phase, "JOB_PHASE_"),
@@ -212,27 +198,6 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         compression=message.compression,
         splits=tuple(map(messages.split_of, message.splits)),
         epochs=tuple(map(messages.epoch_report_of, message.epochs)),
-    )
-
-
-def _rules_of(message: membership_pb2.JobSettings) -> JobRules:
-    return JobRules(
-        job_id=message.job_id,
-        shard_count=message.shard_count,
-        workers_min=message.workers_min,
-        lease_ttl_ms=message.lease_ttl_ms,
-        worker_loss_policy=_name(
-            membership_pb2.WorkerLossPolicy,
-            message.worker_loss_policy,
-            "WORKER_LOSS_POLICY_",
-        ),
-        step_atomicity=_name(
-            membership_pb2.StepAtomicity, message.step_atomicity, "STEP_ATOMICITY_"
-        ),
-        backup_worker_count=message.backup_worker_count,
-        is_staleness_scaled=message.staleness_scaling,
-        delay_compensation=message.delay_compensation,
-        chunk_bytes=message.chunk_bytes,
     )
 
 
@@ -271,16 +236,6 @@ def _shard_of(message: pb.ShardStatus) -> ShardState:
         staleness_counts=tuple(message.staleness_counts),
         waiting=messages.waiting_of(message.waiting) if is_waiting else None,
     )
-
-
-def _mode_of(value: membership_pb2.Mode.ValueType) -> Mode:
-    name = _name(membership_pb2.Mode, value, "MODE_")
-    try:
-        return Mode(name)
-    except ValueError:
-        raise Refusal(
-            ErrorReason.MALFORMED_MESSAGE, f"mode {value} is not one this release knows"
-        ) from None
 
 
 def _name(kind: object, value: int, prefix: str) -> str:

@@ -1,51 +1,12 @@
 """What crosses the boundary between the transport and the rest: plain values."""
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
 
 from pswire.awaited import Awaited
 from pswire.leased_data import DataRange
+from pswire.membership import Mode, Record, WorkerKey
+from pswire.outcome import Outcome
 from pswire.schema import ModelSchema
-
-
-class Mode(Enum):
-    """How workers keep together."""
-
-    BSP = "bsp"
-    SSP = "ssp"
-    ASP = "asp"
-
-
-class Outcome(IntEnum):
-    """What became of a push; mirrors `pswire.v1.Outcome`."""
-
-    APPLIED = 1
-    STAGED = 2
-    SKIPPED = 3
-    DROPPED = 4
-    DUPLICATE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """One start of a worker."""
-
-    worker_id: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """What is fixed when the coordinator starts; `chunk_bytes` as `place` takes it."""
-
-    job_id: str
-    shard_count: int
-    mode: Mode
-    staleness_bound: int
-    workers_min: int
-    lease_ttl_ms: int
-    backup_worker_count: int = 0
-    chunk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,111 +24,12 @@ class JoinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class ClockChoice:
-    """A clock with those whose pushes it consists of, in the order of worker ids.
-
-    Attributes:
-        clock: The clock.
-        workers: Its contributors.
-        sum_of_squares: When the job clips, of the mean gradient: in `staged` of one
-            shard's part, in a commit of all.
-        gradient_scale: In a commit, what the mean gradient is multiplied by.
-    """
-
-    clock: int
-    workers: tuple[Identity, ...]
-    sum_of_squares: float = 0.0
-    gradient_scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class ShardAddress:
     """Where a shard is reached; the address is empty while it is missing."""
 
     shard_index: int
     address: str
     incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker of a generation.
-
-    Attributes:
-        worker: Which start of which worker.
-        rank: Dense index, as of joining.
-        base_clock: Its push `base_sequence + n` is of clock `base_clock + n`.
-        base_sequence: 0 at joining; set anew when the mode changes.
-    """
-
-    worker: Identity
-    rank: int
-    base_clock: int
-    base_sequence: int = 0
-
-    def clock_of(self, sequence: int) -> int:
-        """Clock that a push completes."""
-        return self.base_clock + sequence - self.base_sequence
-
-    def sequence_of(self, clock: int) -> int:
-        """The push that completes a clock."""
-        return self.base_sequence + clock - self.base_clock
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A member that a record ends."""
-
-    worker: Identity
-    last_clock: int
-    evicted: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What a fence decided: the whole membership from now on.
-
-    Attributes:
-        fence_number: Number of the fence.
-        generation: Grows with every record.
-        members: Members from now on.
-        is_start: Whether it is the job's first.
-        departures: Members that have ended.
-        mode: Mode from now on.
-        staleness_bound: Staleness bound from now on, in clocks.
-        mode_clock: Clock after which `mode` rules; up to it the mode before did.
-    """
-
-    fence_number: int
-    generation: int
-    members: tuple[Member, ...]
-    is_start: bool = False
-    departures: tuple[Departure, ...] = ()
-    mode: Mode = Mode.BSP
-    staleness_bound: int = 0
-    mode_clock: int = 0
-
-    def has_longest(self, worker: Identity) -> bool:
-        """Whether this start of a worker is the longest member, then of lowest id."""
-        longest = self.longest
-        return longest is not None and longest.worker == worker
-
-    @property
-    def longest(self) -> "Member | None":
-        """The longest member, then of lowest id; None without any."""
-        return min(
-            self.members,
-            key=lambda m: (
-                m.base_clock - m.base_sequence,
-                m.worker.worker_id,
-                m.worker.incarnation,
-            ),
-            default=None,
-        )
-
-    def member_of(self, worker: Identity) -> Member | None:
-        """The member that this start of a worker is, if it is one."""
-        return next((each for each in self.members if each.worker == worker), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +101,7 @@ class PushHeader:
 
     job_id: str
     optimizer: str
-    worker: Identity
+    worker: WorkerKey
     generation: int
     sequence: int
     sequence_unacknowledged_min: int

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from psserver.edge.push import PushId, StagedChunk, Trailer
-from psserver.edge.record import (
+from psserver.shard.core.push import PushId, StagedChunk, Trailer
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,

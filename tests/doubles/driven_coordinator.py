@@ -12,9 +12,9 @@ from psserver.coordinator.core.coordinator_effects import (
 )
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
+from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.job_settings import JobPhase, JobSettings
-from psserver.edge.record import ClockChoice, FenceKind, Member, Record
+from pswire.membership import ClockChoice, FenceKind, Member, Record
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA
 
 Effect = TypeVar("Effect", bound=CoordinatorEffect)
@@ -52,11 +52,11 @@ class DrivenCoordinator:
         shard_count: int = 2,
         workers_min: int = 1,
         lease_ttl_ms: int = 10_000,
-        settings: JobSettings | None = None,
+        settings: CoordinatorSettings | None = None,
     ) -> None:
         self.core = WritingCore(
             settings
-            or JobSettings(
+            or CoordinatorSettings(
                 job_id="job",
                 shard_count=shard_count,
                 workers_min=workers_min,
@@ -73,7 +73,7 @@ class DrivenCoordinator:
         *names: str,
         shard_count: int = 2,
         loaders: tuple[str, ...] = (),
-        settings: JobSettings | None = None,
+        settings: CoordinatorSettings | None = None,
         clip_grad_norm: float = 0.0,
     ) -> "DrivenCoordinator":
         """A job that has started with these workers, and could go on with one.

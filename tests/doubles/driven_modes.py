@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
-SETTINGS = JobSettings(job_id="job", shard_count=2)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 
 
 def running(*names: str, mode: Mode = Mode.BSP, bound: int = 0) -> DrivenCoordinator:

@@ -5,15 +5,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.push import Outcome, PushId, Reply, Trailer
-from psserver.edge.record import (
-    Departure,
-    FenceKind,
-    Mode,
-    Record,
-    StepAtomicity,
-    WorkerKey,
-)
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -22,9 +13,19 @@ from psserver.shard.core.effects import (
     ShardEffect,
     Staged,
 )
+from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from pswire.leased_data import DataRange
+from pswire.membership import (
+    Departure,
+    FenceKind,
+    Mode,
+    Record,
+    StepAtomicity,
+    WorkerKey,
+)
+from pswire.outcome import Outcome
 from tests.doubles.core_values import chunk, key, push_id, record, trailer
 
 TWO_PHASE = ShardRules(step_atomicity=StepAtomicity.CLOCK)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.epoch_ledger import EpochShape as CoreShape
 from psserver.coordinator.core.data.ledger import DataLedger
-from psserver.edge.record import WorkerKey
 from pswire.epoch_report import EpochReport
 from pswire.leased_data import DataRange, DataReport
+from pswire.membership import WorkerKey
 from psworker.data import EpochShape, Lease, LeaseRequest
 from psworker.data.pending import DrawnData, PendingData
 from psworker.data.source import part_in_rounds

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from psserver.edge.record import FenceKind, Mode
+from pswire.membership import FenceKind, Mode
 from tests.doubles.scenario import Scenario
 from tests.doubles.simulated_coordinator import COORDINATOR
 from tests.doubles.simulated_shard import Call

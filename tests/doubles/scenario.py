@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Scenario:
 
     def settings(
         self, rng: random.Random, shard_count: int, starter_count: int
-    ) -> JobSettings:
+    ) -> CoordinatorSettings:
         """Draws a job."""
         mode = rng.choice(self.modes)
         two_phase = self.is_two_phase
@@ -51,7 +51,7 @@ class Scenario:
             two_phase = rng.random() < 0.5
         if self.has_backups or policy is LossPolicy.WAIT:
             two_phase = True
-        return JobSettings(
+        return CoordinatorSettings(
             job_id="job",
             shard_count=shard_count,
             workers_min=rng.randint(1, starter_count),

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from psserver.edge.changes import Changes
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import FenceKind, Member, Mode, Record
-from psserver.edge.record_codec import identity_message
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.parameter_service import ParameterService
 from pswire.frames import (
@@ -25,7 +22,10 @@ from pswire.frames import (
     join_fields,
     split_fields,
 )
+from pswire.job_settings import JobSettings
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import FenceKind, Member, Mode, Record
+from pswire.membership_codec import identity_message
 from pswire.placement import place
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from pswire.shared_chunks import encode_shared_chunk

@@ -23,9 +23,9 @@ from psserver.coordinator.core.coordinator_effects import (
 )
 from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
 from psserver.coordinator.core.snapshots import SnapshotEntry
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Departure, Mode, Record, WorkerKey
+from pswire.membership import Departure, Mode, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import FIRST, SCHEMA
@@ -81,7 +81,7 @@ class SimulatedCoordinator:
 
     def __init__(
         self,
-        settings: JobSettings,
+        settings: CoordinatorSettings,
         links: Links,
         shards: Sequence[SimulatedShard],
         rng: random.Random,

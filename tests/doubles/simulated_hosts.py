@@ -9,6 +9,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from pswire.membership import WorkerKey
 from psworker.backends.host.core import HostCore
 from psworker.backends.host.effects import (
     Arrive,
@@ -32,9 +33,8 @@ from psworker.backends.host.messages import (
     Reduce,
     StepPart,
 )
-from psworker.transport.values import Identity
 
-WORKER = Identity("host", 1)
+WORKER = WorkerKey("host", 1)
 PRESENCE = (True,)
 
 Names = frozenset[str]

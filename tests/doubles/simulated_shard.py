@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.edge.record import ClockChoice, Record, WorkerKey
 from psserver.shard.core.dedupe import ChunkState
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -26,9 +24,12 @@ from psserver.shard.core.effects import (
     ShardEffect,
     Staged,
 )
+from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.host.staged_states import StagedStates
+from pswire.membership import ClockChoice, Record, WorkerKey
+from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 
 Values = dict[int, Counter[PushId]]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from psserver.edge.push import Outcome, PushId, Reply, Trailer
-from psserver.edge.record import ClockChoice, Member, Mode, Record, WorkerKey
-from psserver.shard.core.clock_table import ClockTable
+from psserver.shard.core.push import PushId, Reply, Trailer
 from pswire.clipping import gradient_scale
+from pswire.membership import ClockChoice, Member, Mode, Record, WorkerKey
+from pswire.outcome import Outcome
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import LATER
 from tests.doubles.simulated_shard import Call, settings_of
@@ -211,10 +211,7 @@ class SimulatedWorker:
         if record.generation <= self.generation or self.is_gone:
             return
         self.generation = record.generation
-        self._is_longest = (
-            bool(record.members)
-            and ClockTable.longest(record.members).worker == self.key
-        )
+        self._is_longest = bool(record.members) and record.has_longest(self.key)
         was_member = self.member is not None
         member = record.member_of(self.key)
         if member is not None:

@@ -9,15 +9,16 @@ from collections.abc import Callable
 
 from psserver.coordinator.core.roster import WorkerState
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.push import Outcome, PushId, Reply
-from psserver.edge.record import (
+from psserver.shard.core.push import PushId, Reply
+from psserver.shard.core.shard_state import ShardRules
+from pswire.membership import (
     ClockChoice,
     LossPolicy,
     Mode,
     StepAtomicity,
     WorkerKey,
 )
-from psserver.shard.core.shard_state import ShardRules
+from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.links import Links

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, Self
 from psctl.check_history import check_history
 from psctl.mode import set_mode
 from psctl.status import read_status
+from pswire.membership import Mode
 from psworker import SnapshotReader
 from psworker.errors import PsError
 from psworker.transport.status_client import JobStatus
-from psworker.transport.values import Mode
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.free_addresses import free_address
 from tests.fault import ledger
@@ -253,7 +253,7 @@ class FaultJob:
         self._expected[name] = code
 
     def set_mode(self, mode: str, staleness: int | None = None) -> None:
-        set_mode(self.address, Mode(mode), staleness=staleness, timeout_s=20.0)
+        set_mode(self.address, Mode[mode.upper()], staleness=staleness, timeout_s=20.0)
 
     # Inside
 

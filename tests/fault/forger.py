@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from pswire.membership import WorkerKey
 from pswire.placement import place
 from psworker import event_loop
 from psworker.member.exchange import PushExchange
@@ -15,7 +16,6 @@ from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import (
-    Identity,
     PushHeader,
     PushReply,
     PushTrailer,
@@ -32,7 +32,7 @@ class Forger:
 
     def __init__(self, status: JobStatus, worker_id: str, incarnation: int) -> None:
         self._status = status
-        self._worker = Identity(worker_id, incarnation)
+        self._worker = WorkerKey(worker_id, incarnation)
         self._loop = event_loop.acquire()
         self._calls = self._loop.run(self._make_calls())
 
@@ -61,7 +61,7 @@ class Forger:
         placement = place(given.bound.schema, len(self._status.shards))
         gradients = [parameter.grad for parameter in model.parameters()]
         header = PushHeader(
-            job_id=self._status.rules.job_id,
+            job_id=self._status.settings.job_id,
             optimizer=spec.name,
             worker=self._worker,
             generation=self._status.generation,
@@ -100,4 +100,4 @@ class Forger:
             for shard in self._status.shards
         )
         membership.take(WorkerView(None, shards))
-        return ShardCalls(self._status.rules.job_id, self._worker, membership)
+        return ShardCalls(self._status.settings.job_id, self._worker, membership)

@@ -115,7 +115,7 @@ def test_a_coordinator_that_dies_while_the_mode_changes(make_job: MakeJob) -> No
             revive(job)
             job.set_mode(mode)
             job.wait_steps("w0", 3)
-            assert job.status().mode.value == mode
+            assert job.status().mode.label == mode
         assert job.status().evicted_count == 0
 
 

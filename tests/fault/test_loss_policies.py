@@ -134,7 +134,7 @@ def test_the_mode_changes_while_workers_and_the_coordinator_die(
         job.coordinator.send(signal.SIGKILL)
         job.expect_coordinator_killed()
         job.start_coordinator()
-        job.wait_status(lambda status: status.mode.value == "ssp", "the job to go on")
+        job.wait_status(lambda status: status.mode.label == "ssp", "the job to go on")
         job.set_mode("asp")
         job.wait_steps("w0", 3)
         killed = job.kill_worker("w2")

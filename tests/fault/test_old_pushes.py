@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason
 from psworker.errors import PsError
 from psworker.optim.prepare import sort_objects
 from psworker.transport.status_client import JobStatus
-from psworker.transport.values import Outcome
 from tests.fault.conftest import MakeJob
 from tests.fault.forger import Forger
 from tests.fault.test_killed_workers import MODES

@@ -14,9 +14,9 @@ import xxhash
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode
 from pswire.compression import Compression
 from pswire.encodings.codec import Codec
+from pswire.membership import Mode
 from pswire.placement import Chunk, place
 from psworker.optim.model_schema import bind_models
 from tests.integration.job import Job, connect, run_workers

@@ -29,12 +29,12 @@ from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge import lifecycle
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.job_failed import JobFailedError
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Record, WorkerKey
 from psserver.shard import daemon as shard_daemon
 from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
+from pswire.membership import Record, WorkerKey
 from tests.doubles.free_addresses import free_address
 
 T = TypeVar("T")
@@ -103,7 +103,9 @@ async def _stay(*duties: Coroutine[None, None, None]) -> None:
         await asyncio.gather(*tasks, waiter, return_exceptions=True)
 
 
-def _coordinator_host(settings: JobSettings, store: JobStore) -> CoordinatorHost:
+def _coordinator_host(
+    settings: CoordinatorSettings, store: JobStore
+) -> CoordinatorHost:
     host = CoordinatorHost(settings, store)
     _current.get().coordinator = host
     return host

@@ -23,8 +23,8 @@ from psctl.bench.workload import Member, Sizes
 from psctl.bench.workloads.big_parameter import LEARNING_RATE
 from psctl.failures import CommandError
 from psserver.bench.dedupe import push_durations_s
-from psserver.edge.record import Mode
 from pswire.exit_codes import ExitCode
+from pswire.membership import Mode
 from psworker import event_loop
 from tests.integration.job import Job
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from psworker.snapshots.snapshot import Snapshot
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX

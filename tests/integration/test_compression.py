@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import psworker
-from psserver.edge.record import Mode
 from psserver.shard.host.shard_host import ShardHost
 from pswire.compression import Compression
 from pswire.encodings.known import ENCODINGS
+from pswire.membership import Mode
 from tests.doubles.chunk_sizes import cut_into
 from tests.integration.broken_calls import (
     Context,

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.record import Mode
 from psserver.shard.host.shard_host import ShardHost
+from pswire.membership import Mode
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.edge.record import Mode, StepAtomicity
 from psserver.shard.tensors.apply_engine import AppliedChunk
 from pswire.channels import ChannelKind, blocking_channel
 from pswire.frames import (
@@ -25,6 +24,7 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode, StepAtomicity
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2

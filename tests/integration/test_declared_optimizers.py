@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Crew, Job, connect, deviation, run_workers

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.integration.job import Job, connect, run_workers
 
 

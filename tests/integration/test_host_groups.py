@@ -9,7 +9,7 @@ from torch import nn
 
 import psworker
 import psworker.data
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from psworker.backends.host_connection import HostConnection
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
 from tests.integration.host_processes import connect, run_group

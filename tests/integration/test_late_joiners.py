@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from psserver.edge.record import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity
 from psworker.connection import Connection
 from psworker.member import stand_in
 from tests.integration.job import Crew, Job, connect

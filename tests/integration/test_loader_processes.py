@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from psserver.coordinator.core.data.epoch_account import EpochAccount
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.streams import Numbers

@@ -14,7 +14,7 @@ from torch import nn
 import psworker
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.edge.record import Mode, Record
+from pswire.membership import Mode, Record
 from pswire.reasons import Refusal
 from tests.integration.job import WAIT_TIMEOUT_S, Job, connect
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.edge.record import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity
 from psworker.connection import Connection
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker, run_all

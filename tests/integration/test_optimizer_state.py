@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
+from pswire.membership import Mode, StepAtomicity
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.promised_numbers import DEVIATION_MAX

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.record import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity
 from tests.integration.job import Job, connect
 
 CANCELLED = "RPC cancelled"

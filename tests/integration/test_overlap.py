@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from psserver.edge.record import Mode, StepAtomicity
 from pswire.addresses import Address, parse_address
+from pswire.membership import Mode, StepAtomicity
 from psworker.steps.overlap import sent_ahead
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import DOWN, FaultProxy

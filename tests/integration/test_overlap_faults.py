@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.edge.record import Mode
 from pswire.addresses import Address, parse_address
+from pswire.membership import Mode
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
 from tests.integration.job import Crew, Job, connect, run_workers
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import psworker
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.push import PushId, StagedChunk, Trailer
-from psserver.edge.record import Mode, StepAtomicity
 from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
+from pswire.membership import Mode, StepAtomicity
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into

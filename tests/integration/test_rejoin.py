@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.edge.record import LossPolicy, Mode
+from pswire.membership import LossPolicy, Mode
 from psworker.connection import Connection
 from psworker.member.shard_clients import ShardClients
 from psworker.optim.optimizer import PreparedOptimizer

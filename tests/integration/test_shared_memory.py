@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.edge.record import Mode, WorkerKey
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode, WorkerKey
 from pswire.memory_segments import MemorySegment, SegmentError, boot_id
 from pswire.segment_handshake import TOKEN_BYTES, Answer, Offer, address_of
 from pswire.shared_layout import GradientLayout, SegmentKind

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from psworker.errors import UnsupportedError
 from psworker.optim.optimizer import PreparedOptimizer
 from tests.doubles.chunk_sizes import cut_into

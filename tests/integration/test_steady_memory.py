@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.integration.job import Job, connect
 
 WARM_COUNT: Final = 12

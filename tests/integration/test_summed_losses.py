@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX

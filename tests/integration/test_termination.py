@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.integration.job import Crew, Job, connect, key
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.broken_calls import (
     Fault,

@@ -7,9 +7,10 @@ core whether it is right.
 import math
 
 from psserver.coordinator.core.fence_series import NUMBERS_PER_START
-from psserver.edge.push import Outcome, PushId
-from psserver.edge.record import Departure, Mode, WorkerKey
+from psserver.shard.core.push import PushId
 from pswire.clipping import gradient_scale
+from pswire.membership import Departure, Mode, WorkerKey
+from pswire.outcome import Outcome
 from tests.doubles.simulated_coordinator import Snapshot
 from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World

@@ -5,7 +5,8 @@ What each place must hold is worked out here from records and pushes alone.
 
 from collections.abc import Iterator
 
-from psserver.edge.push import Outcome, PushId
+from psserver.shard.core.push import PushId
+from pswire.outcome import Outcome
 from tests.doubles.simulated_shard import SimulatedShard, Written
 from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psserver.edge.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution

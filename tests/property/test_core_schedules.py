@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from pswire.reasons import Refusal
 from tests.doubles.scenario import Scenario
 from tests.doubles.world import World

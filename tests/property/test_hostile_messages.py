@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.coordinator_service import coordinator_handler
 from psserver.coordinator.storage.job_store import JobStore
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.frames import (
     REQUEST_HEADER_FIELD,
     SEED_CHUNK_FIELD,
@@ -29,6 +28,7 @@ from pswire.frames import (
     join_fields,
 )
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import StepAtomicity
 from pswire.optimizer_states import StateKey, encode_state
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.torch_types import buffer_of
@@ -213,7 +213,9 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with JobStore(tmp_path_factory.mktemp("coordinator")) as store:
 
         async def make() -> tuple[CoordinatorHost, grpc.GenericRpcHandler]:
-            host = CoordinatorHost(JobSettings(job_id="job", shard_count=1), store)
+            host = CoordinatorHost(
+                CoordinatorSettings(job_id="job", shard_count=1), store
+            )
             host.register_shard(process_id="process", address="host:1")
             host.register_worker(process_id="process", worker_id="a", address="host:2")
             assert host.core.settings.job_id == "job", "as the requests have it"

@@ -8,8 +8,8 @@ ended, a record does, by what the shards have reported at its fence.
 from collections.abc import Collection
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.record import ClockChoice, Mode, Record
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
+from pswire.membership import ClockChoice, Mode, Record
 
 
 def measured_commit(

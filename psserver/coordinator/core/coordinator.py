@@ -33,12 +33,12 @@ from psserver.coordinator.core.roster import (
 )
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import ModelMemory
+from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobPhase, JobSettings
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from psserver.edge.record import FenceKind, Mode, Record, WorkerKey
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.leased_data import DataRange
+from pswire.membership import FenceKind, Mode, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 
@@ -64,7 +64,7 @@ class CoordinatorCore:
         reach: Which shards give which workers no answer.
     """
 
-    def __init__(self, settings: JobSettings, start_count: int = 0) -> None:
+    def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
         self._progress = JobProgress(settings, start_count)
         self.settings = settings
         self.shards = self._progress.shards

@@ -7,7 +7,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.edge.record import FenceKind, Record, WorkerKey
+from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.recorded_split import RecordedSplit
 
 

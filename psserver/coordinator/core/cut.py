@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from psserver.coordinator.core.fence import begun_commit, holding_of
 from psserver.coordinator.core.mode_change import last_sequence
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.record import Mode, Record, WorkerKey
+from pswire.membership import Mode, Record, WorkerKey
 
 WorkerSequence = tuple[WorkerKey, int]
 """A push, as worker and sequence."""

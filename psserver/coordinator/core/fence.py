@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from psserver.coordinator.core.clip_commit import is_of_bsp, measured_commit
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import (
+from pswire.job_settings import JobSettings
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,

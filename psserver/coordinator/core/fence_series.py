@@ -1,7 +1,7 @@
 """Fences of a job: numbered, one at a time."""
 
 from psserver.coordinator.core.fence import ActiveFence, MembershipChange, ModeTarget
-from psserver.edge.record import FenceKind, WorkerKey
+from pswire.membership import FenceKind, WorkerKey
 
 NUMBERS_PER_START = 1_000_000_000
 """Fences and snapshots that one start of the coordinator may number.

@@ -38,8 +38,8 @@ from psserver.coordinator.core.roster import Roster, WorkerEntry, WorkerState
 from psserver.coordinator.core.shard_map import ShardMap
 from psserver.coordinator.core.snapshots import SnapshotList
 from psserver.coordinator.core.state_writes import StateWrites
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import FenceKind, Mode, Record, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.membership import FenceKind, Mode, Record, StepAtomicity
 
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
@@ -71,7 +71,7 @@ class JobProgress:
         effects: What the owner is to do, in order.
     """
 
-    def __init__(self, settings: JobSettings, start_count: int) -> None:
+    def __init__(self, settings: CoordinatorSettings, start_count: int) -> None:
         self.settings = settings
         self.shards = ShardMap(settings.shard_count)
         self.roster = Roster()

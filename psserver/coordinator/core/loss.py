@@ -8,9 +8,9 @@ together with a replacement under the same worker id.
 from psserver.coordinator.core.fence import MembershipChange, floor_of
 from psserver.coordinator.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
 from psserver.coordinator.core.shard_map import ShardMap
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Departure, LossPolicy, Record, WorkerKey
 from pswire.awaited import NOT_KNOWN, Awaited
+from pswire.job_settings import JobSettings
+from pswire.membership import Departure, LossPolicy, Record, WorkerKey
 
 
 def is_deserted(roster: Roster, record: Record) -> bool:

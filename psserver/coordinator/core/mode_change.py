@@ -9,8 +9,8 @@ from psserver.coordinator.core.fence import (
     holding_of,
 )
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.record import Member, Mode, Record
 from pswire.limits import STALENESS_BOUND_MAX
+from pswire.membership import Member, Mode, Record
 from pswire.reasons import ErrorReason, Refusal
 
 

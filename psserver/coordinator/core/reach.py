@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 PUSHES_BETWEEN: Final = 2
 """Pushes that a shard must have done of a worker for it to be reached since some time:

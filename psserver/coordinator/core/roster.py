@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from psserver.edge.record import WorkerKey
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
+from pswire.membership import WorkerKey
 from pswire.names import check_worker_id
 from pswire.reasons import ErrorReason, Refusal
 

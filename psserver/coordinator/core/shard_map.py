@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from psserver.coordinator.core.shard_standing import NOT_TOLD, ShardStanding
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from psserver.edge.record import Member
 from pswire.awaited import lost_text
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import Member
 from pswire.reasons import ErrorReason, Refusal
 
 CLAIM_TTL_MS = 2_000

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from psserver.edge.record import Member, WorkerKey
 from pswire.awaited import Awaited
+from pswire.membership import Member, WorkerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,13 +29,13 @@ from psserver.coordinator.host.snapshot_requests import SnapshotRequests
 from psserver.coordinator.host.watch_queues import Queue, WatchQueues
 from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
 from psserver.edge.changes import Changes
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record import Mode, Record, StepAtomicity, WorkerKey
 from pswire import failpoints
 from pswire.leased_data import DataReport
+from pswire.membership import Mode, Record, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 TICK_S = 0.05
@@ -66,7 +66,7 @@ class CoordinatorHost:
         history: What it decided, for an offline check.
     """
 
-    def __init__(self, settings: JobSettings, store: JobStore) -> None:
+    def __init__(self, settings: CoordinatorSettings, store: JobStore) -> None:
         self._store = store
         self.history = CoordinatorHistory()
         self._queues = WatchQueues()

@@ -16,7 +16,7 @@ from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataRange, DataReport
 
 if TYPE_CHECKING:
-    from psserver.edge.record import WorkerKey
+    from pswire.membership import WorkerKey
 
 log = logging.getLogger("psserver.coordinator")
 

@@ -4,10 +4,10 @@ Without `--history` there is no file, and every method returns at once.
 """
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, Prepare
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Record
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.record_history import record_values
 from pswire.history import HistoryFile
+from pswire.membership import Record
 
 
 class CoordinatorHistory:
@@ -17,7 +17,7 @@ class CoordinatorHistory:
         self._file = file
 
     @classmethod
-    def open(cls, wanted: str, settings: JobSettings) -> "CoordinatorHistory":
+    def open(cls, wanted: str, settings: CoordinatorSettings) -> "CoordinatorHistory":
         """Begins or goes on with the coordinator's history, if one is wanted.
 
         Raises:
@@ -51,7 +51,7 @@ class CoordinatorHistory:
                 self._file.write(
                     "fence",
                     fence=effect.fence_number,
-                    kind=effect.kind.name.lower(),
+                    kind=effect.kind.label,
                     evicting=[list(worker) for worker in effect.evicting],
                 )
             case Abort():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.storage.job_store import JobStore
-from psserver.edge.job_settings import JobSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
 
 log = logging.getLogger("psserver.coordinator")
@@ -18,7 +18,7 @@ def new_job_id() -> str:
 
 
 def restored_core(
-    settings: JobSettings, store: JobStore, now_ms: int
+    settings: CoordinatorSettings, store: JobStore, now_ms: int
 ) -> CoordinatorCore:
     """The core as an earlier process left it, or a new one.
 
@@ -68,10 +68,10 @@ def restored_core(
     return core
 
 
-def _step_rules(settings: JobSettings) -> dict[str, str]:
+def _step_rules(settings: CoordinatorSettings) -> dict[str, str]:
     """How steps are made, by option: shards and workers heard it when they came."""
     return {
-        "--step-atomicity": settings.step_atomicity.name.lower(),
+        "--step-atomicity": settings.step_atomicity.label,
         "--backup-workers": str(settings.backup_worker_count),
         "--staleness-scaling": "on" if settings.is_staleness_scaled else "off",
         "--delay-compensation": f"{settings.delay_compensation:g}",
@@ -79,7 +79,7 @@ def _step_rules(settings: JobSettings) -> dict[str, str]:
     }
 
 
-def _check_step_rules(stored: dict[str, str], settings: JobSettings) -> None:
+def _check_step_rules(stored: dict[str, str], settings: CoordinatorSettings) -> None:
     """Refuses to go on with a job by other rules than its shards go by.
 
     Raises:

@@ -8,7 +8,7 @@ from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.snapshots import SnapshotEntry
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.edge.changes import Changes
-from psserver.edge.job_settings import JobPhase
+from psserver.edge.coordinator_settings import JobPhase
 from psserver.edge.monotonic import now_ms
 from pswire.reasons import ErrorReason, Refusal
 

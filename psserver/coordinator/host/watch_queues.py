@@ -3,7 +3,7 @@
 import asyncio
 
 from psserver.coordinator.core.coordinator_effects import CoordinatorEffect
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 Event = CoordinatorEffect
 """What travels on a watch: the effects themselves, translated by the servicer."""

@@ -10,8 +10,8 @@ from psserver.edge.guard import Context
 from psserver.edge.identity_codec import check_protocol
 from psserver.edge.methods import Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record import Mode
 from pswire.limits import STALENESS_BOUND_MAX
+from pswire.membership import Mode
 from pswire.model_parts import cut_model
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import schema_to_message

@@ -13,8 +13,8 @@ from psserver.edge.identity_codec import check_protocol, worker_key
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.edge.methods import Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record_codec import identity_message, settings_message
 from pswire.awaited import Awaited
+from pswire.membership_codec import identity_message, settings_message
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 

@@ -6,8 +6,8 @@ from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.rpc.account_codec import account_message
 from psserver.coordinator.rpc.shard_addresses import address_message
-from psserver.edge.record_codec import identity_message, settings_message
 from pswire.awaited import NOT_KNOWN
+from pswire.membership_codec import identity_message, settings_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
 

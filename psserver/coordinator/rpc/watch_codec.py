@@ -14,8 +14,8 @@ from psserver.coordinator.core.coordinator_effects import (
     ReleaseImage,
 )
 from psserver.coordinator.rpc.shard_addresses import address_message
-from psserver.edge.record import WorkerKey
-from psserver.edge.record_codec import (
+from pswire.membership import WorkerKey
+from pswire.membership_codec import (
     identity_message,
     record_message,
     sequence_messages,

@@ -16,11 +16,11 @@ from psserver.edge.guard import Context, address_of
 from psserver.edge.identity_codec import check_protocol
 from psserver.edge.methods import Methods, answered, gathered, streamed
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record_codec import identity_message, settings_message
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.compression import Compression
 from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.membership_codec import identity_message, settings_message
 from pswire.model_parts import MergedModel
 from pswire.names import check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal

@@ -15,7 +15,9 @@ from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from psserver.edge.record import (
+from pswire.compression import NO_COMPRESSION, Compression
+from pswire.leased_data import DataRange
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,
@@ -25,8 +27,6 @@ from psserver.edge.record import (
     Record,
     WorkerKey,
 )
-from pswire.compression import NO_COMPRESSION, Compression
-from pswire.leased_data import DataRange
 from pswire.object_marks import ObjectMark
 from pswire.schema import (
     ElementType,

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from psserver.edge.push import Trailer
-from psserver.edge.record import Member, WorkerKey
-from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -12,6 +9,8 @@ from psserver.shard.core.effects import (
     HyperparametersDiffer,
     StagedContribution,
 )
+from psserver.shard.core.push import Trailer
+from pswire.membership import Member, WorkerKey, longest_of
 
 
 def trailers_of(entries: Mapping[WorkerKey, PushEntry]) -> dict[WorkerKey, Trailer]:
@@ -123,7 +122,7 @@ Trailers = Mapping[WorkerKey, Trailer]
 def source_of(contributors: tuple[Member, ...], trailers: Trailers) -> WorkerKey:
     """Whose hyperparameters count: the longest contributor that has weight."""
     weighty = tuple(m for m in contributors if trailers[m.worker].weight > 0)
-    return ClockTable.longest(weighty or contributors).worker
+    return longest_of(weighty or contributors).worker
 
 
 class HyperparameterComparison:

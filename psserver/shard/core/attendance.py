@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from psserver.edge.push import PushId
-from psserver.edge.record import WorkerKey
+from psserver.shard.core.push import PushId
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import WorkerKey
 
 
 class Attendance:

@@ -6,8 +6,6 @@ sum of squares of the shard's part of the mean gradient, and the commit with the
 that follows from all of them.
 """
 
-from psserver.edge.push import PushId
-from psserver.edge.record import ClockChoice, Member, WorkerKey
 from psserver.shard.core.apply_orders import (
     contributions_to,
     kind_of_mixed,
@@ -17,8 +15,10 @@ from psserver.shard.core.apply_orders import (
 )
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import MeasureClock, Staged
+from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import gradient_scale, norm_of
+from pswire.membership import ClockChoice, Member, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 Contributions = dict[WorkerKey, PushEntry]

@@ -5,8 +5,6 @@ Decides what is applied when, and answers what is complete. `ShardCore` feeds it
 
 from collections.abc import Collection
 
-from psserver.edge.push import Outcome, PushId
-from psserver.edge.record import Member, MixedClock, Record, WorkerKey
 from psserver.shard.core.apply_orders import (
     kind_of_mixed,
     of_kind,
@@ -18,8 +16,11 @@ from psserver.shard.core.clock_commits import ClockCommits
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import ContributionAwaited
 from psserver.shard.core.open_clock import OpenClock
+from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardState
 from pswire.clipping import norm_of
+from pswire.membership import Member, MixedClock, Record, WorkerKey
+from pswire.outcome import Outcome
 
 
 class ClockProgress:

@@ -8,9 +8,9 @@ Synchronous Parallel Parameter Server", NIPS 2013.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from psserver.edge.push import PushId
-from psserver.edge.record import Departure, Member, Mode, Record, WorkerKey
 from psserver.shard.core.dedupe import DedupeTable
+from psserver.shard.core.push import PushId
+from pswire.membership import Departure, Member, Mode, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 DEPARTED_COUNT_MAX = 1_024
@@ -144,14 +144,6 @@ class ClockTable:
     def clock_of(self, member: Member) -> int:
         """Clock of a member on this shard."""
         return member.clock_of(self.done_of(member.worker))
-
-    @staticmethod
-    def longest(contributors: tuple[Member, ...]) -> Member:
-        """The longest contributor, then the lowest id: its hyperparameters count.
-
-        A base that was set anew lies the further behind, the more was pushed to it.
-        """
-        return min(contributors, key=lambda m: (m.start_clock, m.worker))
 
     def in_phase(self, member: Member, clock: int) -> tuple[WorkerKey, ...]:
         """Contributors to a clock whose scripts have made as many pushes as its own."""

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psserver.edge.push import Outcome, PushId, StagedChunk, Trailer
-from psserver.edge.record import WorkerKey
+from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from pswire.leased_data import DataRange
+from pswire.membership import WorkerKey
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 
 

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.push import Outcome, PushId, Reply
-from psserver.edge.record import ClockChoice, WorkerKey
+from psserver.shard.core.push import PushId, Reply
+from pswire.membership import ClockChoice, WorkerKey
+from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 
 

@@ -8,9 +8,9 @@ contributors are in (*finite first*).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from psserver.edge.push import Trailer
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.push import Trailer
+from pswire.membership import WorkerKey
 
 
 @dataclass(slots=True)

@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from psserver.edge.push import Outcome, PushId, Trailer
-from psserver.edge.record import ClockChoice, Member, WorkerKey
 from psserver.shard.core.apply_orders import contributions_to
-from psserver.shard.core.clock_table import ClockTable, closed_refusal
+from psserver.shard.core.clock_table import closed_refusal
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -23,9 +21,12 @@ from psserver.shard.core.effects import (
     RefusePush,
     Staged,
 )
+from psserver.shard.core.push import PushId, Trailer
 from psserver.shard.core.shard_state import ShardState
 from psserver.shard.core.staleness import StalenessCounter
 from pswire.clipping import gradient_scale
+from pswire.membership import ClockChoice, Member, WorkerKey, longest_of
+from pswire.outcome import Outcome
 
 
 class UpdateQueue:
@@ -331,7 +332,7 @@ class PushProgress:
             for member in self._clocks.members
             if (trailer.optimizer, member.worker) in self._newest
         ]
-        source = ClockTable.longest((own, *pushers)).worker
+        source = longest_of((own, *pushers)).worker
         used = trailer
         if source != push.worker:
             used = self._newest[trailer.optimizer, source]

@@ -10,17 +10,18 @@ never both; see `docs/decisions/0005-modes-by-sequence.md`.
 
 from collections.abc import Collection, Mapping
 
-from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.edge.record import ClockChoice, FenceKind, Record, WorkerKey
 from psserver.shard.core.apply_orders import trailers_of
 from psserver.shard.core.clock_table import admitted_member, check_clock
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
+from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.push_progress import DonePush
 from psserver.shard.core.shard_fence import PendingCut
 from psserver.shard.core.shard_progress import ShardProgress
 from psserver.shard.core.shard_state import ShardRules, ShardState
 from pswire.awaited import Awaited
+from pswire.membership import ClockChoice, FenceKind, Record, WorkerKey
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 
 

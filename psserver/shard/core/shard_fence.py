@@ -7,7 +7,7 @@ nothing is being applied any more.
 
 from dataclasses import dataclass
 
-from psserver.edge.record import FenceKind, WorkerKey
+from pswire.membership import FenceKind, WorkerKey
 
 
 @dataclass(slots=True)

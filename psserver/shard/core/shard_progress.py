@@ -5,8 +5,16 @@ Which one a push belongs to is told by the clock table, from records.
 
 from collections.abc import Collection
 
-from psserver.edge.push import Outcome, PushId
-from psserver.edge.record import (
+from psserver.shard.core.clock_commits import check_repeated
+from psserver.shard.core.clock_progress import ClockProgress
+from psserver.shard.core.clock_table import closed_refusal
+from psserver.shard.core.dedupe import PushEntry
+from psserver.shard.core.effects import CopyImage, RefusePush
+from psserver.shard.core.push import PushId
+from psserver.shard.core.push_progress import DonePush, PushProgress
+from psserver.shard.core.shard_report import report_of
+from psserver.shard.core.shard_state import ShardState
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,
@@ -14,14 +22,7 @@ from psserver.edge.record import (
     Record,
     WorkerKey,
 )
-from psserver.shard.core.clock_commits import check_repeated
-from psserver.shard.core.clock_progress import ClockProgress
-from psserver.shard.core.clock_table import closed_refusal
-from psserver.shard.core.dedupe import PushEntry
-from psserver.shard.core.effects import CopyImage, RefusePush
-from psserver.shard.core.push_progress import DonePush, PushProgress
-from psserver.shard.core.shard_report import report_of
-from psserver.shard.core.shard_state import ShardState
+from pswire.outcome import Outcome
 
 
 class ShardProgress:

@@ -1,10 +1,10 @@
 """What a shard holds, as it tells the coordinator at a fence."""
 
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.record import Member
 from psserver.shard.core.clock_progress import ClockProgress
 from psserver.shard.core.shard_fence import OpenFence
 from psserver.shard.core.shard_state import ShardState
+from pswire.membership import Member
 
 
 def report_of(

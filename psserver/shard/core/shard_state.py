@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from psserver.edge.push import Outcome, PushId, Reply, Trailer
-from psserver.edge.record import ClockChoice, Member, Mode, StepAtomicity, WorkerKey
 from psserver.shard.core.apply_orders import HyperparameterComparison
 from psserver.shard.core.attendance import Attendance
 from psserver.shard.core.clock_table import ClockTable
@@ -15,7 +13,10 @@ from psserver.shard.core.effects import (
     PushDone,
     ShardEffect,
 )
+from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
+from pswire.membership import ClockChoice, Member, Mode, StepAtomicity, WorkerKey
+from pswire.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ Learning", IJCAI 2016.
 
 from typing import Final
 
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 COUNTED_MAX: Final = 63
 """Largest staleness that is counted by itself; the last count is for more, too."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from psserver.edge.push import PushId
 from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribution
+from psserver.shard.core.push import PushId
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.history import ShardHistory
 from psserver.shard.host.push_session import Outgoing, PushSession

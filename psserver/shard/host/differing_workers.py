@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.effects import HyperparametersDiffer
+from pswire.membership import WorkerKey
 
 
 class DifferingWorkers:

@@ -6,13 +6,14 @@ Without `--history` there is no file, and every method returns at once.
 from collections.abc import Collection, Mapping
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.push import Outcome, PushId, Reply, Trailer
-from psserver.edge.record import Record, WorkerKey
 from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard import ShardCore
 from pswire.history import HistoryFile
+from pswire.job_settings import JobSettings
+from pswire.membership import Record, WorkerKey
+from pswire.outcome import Outcome
 
 
 class ShardHistory:
@@ -35,7 +36,7 @@ class ShardHistory:
             "shard": shard_index,
             "incarnation": incarnation,
             "shard_count": settings.shard_count,
-            "atomicity": settings.step_atomicity.name.lower(),
+            "atomicity": settings.step_atomicity.label,
             "backups": settings.backup_worker_count,
         }
         name = f"shard-{shard_index}-{incarnation}"
@@ -103,7 +104,7 @@ class ShardHistory:
     def done(self, push: PushId, outcome: Outcome) -> None:
         """Everything of a push is done."""
         if self._file is not None:
-            self._file.write("done", push=_push(push), outcome=outcome.name.lower())
+            self._file.write("done", push=_push(push), outcome=outcome.label)
 
     def answered(self, push: PushId, reply: Reply) -> None:
         """The answer to a push is made, and leaves behind this line."""
@@ -149,12 +150,12 @@ def _push(push: PushId) -> list[object]:
 
 def _reply_values(reply: Reply) -> dict[str, object]:
     return {
-        "outcome": reply.outcome.name.lower(),
+        "outcome": reply.outcome.label,
         "clock": reply.clock,
         "generation": reply.generation,
         "version": reply.version,
         "frontier": reply.frontier,
         "staleness": reply.staleness,
-        "mode": reply.mode.name.lower(),
+        "mode": reply.mode.label,
         "bound": reply.staleness_bound,
     }

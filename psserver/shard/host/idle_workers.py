@@ -2,8 +2,8 @@
 
 import asyncio
 
-from psserver.edge.record import Record, WorkerKey
 from psserver.shard.core.effects import ContributionAwaited
+from pswire.membership import Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 

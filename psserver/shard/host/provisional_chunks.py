@@ -7,10 +7,10 @@ for them.
 
 from collections.abc import Collection
 
-from psserver.edge.push import PushId, StagedChunk
-from psserver.edge.record import WorkerKey
+from psserver.shard.core.push import PushId, StagedChunk
 from psserver.shard.host.push_session import PushSession
 from psserver.shard.tensors.contribution import byte_count_of
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 

@@ -4,9 +4,9 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, replace
 
-from psserver.edge.push import Reply
-from psserver.edge.record import ClockChoice
+from psserver.shard.core.push import Reply
 from pswire.limits import CHUNK_BYTES_MAX, REFERENCES_BYTES_MAX
+from pswire.membership import ClockChoice
 from pswire.reasons import Refusal
 
 QUEUED_BYTES_MAX = 4 << 20

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import Final
 
-from psserver.edge.push import PushId, Reply
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.effects import Finish, Staged
+from psserver.shard.core.push import PushId, Reply
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_model import ShardModel
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 CALLS_OF_WORKER_MAX: Final = 8

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 FIRST_PUSH_TIMEOUT_S: Final = 10.0

@@ -15,11 +15,11 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from psserver.edge.record import WorkerKey
 from psserver.logs import RefusalLog
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.shard_vectors import ValuesSegment
+from pswire.membership import WorkerKey
 from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.segment_handshake import (
     ACKNOWLEDGEMENT,

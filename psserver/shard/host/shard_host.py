@@ -9,10 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from psserver.edge.changes import Changes
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
 from psserver.edge.monotonic import now_ms
-from psserver.edge.push import PushId
-from psserver.edge.record import FenceKind, Mode, Record, WorkerKey
 from psserver.edge.staging_calls import StagingCalls
 from psserver.shard.core.effects import (
     ApplyChunk,
@@ -31,6 +28,7 @@ from psserver.shard.core.effects import (
     ShardEffect,
     Staged,
 )
+from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
@@ -50,6 +48,8 @@ from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.job_settings import JobSettings
+from pswire.membership import FenceKind, Mode, Record, WorkerKey
 from pswire.optimizer_states import encode_state
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from psserver.edge.job_settings import JobSettings
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
 from psserver.shard.tensors.apply_engine import ApplyEngine
@@ -10,6 +9,7 @@ from psserver.shard.tensors.compressed_gradients import CompressedGradients
 from psserver.shard.tensors.delay_rules import DelayRules
 from psserver.shard.tensors.shard_vectors import VectorMemory, private_memory
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.job_settings import JobSettings
 from pswire.placement import Chunk, Placement
 from pswire.schema import ModelSchema, OptimizerSpec
 

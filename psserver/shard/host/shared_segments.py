@@ -10,8 +10,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from psserver.edge.record import WorkerKey
 from pswire.frames import ENCODING_RAW, ChunkFrame
+from pswire.membership import WorkerKey
 from pswire.memory_segments import MemorySegment
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal

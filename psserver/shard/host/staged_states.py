@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from psserver.edge.push import PushId
-from psserver.edge.record import WorkerKey
+from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
+from pswire.membership import WorkerKey
 from pswire.optimizer_states import ChunkState
 from pswire.reasons import ErrorReason, Refusal
 

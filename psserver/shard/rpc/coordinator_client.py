@@ -15,8 +15,6 @@ import grpc.aio
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import MemoryGrant
-from psserver.edge.record import FenceKind
-from psserver.edge.record_codec import read_identity, read_record, read_sequences
 from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
@@ -24,6 +22,8 @@ from psserver.shard.rpc.progress_report import ProgressReport
 from pswire.compression import Compression
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import FenceKind
+from pswire.membership_codec import read_identity, read_record, read_sequences
 from pswire.model_parts import MergedModel
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal

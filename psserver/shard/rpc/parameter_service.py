@@ -10,9 +10,7 @@ from psserver.edge.guard import Context, machine_of, streaming, telling, unary
 from psserver.edge.identity_codec import worker_key
 from psserver.edge.methods import answered
 from psserver.edge.monotonic import now_ms
-from psserver.edge.push import PushId, Reply
-from psserver.edge.record import ClockChoice, WorkerKey
-from psserver.edge.record_codec import choice_message
+from psserver.shard.core.push import PushId, Reply
 from psserver.shard.host.push_session import QUEUED_BYTES_MAX, Outgoing
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc import (
@@ -40,6 +38,8 @@ from pswire.frames import (
     part_count,
 )
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import ClockChoice, WorkerKey
+from pswire.membership_codec import choice_message
 from pswire.placement import Chunk
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages

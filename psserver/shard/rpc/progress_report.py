@@ -3,11 +3,11 @@
 import logging
 
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record_codec import identity_message, sequence_messages
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership_codec import identity_message, sequence_messages
 from pswire.repeats import next_due
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from psserver.edge.guard import as_refusal
 from psserver.edge.monotonic import now_ms
-from psserver.edge.push import Outcome, PushId, Reply, StagedChunk, Trailer
-from psserver.edge.record import ClockChoice
+from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.host.provisional_chunks import ProvisionalChunks
 from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.shard_host import ShardHost
@@ -32,6 +31,8 @@ from pswire.frames import (
     ChunkFrame,
     bits_from_bytes,
 )
+from pswire.membership import ClockChoice
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 

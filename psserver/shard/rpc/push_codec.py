@@ -14,9 +14,8 @@ from typing import Protocol
 from psserver.edge.decoding import decode, decoded, parsed
 from psserver.edge.identity_codec import check_protocol, read_ranges, worker_key
 from psserver.edge.monotonic import now_ms
-from psserver.edge.push import PushId, Reply, Trailer
-from psserver.edge.record import ClockChoice, WorkerKey
 from psserver.shard.core.effects import HyperparametersDiffer
+from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import ShardModel
 from pswire.frames import (
@@ -27,6 +26,7 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.limits import GRADIENT_NORM_MAX, SCHEDULER_COUNT_MAX
+from pswire.membership import ClockChoice, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from pswire.v1 import membership_pb2, push_pb2

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record import WorkerKey
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 
 from psserver.edge.decoding import decode, decoded
 from psserver.edge.identity_codec import worker_key
-from psserver.edge.record import WorkerKey
 from psserver.edge.staging_calls import StagingCall
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.optimizer_state_calls import StateParts, check_header_alone
@@ -18,6 +17,7 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.limits import WAITING_INTERVAL_MS
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 from pswire.v1 import push_pb2

@@ -5,13 +5,13 @@ says on its own stream whom it waits for.
 """
 
 from psserver.edge.identity_codec import worker_key
-from psserver.edge.push import PushId
-from psserver.edge.record import ClockChoice, Member, WorkerKey
-from psserver.edge.record_codec import choice_message
+from psserver.shard.core.push import PushId
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import shard_rules
 from psserver.shard.rpc.push_codec import check_target, push_id, worker_choice
 from psserver.shard.rpc.readiness import catch_up
+from pswire.membership import ClockChoice, Member, WorkerKey
+from pswire.membership_codec import choice_message
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import parameter_service_pb2 as messages
 

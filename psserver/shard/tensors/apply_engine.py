@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.aggregate import Mean, finite_mean, is_finite, square_sum
 from psserver.shard.tensors.buffers import ShardBuffers
@@ -40,6 +39,7 @@ from psserver.shard.tensors.shard_vectors import (
 from psserver.shard.tensors.sparse_mean import elements_of
 from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.membership import WorkerKey
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal

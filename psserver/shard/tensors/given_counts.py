@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection
 
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 
 class GivenCounts:

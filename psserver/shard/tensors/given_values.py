@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import torch
 
-from psserver.edge.record import WorkerKey
+from pswire.membership import WorkerKey
 
 
 class PulledValues:

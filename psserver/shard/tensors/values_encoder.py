@@ -6,7 +6,6 @@ from itertools import compress
 
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.tensors.given_counts import GivenCounts
 from psserver.shard.tensors.given_values import Given, GivenValues
 from psserver.shard.tensors.shard_vectors import present_runs
@@ -19,6 +18,7 @@ from pswire.frames import (
     encode_chunk,
     encode_parts,
 )
+from pswire.membership import WorkerKey
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 

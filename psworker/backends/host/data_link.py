@@ -6,11 +6,11 @@ Everything is asked of the group's leader, who leases for all of it.
 from typing import TYPE_CHECKING
 
 from pswire.leased_data import DataReport
+from pswire.membership import Mode
 from psworker.backends.host.messages import AwaitTurn, LeaseBatches, OpenEpoch
 from psworker.data.order import EpochShape
 from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
-from psworker.transport.values import Mode
 
 if TYPE_CHECKING:
     from psworker.backends.host.steps import HostSteps
@@ -51,7 +51,7 @@ class HostDataLink:
     def sharer_count(self) -> int:
         """Processes that take ranges on demand; 0 where they are dealt in rounds."""
         status = self._here.status
-        if status.mode == Mode.BSP.value:
+        if status.mode == Mode.BSP.label:
             return 0
         return status.worker_count * self._here.member_count
 

@@ -15,6 +15,8 @@ from typing import Any
 from torch import nn
 
 from pswire import failpoints
+from pswire.job_settings import JobSettings
+from pswire.membership import Member
 from pswire.placement import Placement, place
 from psworker.backends.host.memory import HostMemory
 from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
@@ -36,7 +38,6 @@ from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import told_to_users
-from psworker.transport.values import JobSettings, Member
 
 
 class HostStore(ValueStore):
@@ -259,7 +260,10 @@ class HostLeader:
             return self._stepper
         session = self.session
         member = session.membership.member or Member(
-            status.worker, status.rank, status.clock, status.sequence
+            worker=status.worker,
+            rank=status.rank,
+            base_clock=status.clock,
+            base_sequence=status.sequence,
         )
         model = self._model_of(session)
         self._stepper = stepper = self._made_stepper(member)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pswire.leased_data import DataRange, DataReport
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.data.order import EpochShape
 from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import Groups
-from psworker.transport.values import Identity
 
 
 class ProcessId(NamedTuple):
@@ -91,7 +91,7 @@ class PushPlace:
             it was evicted.
     """
 
-    worker: Identity
+    worker: WorkerKey
     sequence: int
     clock: int
     is_first_worker: bool = False
@@ -216,7 +216,7 @@ class GroupStatus:
     """
 
     token: str
-    worker: Identity
+    worker: WorkerKey
     rank: int
     worker_count: int
     sequence: int

@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from pswire.frames import bits_to_bytes
+from pswire.membership import WorkerKey
 from pswire.schema import OptimizerSpec
 from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
 from psworker.errors import EvictedError
@@ -23,7 +24,7 @@ from psworker.optim.step_contents import PushExtras
 from psworker.steps.stepper import Stepper
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope
-from psworker.transport.values import Identity, PushHeader, PushTrailer
+from psworker.transport.values import PushHeader, PushTrailer
 
 
 class SharedStepper(Stepper):
@@ -84,7 +85,7 @@ class SharedStepper(Stepper):
             sequence=self.sequence_acknowledged,
             clock=self.clock,
             generation=self.generation,
-            mode=mode.value,
+            mode=mode.label,
             rejoin_count=self.rejoin_count,
             last_push=self.last_push,
             unreported=self.pending.unreported,
@@ -137,7 +138,7 @@ class SharedStepper(Stepper):
         exchange.asks_first = is_repeat
         return self._finish(exchange, self._store)
 
-    def _is_other_start(self, worker: Identity) -> bool:
+    def _is_other_start(self, worker: WorkerKey) -> bool:
         return self._session.worker != worker or self._lost is not None
 
     def _settle_lost(

@@ -9,16 +9,18 @@ from psctl.status import status_json, status_text
 from pswire.addresses import Address
 from pswire.awaited import Awaited
 from pswire.epoch_report import EpochReport
+from pswire.job_settings import JobSettings
+from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership_codec import settings_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from psworker.transport.status_client import (
-    JobRules,
     JobStatus,
     ShardState,
     WorkerState,
     status_of,
 )
-from psworker.transport.values import Mode, Waiting
+from psworker.transport.values import Waiting
 
 COORDINATOR = Address("127.0.0.1", 7070)
 
@@ -39,17 +41,11 @@ def _worker(worker_id: str, **changes: object) -> WorkerState:
 
 
 STATUS = JobStatus(
-    rules=JobRules(
+    settings=JobSettings(
         job_id="job-1",
         shard_count=2,
         workers_min=2,
         lease_ttl_ms=10_000,
-        worker_loss_policy="continue",
-        step_atomicity="chunk",
-        backup_worker_count=0,
-        is_staleness_scaled=False,
-        delay_compensation=0.0,
-        chunk_bytes=0,
     ),
     mode=Mode.BSP,
     staleness_bound=0,
@@ -313,6 +309,7 @@ def test_the_staleness_of_all_pushes_is_summed_up() -> None:
 def test_an_answer_becomes_a_status() -> None:
     message = pb.GetStatusResponse(
         settings=membership_pb2.JobSettings(
+            mode=membership_pb2.MODE_BSP,
             worker_loss_policy=membership_pb2.WORKER_LOSS_POLICY_WAIT,
             step_atomicity=membership_pb2.STEP_ATOMICITY_CLOCK,
         ),
@@ -324,9 +321,9 @@ def test_an_answer_becomes_a_status() -> None:
     )
     status = status_of(message)
     assert (status.phase, status.mode) == ("running", Mode.ASP)
-    assert (status.rules.worker_loss_policy, status.rules.step_atomicity) == (
-        "wait",
-        "clock",
+    assert (status.settings.worker_loss_policy, status.settings.step_atomicity) == (
+        LossPolicy.WAIT,
+        StepAtomicity.CLOCK,
     )
     assert status.shards[0].staleness_counts == (5, 1)
     assert status.shards[0].waiting is None
@@ -345,7 +342,9 @@ def test_a_job_that_clips_says_so() -> None:
 
 def test_a_phase_of_a_newer_release_is_told_by_its_number() -> None:
     message = pb.GetStatusResponse(
-        phase=pb.JobPhase.ValueType(77), mode=membership_pb2.MODE_BSP
+        settings=settings_message(STATUS.settings),
+        phase=pb.JobPhase.ValueType(77),
+        mode=membership_pb2.MODE_BSP,
     )
     assert status_of(message).phase == "unknown (77)"
 

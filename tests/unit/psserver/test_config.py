@@ -12,10 +12,10 @@ from psserver.config import (
     OptionError,
     ShardConfig,
 )
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.addresses import Address, parse_address
 from pswire.limits import CHUNK_BYTES_MAX
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 CHUNK_KIB_MAX: Final = CHUNK_BYTES_MAX >> 10
 
@@ -26,7 +26,7 @@ PLAIN: Final = CoordinatorConfig(
 )
 
 
-def settings_of(**changes: Any) -> JobSettings:  # noqa: ANN401, fields of a config
+def settings_of(**changes: Any) -> CoordinatorSettings:  # noqa: ANN401, fields of a config
     config = replace(PLAIN, **changes)
     config.validate()
     return config.job_settings(job_id="job", job_seed=1)

@@ -6,8 +6,9 @@ from psserver.coordinator.core.coordinator_effects import DecideCut, Prepare
 from psserver.coordinator.rpc.watch_codec import shard_event
 from psserver.edge.fence_codec import fence_request, read_fence_report
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import (
+from pswire.job_settings import JobSettings
+from pswire.leased_data import DataRange
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,
@@ -19,7 +20,7 @@ from psserver.edge.record import (
     StepAtomicity,
     WorkerKey,
 )
-from psserver.edge.record_codec import (
+from pswire.membership_codec import (
     read_identity,
     read_record,
     read_sequences,
@@ -27,7 +28,6 @@ from psserver.edge.record_codec import (
     record_message,
     settings_message,
 )
-from pswire.leased_data import DataRange
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
@@ -123,6 +123,16 @@ def test_settings_are_read_as_they_were_written() -> None:
     )
 
     assert read_settings(settings_message(settings)) == settings
+
+
+def test_a_mode_that_only_another_release_knows_is_refused() -> None:
+    newer = record_message(RECORD)
+    newer.mode = membership_pb2.Mode.ValueType(77)
+
+    with pytest.raises(Refusal, match="mode 77 is not one this release knows") as found:
+        read_record(newer)
+
+    assert found.value.reason is ErrorReason.MALFORMED_MESSAGE
 
 
 @pytest.mark.parametrize(

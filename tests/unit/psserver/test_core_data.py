@@ -7,10 +7,10 @@ import pytest
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
 from psserver.coordinator.core.roster import WorkerEntry
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import ClockChoice, LossPolicy, Mode, StepAtomicity
 from pswire.leased_data import DataRange
+from pswire.membership import ClockChoice, LossPolicy, Mode, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -27,7 +27,7 @@ def training(
     mode: Mode = Mode.BSP, policy: LossPolicy = LossPolicy.CONTINUE
 ) -> tuple[DrivenCoordinator, EpochLedger]:
     """Two workers in an epoch: b holds batches 1, 3, 5 and 7."""
-    settings = JobSettings(
+    settings = CoordinatorSettings(
         job_id="job",
         shard_count=2,
         mode=mode,
@@ -231,7 +231,7 @@ def test_without_waiting_the_data_of_a_lost_worker_is_for_all() -> None:
 
 
 def test_with_backup_workers_data_is_dealt_on_demand() -> None:
-    settings = JobSettings(
+    settings = CoordinatorSettings(
         job_id="job",
         shard_count=2,
         backup_worker_count=1,

@@ -6,15 +6,15 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut
 from psserver.coordinator.core.job_progress import MODE_RETRY_MS
+from psserver.edge.coordinator_settings import JobPhase
 from psserver.edge.fence_report import WorkerHolding
-from psserver.edge.job_settings import JobPhase
-from psserver.edge.record import (
+from pswire.limits import STALENESS_BOUND_MAX
+from pswire.membership import (
     FenceKind,
     Mode,
     Record,
     WorkerKey,
 )
-from pswire.limits import STALENESS_BOUND_MAX
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore

@@ -7,7 +7,7 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Prepare
 from psserver.edge.fence_report import WorkerHolding
-from psserver.edge.record import (
+from pswire.membership import (
     ClockChoice,
     LossPolicy,
     Mode,

@@ -13,10 +13,11 @@ from psserver.coordinator.core.fence import (
     MembershipChange,
     membership_record,
 )
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.push import Outcome, PushId
-from psserver.edge.record import FenceKind, Record
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.push import PushId
+from pswire.membership import FenceKind, Record
+from pswire.outcome import Outcome
 from tests.doubles.core_values import key, push_id, trailer
 from tests.doubles.driven_shard import DrivenShard
 
@@ -67,7 +68,7 @@ class TwoShards:
             assert report.fence_number == number
             fence.reports[index] = report
         decided = membership_record(
-            fence, known, JobSettings(job_id="job", shard_count=2)
+            fence, known, CoordinatorSettings(job_id="job", shard_count=2)
         )
         for shard in self.shards:
             shard.install(decided)

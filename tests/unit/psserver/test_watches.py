@@ -15,11 +15,11 @@ from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.rpc.worker_control import JOIN_COUNT_MAX, WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record_codec import identity_message
 from pswire.leased_data import DataReport
+from pswire.membership_codec import identity_message
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -36,7 +36,7 @@ NO_CONTEXT = cast("Context", None)
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[CoordinatorHost]:
     with JobStore(tmp_path) as store:
-        host = CoordinatorHost(JobSettings(job_id="job", shard_count=1), store)
+        host = CoordinatorHost(CoordinatorSettings(job_id="job", shard_count=1), store)
         host.register_shard(process_id="shard", address="host:1")
         yield host
 
@@ -288,7 +288,7 @@ async def test_a_new_coordinator_disowns_the_snapshots_of_the_one_before(
     tmp_path: Path,
 ) -> None:
     """Nobody else would ever free them."""
-    settings = JobSettings(job_id="job", shard_count=1)
+    settings = CoordinatorSettings(job_id="job", shard_count=1)
     for closed_id in (0, NUMBERS_PER_START):
         with JobStore(tmp_path) as store:
             host = CoordinatorHost(settings, store)

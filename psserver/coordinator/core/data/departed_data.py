@@ -3,7 +3,7 @@
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.fence import holding_of
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.record import ClockChoice, Departure, WorkerKey
+from pswire.membership import ClockChoice, Departure, WorkerKey
 
 
 def settle_data(

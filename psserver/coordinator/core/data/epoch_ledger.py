@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from psserver.coordinator.core.data.epoch_account import EpochAccount
 from psserver.coordinator.core.data.position_set import PositionSet
-from psserver.edge.record import WorkerKey
 from pswire.leased_data import DataRange
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 HELD_COUNT_MAX = 4_096

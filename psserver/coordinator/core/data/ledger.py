@@ -8,8 +8,8 @@ from psserver.coordinator.core.data.epoch_ledger import (
     Origin,
     check_origin,
 )
-from psserver.edge.record import WorkerKey
 from pswire.leased_data import DataRange
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]

@@ -6,17 +6,18 @@ from typing import Any
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, Prepare
 from psserver.coordinator.host.history import CoordinatorHistory
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.push import Outcome, PushId, Reply
-from psserver.edge.record import FenceKind, Mode
 from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk, StagedContribution
+from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.host.history import ShardHistory
+from pswire.membership import FenceKind, Mode
+from pswire.outcome import Outcome
 from tests.doubles.core_values import departure, key, record, trailer
 
-SETTINGS = JobSettings(job_id="job", shard_count=2)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 PUSH = PushId(key("a"), 3)
 REPLY = Reply(
     outcome=Outcome.APPLIED,

@@ -1,15 +1,14 @@
 """The second phase of a step, with the calls it makes written down."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from pswire.membership import ClockChoice, WorkerKey
 from psworker.member.commits import Commits, PushPlace
-from psworker.transport.values import ClockChoice, Identity
 
-ME = Identity("w0", 1)
-OTHER = Identity("w1", 1)
+ME = WorkerKey("w0", 1)
+OTHER = WorkerKey("w1", 1)
 BOTH = ClockChoice(5, (ME, OTHER))
 ALONE = ClockChoice(5, (ME,))
 
@@ -146,12 +145,12 @@ async def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit(
 async def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
     push = Push(clip_grad_norm=1.5)
 
-    push.commits.take_staged(1, replace(BOTH, sum_of_squares=8.0))
-    push.commits.take_staged(0, replace(BOTH, sum_of_squares=1.0))
+    push.commits.take_staged(1, BOTH._replace(sum_of_squares=8.0))
+    push.commits.take_staged(0, BOTH._replace(sum_of_squares=1.0))
     await push.settle()
 
     scale = 1.5 / (3.0 + 1e-6)
-    whole = replace(BOTH, sum_of_squares=9.0, gradient_scale=scale)
+    whole = BOTH._replace(sum_of_squares=9.0, gradient_scale=scale)
     assert push.calls.committed == [(0, whole), (1, whole)]
     await push.end()
 
@@ -159,15 +158,15 @@ async def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
 async def test_what_is_measured_anew_replaces_what_was_told() -> None:
     push = Push(clip_grad_norm=10.0)
     for shard_index in (0, 1):
-        push.commits.take_staged(shard_index, replace(BOTH, sum_of_squares=8.0))
+        push.commits.take_staged(shard_index, BOTH._replace(sum_of_squares=8.0))
     await push.settle()
     push.calls.committed.clear()
 
     for shard_index in (0, 1):
-        push.commits.take_staged(shard_index, replace(ALONE, sum_of_squares=2.0))
+        push.commits.take_staged(shard_index, ALONE._replace(sum_of_squares=2.0))
     await push.settle()
 
-    whole = replace(ALONE, sum_of_squares=4.0, gradient_scale=1.0)
+    whole = ALONE._replace(sum_of_squares=4.0, gradient_scale=1.0)
     assert push.calls.committed[-2:] == [(0, whole), (1, whole)]
     assert all(choice == whole for _, choice in push.calls.committed)
     await push.end()

@@ -3,14 +3,11 @@ import dataclasses
 
 import pytest
 
+from pswire.membership import Departure, FenceKind, Member, Record, WorkerKey
 from psworker.errors import EvictedError, JobEndedError, JobFailedError
 from psworker.member.membership import Membership
 from psworker.transport.values import (
-    Departure,
-    Identity,
     JobEnd,
-    Member,
-    Record,
     SeedOrder,
     ShardAddress,
     ShardMap,
@@ -18,17 +15,26 @@ from psworker.transport.values import (
     WorkerView,
 )
 
-ME = Identity("w0", 2)
-OTHER = Identity("w1", 1)
+ME = WorkerKey("w0", 2)
+OTHER = WorkerKey("w1", 1)
 SHARDS = (ShardAddress(0, "h:1", 1),)
 
 
-def record(generation: int, *workers: Identity, departed: bool = False) -> Record:
+def member(worker: WorkerKey, rank: int = 0) -> Member:
+    return Member(worker=worker, rank=rank, base_clock=7)
+
+
+def eviction(worker: WorkerKey) -> Departure:
+    return Departure(member=member(worker), last_clock=9, evicted=True)
+
+
+def record(generation: int, *workers: WorkerKey, departed: bool = False) -> Record:
     return Record(
         fence_number=generation,
         generation=generation,
-        members=tuple(Member(each, rank, 7) for rank, each in enumerate(workers)),
-        departures=(Departure(ME, 9, True),) if departed else (),
+        kind=FenceKind.MEMBERSHIP,
+        members=tuple(member(each, rank) for rank, each in enumerate(workers)),
+        departures=(eviction(ME),) if departed else (),
     )
 
 
@@ -38,13 +44,13 @@ async def test_a_view_tells_shards_and_place() -> None:
     membership.take(WorkerView(record(1, OTHER, ME), SHARDS))
 
     assert membership.shards == SHARDS
-    assert membership.member == Member(ME, 1, 7)
+    assert membership.member == member(ME, 1)
 
 
 async def test_an_earlier_start_under_the_same_id_is_not_this_worker() -> None:
     membership = Membership(ME)
 
-    membership.take(record(1, Identity("w0", 1)))
+    membership.take(record(1, WorkerKey("w0", 1)))
 
     assert membership.member is None
     assert membership.failure is None
@@ -103,12 +109,12 @@ async def test_who_does_not_seed_hears_where_the_shards_are() -> None:
 async def test_a_member_that_was_lost_is_told_to_the_others_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    third = Identity("w2", 1)
+    third = WorkerKey("w2", 1)
     membership = Membership(ME)
     membership.take(record(1, ME, OTHER, third))
 
     for generation in (2, 3):
-        end = Departure(third, 9, True)
+        end = eviction(third)
         gone = record(generation, ME, OTHER)
         membership.take(dataclasses.replace(gone, departures=(end,)))
 
@@ -122,7 +128,7 @@ async def test_who_joins_is_not_told_of_losses_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     membership = Membership(ME)
-    end = Departure(OTHER, 9, True)
+    end = eviction(OTHER)
 
     membership.take(dataclasses.replace(record(5, ME), departures=(end,)))
     membership.take(dataclasses.replace(record(6, ME), departures=(end,)))

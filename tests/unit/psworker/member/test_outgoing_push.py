@@ -7,17 +7,18 @@ from pswire import failpoints
 from pswire.frames import REQUEST_CHUNK_FIELD, encode_chunk
 from pswire.leased_data import DataRange
 from pswire.limits import CHUNK_BYTES_MAX
+from pswire.membership import WorkerKey
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import SharedRun
 from pswire.v1 import parameter_service_pb2
 from psworker.member import outgoing_push
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
-from psworker.transport.values import Identity, PushHeader, PushTrailer
+from psworker.transport.values import PushHeader, PushTrailer
 
 HEADER = PushHeader(
     job_id="job",
     optimizer="optimizer",
-    worker=Identity("w0", 2),
+    worker=WorkerKey("w0", 2),
     generation=3,
     sequence=4,
     sequence_unacknowledged_min=4,

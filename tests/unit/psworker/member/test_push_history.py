@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from pswire.membership import WorkerKey
+from pswire.outcome import Outcome
 from psworker.errors import ConfigurationError
 from psworker.member.push_history import PushHistory
-from psworker.transport.values import Identity, Outcome, PushHeader, PushReply
+from psworker.transport.values import PushHeader, PushReply
 
-WORKER = Identity("w/0", 2)
+WORKER = WorkerKey("w/0", 2)
 HEADER = PushHeader(
     job_id="job",
     optimizer="optimizer",
@@ -79,7 +81,7 @@ def test_what_became_of_an_earlier_start(
     tmp_path: Path, kind: str, *, was_done: bool
 ) -> None:
     history = opened(tmp_path)
-    history.push_settled(Identity("w/0", 1), 9, was_done=was_done)
+    history.push_settled(WorkerKey("w/0", 1), 9, was_done=was_done)
     settled = lines(tmp_path)[-1]
     assert (settled["type"], settled["push"]) == (kind, ["w/0", 1, 9])
 

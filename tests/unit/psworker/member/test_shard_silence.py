@@ -5,18 +5,19 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardReach
 from psworker.member.shard_silence import ShardSilence
 from psworker.transport.call_error import CallError
-from psworker.transport.values import Identity, ShardAddress, WorkerView
+from psworker.transport.values import ShardAddress, WorkerView
 
 if TYPE_CHECKING:
     from psworker.member.shard_clients import ShardClients
 
 TIMEOUT_S = 20.0
-WORKER = Identity("w0", 1)
+WORKER = WorkerKey("w0", 1)
 
 
 class Shards:
@@ -45,7 +46,7 @@ class Shards:
         )
 
     async def of(self, index: int) -> Any:  # noqa: ANN401, a client's one method
-        async def get_session(worker: Identity, *, timeout_s: float) -> None:
+        async def get_session(worker: WorkerKey, *, timeout_s: float) -> None:
             assert worker == WORKER
             assert timeout_s == self.reach.pause_s
             if index in self.silent:

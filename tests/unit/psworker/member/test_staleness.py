@@ -1,8 +1,10 @@
 import pytest
 
+from pswire.membership import FenceKind, Mode, Record
+from pswire.outcome import Outcome
 from psworker.errors import StalenessError
 from psworker.member.staleness import check_bound
-from psworker.transport.values import Mode, Outcome, PushReply, Record
+from psworker.transport.values import PushReply
 
 
 def reply(
@@ -24,6 +26,7 @@ def record(mode: Mode, bound: int = 0, mode_clock: int = 0) -> Record:
     return Record(
         fence_number=9,
         generation=4,
+        kind=FenceKind.MODE,
         members=(),
         mode=mode,
         staleness_bound=bound,

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pswire.membership import FenceKind, Member, Mode, Record, WorkerKey
 from pswire.placement import place
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, choose_policies
@@ -11,7 +12,6 @@ from psworker.optim.buffers import Buffers, leads
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.model_schema import bind_models, describe_optimizer
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.values import Identity, Member, Mode, Record
 
 
 class Model(nn.Module):
@@ -164,8 +164,9 @@ def record(mode: Mode, *members: tuple[str, int, int]) -> Record:
     return Record(
         fence_number=1,
         generation=1,
+        kind=FenceKind.START,
         members=tuple(
-            Member(Identity(name, 1), rank, base_clock)
+            Member(worker=WorkerKey(name, 1), rank=rank, base_clock=base_clock)
             for name, rank, base_clock in members
         ),
         mode=mode,
@@ -178,18 +179,18 @@ def test_the_leader_is_the_lowest_rank_that_contributes() -> None:
     for clock, leader in ((5, "b"), (6, "c")):
         for name, base in bases.items():
             sequence = clock - base
-            is_leader = leads(in_bsp, Identity(name, 1), sequence)
+            is_leader = leads(in_bsp, WorkerKey(name, 1), sequence)
             assert is_leader is (name == leader), (clock, name)
     # Clocks of pushes by themselves say nothing of the others'.
     in_asp = record(Mode.ASP, ("b", 1, 0), ("c", 0, 5))
-    assert leads(in_asp, Identity("c", 1), 1)
-    assert not leads(in_asp, Identity("b", 1), 5)
+    assert leads(in_asp, WorkerKey("c", 1), 1)
+    assert not leads(in_asp, WorkerKey("b", 1), 5)
 
 
 def test_who_is_no_member_leads_nobody() -> None:
     in_bsp = record(Mode.BSP, ("a", 0, 0))
-    assert not leads(in_bsp, Identity("a", 2), 1)
-    assert not leads(None, Identity("a", 1), 1)
+    assert not leads(in_bsp, WorkerKey("a", 2), 1)
+    assert not leads(None, WorkerKey("a", 1), 1)
 
 
 def test_a_push_leaves_the_buffers_of_other_optimizers_modules_alone() -> None:

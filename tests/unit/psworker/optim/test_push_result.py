@@ -1,7 +1,9 @@
 import pytest
 
+from pswire.membership import Mode
+from pswire.outcome import Outcome
 from psworker.optim.push_result import combine
-from psworker.transport.values import Mode, Outcome, PushReply
+from psworker.transport.values import PushReply
 
 
 def reply(outcome: Outcome, **fields: object) -> PushReply:

@@ -7,15 +7,15 @@ import pytest
 
 from psserver.coordinator.core.clip_commit import measured_commit, orphaned_clock
 from psserver.coordinator.core.roster import WorkerState
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import (
+from pswire.clipping import gradient_scale
+from pswire.membership import (
     ClockChoice,
     FenceKind,
     Mode,
     StepAtomicity,
 )
-from pswire.clipping import gradient_scale
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     OPTIMIZERS,
@@ -238,7 +238,7 @@ def chosen_of(job: DrivenCoordinator, index: int, **more: object) -> FenceReport
 
 
 def with_backups() -> DrivenCoordinator:
-    settings = JobSettings(
+    settings = CoordinatorSettings(
         job_id="job",
         shard_count=2,
         step_atomicity=StepAtomicity.CLOCK,

@@ -11,8 +11,8 @@ from psserver.coordinator.core.coordinator_effects import (
     Prepare,
 )
 from psserver.coordinator.core.roster import WorkerEntry, WorkerState
-from psserver.edge.job_settings import JobPhase
-from psserver.edge.record import FenceKind
+from psserver.edge.coordinator_settings import JobPhase
+from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator

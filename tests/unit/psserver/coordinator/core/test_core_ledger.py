@@ -10,9 +10,9 @@ from psserver.coordinator.core.data.epoch_ledger import (
     EpochShape,
 )
 from psserver.coordinator.core.data.ledger import DataLedger
-from psserver.edge.record import WorkerKey
 from pswire.leased_data import DataRange
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
+from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 

@@ -6,8 +6,8 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, Prepare
 from psserver.coordinator.core.roster import ENDED_KEPT_LEASES, WorkerEntry, WorkerState
-from psserver.edge.job_settings import JobPhase, JobSettings
-from psserver.edge.record import (
+from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
+from pswire.membership import (
     ClockChoice,
     FenceKind,
     LossPolicy,
@@ -18,7 +18,7 @@ from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
-SETTINGS = JobSettings(job_id="job", shard_count=2)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 WAITING = replace(
     SETTINGS,
     worker_loss_policy=LossPolicy.WAIT,

@@ -7,18 +7,21 @@ from psserver.coordinator.core.cut import Cut
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
 from psserver.coordinator.core.fence_series import NUMBERS_PER_START
 from psserver.coordinator.core.roster import WorkerState
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import FenceKind, Record, WorkerKey
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.leased_data import DataRange
+from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
-SETTINGS = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
 
 
 def restarted(
-    newest: Record | None, *, start_count: int = 1, settings: JobSettings = SETTINGS
+    newest: Record | None,
+    *,
+    start_count: int = 1,
+    settings: CoordinatorSettings = SETTINGS,
 ) -> WritingCore:
     core = WritingCore(settings, start_count)
     core.restore(
@@ -86,7 +89,7 @@ def test_nobody_is_lost_before_a_lease_has_passed() -> None:
 
 def test_with_a_short_lease_all_have_time_to_connect_again() -> None:
     """A connection that was refused is tried again after up to 2.4 s."""
-    settings = JobSettings(job_id="job", shard_count=1, lease_ttl_ms=1_000)
+    settings = CoordinatorSettings(job_id="job", shard_count=1, lease_ttl_ms=1_000)
     core = restarted(record({"a": 0}, generation=7), settings=settings)
     core.tick(5_499)
     assert core.roster.entry(key("a")).state is WorkerState.SUSPECT

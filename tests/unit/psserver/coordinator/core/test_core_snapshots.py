@@ -10,7 +10,7 @@ from psserver.coordinator.core.snapshots import (
     SnapshotEntry,
     SnapshotList,
 )
-from psserver.edge.record import FenceKind
+from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator

@@ -7,7 +7,7 @@ import pytest
 from psserver.coordinator.core.cut import Cut, cut_after
 from psserver.coordinator.core.snapshots import SnapshotList
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.record import ClockChoice, Member, Mode
+from pswire.membership import ClockChoice, Member, Mode
 from tests.doubles.core_values import departure, key, record
 
 

@@ -7,17 +7,19 @@ member below the floor, and the next snapshot stopped all others for 30 s.
 from dataclasses import replace
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, ReleaseImage
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import FenceKind, Mode, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.membership import FenceKind, Mode, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 from tests.doubles.driven_shard import DrivenShard
 
-SETTINGS = JobSettings(job_id="job", shard_count=2, workers_min=2, mode=Mode.ASP)
+SETTINGS = CoordinatorSettings(
+    job_id="job", shard_count=2, workers_min=2, mode=Mode.ASP
+)
 TWO_PHASE = replace(SETTINGS, step_atomicity=StepAtomicity.CLOCK)
 
 
-def running(settings: JobSettings = SETTINGS) -> DrivenCoordinator:
+def running(settings: CoordinatorSettings = SETTINGS) -> DrivenCoordinator:
     return DrivenCoordinator.running("a", "b", settings=settings)
 
 

@@ -7,9 +7,9 @@ from psserver.coordinator.core.data.epoch_ledger import EpochShape
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.roster import PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_standing import ShardStanding
-from psserver.edge.job_settings import JobPhase, JobSettings
-from psserver.edge.record import LossPolicy, StepAtomicity, WorkerKey
+from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from pswire.leased_data import DataRange
+from pswire.membership import LossPolicy, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
@@ -31,7 +31,7 @@ def finished(
     *epochs: int, workers_min: int = 1, policy: LossPolicy = LossPolicy.CONTINUE
 ) -> DrivenCoordinator:
     """A job whose workers have trained these epochs and have left."""
-    settings = JobSettings(
+    settings = CoordinatorSettings(
         job_id="job",
         shard_count=2,
         workers_min=workers_min,
@@ -226,7 +226,7 @@ def test_with_the_first_step_the_next_record_has_the_floor_again() -> None:
 
 
 def test_who_was_lost_as_the_job_finished_is_still_to_be_replaced_with_wait() -> None:
-    settings = JobSettings(
+    settings = CoordinatorSettings(
         job_id="job",
         shard_count=2,
         worker_loss_policy=LossPolicy.WAIT,

@@ -10,8 +10,8 @@ from psserver.coordinator.core.reach import CutOff, Reach
 from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_map import ShardMap
 from psserver.coordinator.core.shard_standing import ShardStanding
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import FenceKind, LossPolicy, StepAtomicity, WorkerKey
+from psserver.edge.coordinator_settings import CoordinatorSettings
+from pswire.membership import FenceKind, LossPolicy, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -207,7 +207,7 @@ def test_only_members_count() -> None:
 # The coordinator
 
 
-SETTINGS = JobSettings(job_id="job", shard_count=2)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 
 
 def running(*names: str, workers_min: int = 1, **others: object) -> DrivenCoordinator:

@@ -6,10 +6,10 @@ from psserver.coordinator.core.coordinator_effects import SchemaFixed
 from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import PROCESS_BYTES, ModelMemory
-from psserver.edge.job_settings import JobSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.memory_grant import MemoryGrant
-from psserver.edge.record import Mode
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.membership import Mode
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (
@@ -141,7 +141,7 @@ SMALL = ModelSchema((tensor("w", 1 << 20),))
 def job(byte_count: int, **settings: int) -> DrivenCoordinator:
     """A job whose shards may use so much each."""
     driven = DrivenCoordinator(
-        settings=JobSettings(job_id="job", shard_count=2, **settings)  # type: ignore[arg-type]
+        settings=CoordinatorSettings(job_id="job", shard_count=2, **settings)  # type: ignore[arg-type]
     )
     for index in range(2):
         register(driven, index, byte_count)

@@ -16,11 +16,11 @@ from psserver.coordinator.core.state_writes import PROBE_MS
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.storage.job_store import JobStore
-from psserver.edge.job_settings import JobSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record import Mode
 from pswire.leased_data import DataReport
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 USUAL = (ErrorReason.STATE_NOT_WRITTEN, ErrorReason.WORKER_ID_TAKEN)
 
-SETTINGS = JobSettings(job_id="job", shard_count=2)
+SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
 SHAPE = EpochShape(position_count=64, batch_size=2, drop_last=False)
 
 

@@ -9,9 +9,9 @@ from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.coordinator.host.data_leases import DataWait
 from psserver.coordinator.host.job_waits import JobWaits
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import Mode
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.awaited import Awaited
+from pswire.membership import Mode
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
@@ -44,8 +44,8 @@ class Watched:
         )
 
 
-def settings(**changes: object) -> JobSettings:
-    return JobSettings(job_id="job", shard_count=2, **changes)  # type: ignore[arg-type]
+def settings(**changes: object) -> CoordinatorSettings:
+    return CoordinatorSettings(job_id="job", shard_count=2, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,16 @@ from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.restored_job import restored_core
 from psserver.coordinator.storage.job_store import JobStore
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import LossPolicy, Mode, StepAtomicity
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.state_folder import StateFolderError
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 
-SETTINGS: Final = JobSettings(
+SETTINGS: Final = CoordinatorSettings(
     job_id="job", shard_count=2, step_atomicity=StepAtomicity.CLOCK
 )
 
 
-def restart(folder: Path, **changes: Any) -> JobSettings:  # noqa: ANN401
+def restart(folder: Path, **changes: Any) -> CoordinatorSettings:  # noqa: ANN401
     """Starts a job and then again with other settings; the ones it has then."""
     for settings in (SETTINGS, replace(SETTINGS, job_id="other", **changes)):
         with JobStore(folder) as store:

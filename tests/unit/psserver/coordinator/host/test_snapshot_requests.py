@@ -5,7 +5,7 @@ import pytest
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.coordinator.host.snapshot_requests import SnapshotRequests
 from psserver.edge.changes import Changes
-from psserver.edge.record import FenceKind
+from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.driven_coordinator import DrivenCoordinator
 

@@ -11,10 +11,10 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
 from psserver.coordinator.storage.job_store import JobStore
-from psserver.edge.job_settings import JobSettings
+from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
-from psserver.edge.record import Mode
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
@@ -32,7 +32,7 @@ async def host(tmp_path: Path) -> AsyncIterator[CoordinatorHost]:
     """A job of two shards and two workers, in BSP."""
     with JobStore(tmp_path) as store:
         host = CoordinatorHost(
-            JobSettings(job_id="job", shard_count=2, workers_min=2), store
+            CoordinatorSettings(job_id="job", shard_count=2, workers_min=2), store
         )
         for index in range(2):
             slot = host.register_shard(process_id=f"s{index}", address=f"host:{index}")
@@ -235,7 +235,7 @@ async def test_a_mode_that_does_not_come_in_time_names_who_is_silent(
 
 async def test_before_the_start_there_is_no_mode_to_change(tmp_path: Path) -> None:
     with JobStore(tmp_path / "new") as store:
-        host = CoordinatorHost(JobSettings(job_id="job", shard_count=1), store)
+        host = CoordinatorHost(CoordinatorSettings(job_id="job", shard_count=1), store)
         with pytest.raises(Refusal) as caught:
             await set_mode(host, membership_pb2.MODE_ASP)
     assert caught.value.reason is ErrorReason.NOT_STARTED

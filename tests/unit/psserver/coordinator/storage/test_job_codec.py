@@ -20,7 +20,9 @@ from psserver.coordinator.storage.job_codec import (
     load_processes,
     load_record,
 )
-from psserver.edge.record import (
+from pswire.compression import Compression
+from pswire.leased_data import DataRange
+from pswire.membership import (
     ClockChoice,
     FenceKind,
     Member,
@@ -28,8 +30,6 @@ from psserver.edge.record import (
     Mode,
     Record,
 )
-from pswire.compression import Compression
-from pswire.leased_data import DataRange
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from tests.doubles.core_values import departure, key, member, record, sgd
 

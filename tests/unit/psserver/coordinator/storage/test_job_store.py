@@ -177,7 +177,7 @@ def test_a_record_is_durable_when_saving_returns(tmp_path: Path) -> None:
         "import os, sys; from pathlib import Path;"
         "from psserver.coordinator.storage.job_store import JobStore;"
         "from psserver.coordinator.core.coordinator_effects import Persist;"
-        "from psserver.edge.record import FenceKind, Record;"
+        "from pswire.membership import FenceKind, Record;"
         "store = JobStore(Path(sys.argv[1]));"
         "store.save_job(job_id='job', job_seed=1, shard_count=1);"
         "store.write(Persist(record=Record(fence_number=5, generation=5,"

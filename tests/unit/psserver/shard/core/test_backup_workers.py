@@ -2,10 +2,11 @@
 
 import pytest
 
-from psserver.edge.push import Outcome, PushId
-from psserver.edge.record import ClockChoice, StepAtomicity
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
+from psserver.shard.core.push import PushId
 from psserver.shard.core.shard_state import ShardRules
+from pswire.membership import ClockChoice, StepAtomicity
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

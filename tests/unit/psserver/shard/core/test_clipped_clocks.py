@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import ClockChoice, Mode, StepAtomicity
 from psserver.shard.core.effects import ApplyChunk, MeasureClock
 from psserver.shard.core.shard_state import ShardRules
+from pswire.membership import ClockChoice, Mode, StepAtomicity
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

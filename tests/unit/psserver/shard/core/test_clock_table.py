@@ -2,11 +2,11 @@
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import Record
 from psserver.shard.core.clock_table import ClockTable
 from psserver.shard.core.dedupe import DedupeTable
-from tests.doubles.core_values import departure, key, member, record
+from pswire.membership import Record
+from pswire.outcome import Outcome
+from tests.doubles.core_values import departure, key, record
 from tests.doubles.driven_shard import DrivenShard
 
 
@@ -100,11 +100,6 @@ def test_clocks_complete_in_order() -> None:
     with pytest.raises(AssertionError):
         table.complete(3)
     assert (table.applied_clock, table.frontier) == (1, 1)
-
-
-def test_the_longest_contributor_comes_first_then_the_lowest_id() -> None:
-    assert ClockTable.longest((member("a", 3), member("b", 1))).worker == key("b")
-    assert ClockTable.longest((member("b", 1), member("a", 1))).worker == key("a")
 
 
 def test_clocks_before_everybodys_base_are_empty() -> None:

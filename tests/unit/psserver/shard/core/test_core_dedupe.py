@@ -4,8 +4,9 @@ import copy
 
 import pytest
 
-from psserver.edge.push import Outcome, PushId
 from psserver.shard.core.dedupe import ChunkState, DedupeTable, PushEntry
+from psserver.shard.core.push import PushId
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import chunk, key, trailer
 

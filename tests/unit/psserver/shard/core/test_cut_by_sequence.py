@@ -1,7 +1,7 @@
 """Cuts in SSP and ASP: of each worker one push, and all up to it."""
 
-from psserver.edge.record import FenceKind, Mode
 from psserver.shard.core.effects import ApplyChunk, CopyImage
+from pswire.membership import FenceKind, Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 

@@ -1,7 +1,7 @@
 """Members that come and go while a change of mode is under way on one shard."""
 
-from psserver.edge.record import Mode
 from psserver.shard.core.effects import ApplyChunk, RefusePush
+from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, trailer
 from tests.doubles.driven_shard import DrivenShard
 

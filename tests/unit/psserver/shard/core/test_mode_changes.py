@@ -2,10 +2,10 @@
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import FenceKind, Mode
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited, Finish
 from pswire.awaited import Awaited
+from pswire.membership import FenceKind, Mode
+from pswire.outcome import Outcome
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
 

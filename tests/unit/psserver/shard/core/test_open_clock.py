@@ -1,8 +1,8 @@
 """A chunk is released when every contributor's part of it is there."""
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.open_clock import OpenClock
+from pswire.membership import WorkerKey
 from tests.doubles.core_values import chunk, key, trailer
 
 A, B = key("a"), key("b")

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import Mode
 from psserver.shard.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.shard.core.effects import ApplyChunk, LoadState, RefusePush
 from pswire.leased_data import DataRange
+from pswire.membership import Mode
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

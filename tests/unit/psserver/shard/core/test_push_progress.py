@@ -2,14 +2,14 @@
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import Mode
 from psserver.shard.core.effects import (
     ApplyChunk,
     ContributionAwaited,
     HyperparametersDiffer,
 )
 from pswire.awaited import Awaited
+from pswire.membership import Mode
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     chunk,

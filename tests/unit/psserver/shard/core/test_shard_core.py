@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import Mode
 from psserver.shard.core.effects import (
     ApplyChunk,
     ChunkTorn,
@@ -13,6 +11,8 @@ from psserver.shard.core.effects import (
     HyperparametersDiffer,
     RefusePush,
 )
+from pswire.membership import Mode
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

@@ -3,8 +3,6 @@
 import pytest
 
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.push import Outcome
-from psserver.edge.record import FenceKind
 from psserver.shard.core.effects import (
     ApplyChunk,
     CommitSeed,
@@ -13,6 +11,8 @@ from psserver.shard.core.effects import (
     DiscardSeed,
     Finish,
 )
+from pswire.membership import FenceKind
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard

@@ -6,9 +6,9 @@ It may have been given up: what it applied or answered from then on would be los
 import pytest
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.push import Outcome
-from psserver.edge.record import FenceKind, Mode
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
+from pswire.membership import FenceKind, Mode
+from pswire.outcome import Outcome
 from tests.doubles.core_values import choice, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 

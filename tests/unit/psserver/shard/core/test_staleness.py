@@ -1,9 +1,9 @@
 """How old the values were that a gradient came from, counted in updates."""
 
-from psserver.edge.push import PushId, Reply
-from psserver.edge.record import Mode
 from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.staleness import COUNTED_MAX, StalenessCounter
+from pswire.membership import Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import DrivenShard
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from psserver.edge.push import PushId, Trailer
-from psserver.edge.record import Mode
 from psserver.shard.core.effects import LoadState
+from psserver.shard.core.push import PushId, Trailer
+from pswire.membership import Mode
 from tests.doubles.core_values import departure, push_id, record
 from tests.doubles.driven_shard import DrivenShard
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import FenceKind, Mode
 from psserver.shard.core.effects import ApplyChunk
+from pswire.membership import FenceKind, Mode
+from pswire.outcome import Outcome
 from tests.doubles.core_values import (
     choice,
     departure,

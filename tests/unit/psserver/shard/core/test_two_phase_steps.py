@@ -2,10 +2,10 @@
 
 import pytest
 
-from psserver.edge.push import Outcome
-from psserver.edge.record import FenceKind
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited, RefusePush
 from pswire.awaited import Awaited
+from pswire.membership import FenceKind
+from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
     choice,

@@ -1,6 +1,6 @@
 """Updates of a chunk take turns; chunks do not wait for each other."""
 
-from psserver.edge.push import PushId
+from psserver.shard.core.push import PushId
 from psserver.shard.core.push_progress import UpdateQueue
 from tests.doubles.core_values import push_id
 

@@ -1,6 +1,6 @@
 """Shards whose steps take two phases, and what they tell."""
 
-from psserver.edge.record import Mode
+from pswire.membership import Mode
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.host.shared_segments import SharedSegments
 from pswire.frames import ENCODING_RAW, ChunkFrame, decode_chunk, split_fields
+from pswire.membership import WorkerKey
 from pswire.memory_segments import MemorySegment, boot_id
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from psserver.edge import staging_calls
-from psserver.edge.push import PushId
-from psserver.edge.record import Mode
+from psserver.shard.core.push import PushId
 from psserver.shard.host import resting_calls
 from psserver.shard.host.push_sessions import CALLS_OF_WORKER_MAX
 from psserver.shard.host.shard_host import ANSWERS_OF_WORKER_MAX
 from psserver.shard.rpc.optimizer_state_calls import HEADER_BYTES_MAX
 from pswire.frames import REQUEST_HEADER_FIELD, join_fields
 from pswire.limits import PROTOCOL_VERSION
+from pswire.membership import Mode
 from pswire.optimizer_states import StateKey, encode_state
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2

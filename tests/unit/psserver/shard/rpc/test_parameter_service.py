@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from psserver.edge.record import (
+from psserver.shard.host import push_session
+from pswire.membership import (
     Departure,
     FenceKind,
     Member,
@@ -13,7 +14,6 @@ from psserver.edge.record import (
     Record,
     StepAtomicity,
 )
-from psserver.shard.host import push_session
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, SchemaEntry
 from pswire.v1 import membership_pb2, push_pb2

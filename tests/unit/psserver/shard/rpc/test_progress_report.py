@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.edge.record import Member, Mode
-from psserver.edge.record_codec import read_identity, read_sequences
 from psserver.shard.rpc import progress_report
 from psserver.shard.rpc.progress_report import ProgressReport
 from psserver.shard.rpc.push_codec import waiting_message
+from pswire.membership import Member, Mode
+from pswire.membership_codec import read_identity, read_sequences
 from tests.doubles.core_values import key
 from tests.doubles.served_shard import ServedShard
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from psserver.edge.record import ClockChoice
 from psserver.shard.rpc.push_codec import worker_choice
+from pswire.membership import ClockChoice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2
 from tests.doubles.core_values import key

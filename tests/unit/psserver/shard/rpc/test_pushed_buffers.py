@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from psserver.edge.record import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, EntryKind, SchemaEntry
 from pswire.v1 import push_pb2

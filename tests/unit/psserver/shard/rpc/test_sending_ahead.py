@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from psserver.edge.fence_report import FenceReport
-from psserver.edge.record import (
+from psserver.shard.core.shard import ShardCore
+from pswire.membership import (
     Departure,
     FenceKind,
     Member,
@@ -13,7 +14,6 @@ from psserver.edge.record import (
     Record,
     StepAtomicity,
 )
-from psserver.shard.core.shard import ShardCore
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import push_pb2
 from tests.doubles.core_values import key

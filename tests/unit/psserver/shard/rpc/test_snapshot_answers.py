@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from psserver.edge.record import FenceKind
 from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
 from psserver.shard.rpc import parameter_service
 from pswire.frames import RESPONSE_CHUNK_FIELD, decode_chunk, split_fields
 from pswire.limits import PROTOCOL_VERSION, VALUES_PART_BYTES
+from pswire.membership import FenceKind
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, SchemaEntry
 from pswire.v1 import parameter_service_pb2 as messages

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.membership import WorkerKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal

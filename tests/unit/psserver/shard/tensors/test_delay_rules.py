@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from pswire.frames import decode_chunk, split_fields
+from pswire.membership import WorkerKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.schema import (

@@ -8,11 +8,11 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules
 from pswire.frames import RESPONSE_CHUNK_FIELD
+from pswire.membership import WorkerKey
 from pswire.optimizer_states import ChunkState
 from pswire.optimizers import flatten_group
 from pswire.placement import Chunk, Slice

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from psserver.edge.record import WorkerKey
 from psserver.shard.tensors.values_encoder import ValuesEncoder
 from pswire.compression import Compression
 from pswire.encodings.known import ENCODINGS
@@ -16,6 +15,7 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
+from pswire.membership import WorkerKey
 from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of

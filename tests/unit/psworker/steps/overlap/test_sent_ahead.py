@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pswire.membership import WorkerKey
 from pswire.placement import place
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from psworker import event_loop
@@ -14,7 +15,7 @@ from psworker.steps.overlap.chunk_copies import ChunkCopies
 from psworker.steps.overlap.copier import Copier
 from psworker.steps.overlap.sent_ahead import SentAhead
 from psworker.tensors.staging import Staging
-from psworker.transport.values import Identity, PushHeader
+from psworker.transport.values import PushHeader
 
 SCHEMA = ModelSchema(
     tuple(
@@ -25,7 +26,7 @@ SCHEMA = ModelSchema(
 HEADER = PushHeader(
     job_id="job",
     optimizer="optimizer",
-    worker=Identity("w0", 1),
+    worker=WorkerKey("w0", 1),
     generation=1,
     sequence=1,
     sequence_unacknowledged_min=1,

@@ -3,7 +3,7 @@
 A record holds the whole membership, so that the newest one is all a process needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -25,7 +25,16 @@ class WorkerKey(NamedTuple):
         return f"{shown[:NAME_CHARACTERS_SHOWN]}/{self.incarnation}"
 
 
-class Mode(IntEnum):
+class LabelledEnum(IntEnum):
+    """Values of an enumeration of the protocol, which users know by name."""
+
+    @property
+    def label(self) -> str:
+        """As users write it."""
+        return self.name.lower()
+
+
+class Mode(LabelledEnum):
     """How workers keep together; mirrors `pswire.v1.Mode`."""
 
     BSP = 1
@@ -33,21 +42,21 @@ class Mode(IntEnum):
     ASP = 3
 
 
-class LossPolicy(IntEnum):
+class LossPolicy(LabelledEnum):
     """What to do when a worker is lost; mirrors `pswire.v1.WorkerLossPolicy`."""
 
     CONTINUE = 1
     WAIT = 2
 
 
-class StepAtomicity(IntEnum):
+class StepAtomicity(LabelledEnum):
     """When a push is applied; mirrors `pswire.v1.StepAtomicity`."""
 
     CHUNK = 1
     CLOCK = 2
 
 
-class FenceKind(IntEnum):
+class FenceKind(LabelledEnum):
     """What a fence is for; mirrors `pswire.v1.FenceKind`."""
 
     START = 1
@@ -97,6 +106,14 @@ class Member:
     def sequence_of(self, clock: int) -> int:
         """The push that completes a clock."""
         return self.base_sequence + clock - self.base_clock
+
+
+def longest_of(members: Iterable[Member]) -> Member:
+    """The longest member, then of lowest id: its hyperparameters count.
+
+    A base that was set anew lies the further behind, the more was pushed to it.
+    """
+    return min(members, key=lambda m: (m.start_clock, m.worker))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +201,20 @@ class Record:
     workers_floor: int = 0
     commit: ClockChoice | None = None
     finished_step_count: int = -1
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is the job's first."""
+        return self.kind is FenceKind.START
+
+    @property
+    def longest(self) -> Member | None:
+        """The longest member; None without any."""
+        return longest_of(self.members) if self.members else None
+
+    def has_longest(self, worker: WorkerKey) -> bool:
+        """Whether this start of a worker is the longest member."""
+        return self.longest is not None and self.longest.worker == worker
 
     def member_of(self, worker: WorkerKey) -> Member | None:
         """The member that is this start of this worker, if there is one."""

@@ -1,21 +1,11 @@
 """What a push consists of, as a shard's core sees it."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
-from psserver.edge.record import Mode, WorkerKey
 from pswire.leased_data import DataRange
-
-
-class Outcome(IntEnum):
-    """What became of a push; mirrors `pswire.v1.Outcome`."""
-
-    APPLIED = 1
-    STAGED = 2
-    SKIPPED = 3
-    DROPPED = 4
-    DUPLICATE = 5
+from pswire.membership import Mode, WorkerKey
+from pswire.outcome import Outcome
 
 
 class PushId(NamedTuple):

@@ -1,12 +1,14 @@
-"""Records, settings and addresses <-> messages of the control plane."""
+"""Members, records and clocks <-> their messages."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
-from psserver.edge.job_settings import JobSettings
-from psserver.edge.record import (
+from pswire.job_settings import JobSettings
+from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,
+    LabelledEnum,
     LossPolicy,
     Member,
     MixedClock,
@@ -15,7 +17,26 @@ from psserver.edge.record import (
     StepAtomicity,
     WorkerKey,
 )
+from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2 as messages
+
+Kind = TypeVar("Kind", bound=LabelledEnum)
+
+
+def known(kind: type[Kind], value: int) -> Kind:
+    """Reads a value of an enumeration.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE` for one that only another release knows.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        what = kind.__name__.lower()
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"{what} {value} is not one this release knows",
+        ) from None
 
 
 def identity_message(worker: WorkerKey) -> messages.WorkerIdentity:
@@ -46,16 +67,16 @@ def settings_message(settings: JobSettings) -> messages.JobSettings:
 
 
 def read_settings(message: messages.JobSettings) -> JobSettings:
-    """Reads a job's settings; those that concern the coordinator alone are default."""
+    """Reads a job's settings."""
     return JobSettings(
         job_id=message.job_id,
         shard_count=message.shard_count,
-        mode=Mode(message.mode),
+        mode=known(Mode, message.mode),
         staleness_bound=message.staleness_bound,
         workers_min=message.workers_min,
         lease_ttl_ms=message.lease_ttl_ms,
-        worker_loss_policy=LossPolicy(message.worker_loss_policy),
-        step_atomicity=StepAtomicity(message.step_atomicity),
+        worker_loss_policy=known(LossPolicy, message.worker_loss_policy),
+        step_atomicity=known(StepAtomicity, message.step_atomicity),
         backup_worker_count=message.backup_worker_count,
         is_staleness_scaled=message.staleness_scaling,
         delay_compensation=message.delay_compensation,
@@ -94,7 +115,7 @@ def read_record(message: messages.Record) -> Record:
     return Record(
         fence_number=message.fence_number,
         generation=message.generation,
-        kind=FenceKind(message.kind),
+        kind=known(FenceKind, message.kind),
         members=tuple(_read_member(member) for member in message.members),
         departures=tuple(
             Departure(
@@ -107,7 +128,7 @@ def read_record(message: messages.Record) -> Record:
         departed_step_count=message.departed_step_count,
         skipped_clocks=tuple(message.skipped_clocks),
         mixed_clocks=read_mixed(message.mixed_clocks),
-        mode=Mode(message.mode),
+        mode=known(Mode, message.mode),
         staleness_bound=message.staleness_bound,
         mode_clock=message.mode_clock,
         workers_floor=message.workers_floor,
@@ -126,7 +147,7 @@ def choice_message(choice: ClockChoice) -> messages.ClockChoice:
 
 
 def read_choice(message: messages.ClockChoice) -> ClockChoice:
-    """Reads a clock with its contributors from a process of the job's own."""
+    """Reads a clock with its contributors."""
     return ClockChoice(
         message.clock,
         tuple(map(read_identity, message.workers)),

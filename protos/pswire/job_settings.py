@@ -1,0 +1,39 @@
+"""What is fixed about a job when its coordinator starts."""
+
+from dataclasses import dataclass
+
+from pswire.membership import LossPolicy, Mode, StepAtomicity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Settings of a job, as all of its processes know them.
+
+    Attributes:
+        job_id: Unique name of the job.
+        shard_count: Shards it has.
+        mode: How workers keep together at first.
+        staleness_bound: Largest staleness in SSP, in clocks.
+        workers_min: Workers that must be there before the first clock.
+        lease_ttl_ms: Bound on the detection of a lost process.
+        worker_loss_policy: What to do when a worker is lost.
+        step_atomicity: When a push is applied.
+        backup_worker_count: In BSP, workers that a clock need not wait for.
+        is_staleness_scaled: Whether the learning rate of a push is divided by its
+            staleness, in SSP and ASP.
+        delay_compensation: Strength of delay compensation in SSP and ASP, 0 for none.
+        chunk_bytes: Bytes of a full chunk; 0 for what suits the model.
+    """
+
+    job_id: str
+    shard_count: int
+    mode: Mode = Mode.BSP
+    staleness_bound: int = 0
+    workers_min: int = 1
+    lease_ttl_ms: int = 10_000
+    worker_loss_policy: LossPolicy = LossPolicy.CONTINUE
+    step_atomicity: StepAtomicity = StepAtomicity.CHUNK
+    backup_worker_count: int = 0
+    is_staleness_scaled: bool = False
+    delay_compensation: float = 0.0
+    chunk_bytes: int = 0
