@@ -155,7 +155,7 @@ CATALOGUE: Final[Mapping[ErrorReason, ErrorCase]] = MappingProxyType(
             "RESOURCE_EXHAUSTED", False, "stay below the limit, which is fixed"
         ),
         ErrorReason.UNSUPPORTED: ErrorCase(
-            "UNIMPLEMENTED", False, "see the limits in the README"
+            "UNIMPLEMENTED", False, "see docs/limits.md"
         ),
         ErrorReason.JOB_ENDED: ErrorCase(
             "FAILED_PRECONDITION", False, "start a new coordinator and shards"

@@ -1,4 +1,4 @@
-"""How far numbers may be from those of one process: what the README promises."""
+"""How far numbers may be from those of one process: what docs/guarantees.md promises (G21)."""
 
 from typing import Final
 

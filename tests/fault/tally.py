@@ -58,7 +58,7 @@ class Tally:
         return total if total is not None and total.job_count else None
 
     def text(self) -> str:
-        """For the README."""
+        """The table, as docs/guarantees.md has it."""
         rows = [
             ("jobs of real processes", str(self.job_count)),
             ("faults injected", str(sum(self.faults.values()))),
