@@ -25,13 +25,14 @@ from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.segments import NO_SEGMENTS, Segments
 from psworker.optim.push_result import PushResult
+from psworker.optim.step_contents import StepContents
 from psworker.tensors.push_compression import PushEncoder
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
-from psworker.transport.values import PushHeader, PushReply, PushTrailer, Waiting
+from psworker.transport.values import PushHeader, PushReply, Waiting
 from psworker.transport.waiting_log import WaitingLog
 
 logger: Final = logging.getLogger("psworker")
@@ -128,33 +129,28 @@ class PushExchange:
         pushes: Each shard's part.
         source: Where chunks come from.
         chunks: All chunks of the push, in the order to send them.
-        ranges: Data behind the gradient.
-        is_discarded: Whether the gradient was thrown away here, and the push carries
-            nothing of it.
+        contents: What it carries; without its tensors once they are encoded.
+        ranges: Data behind the gradient, until it is accounted for.
         replies: The answers, once they are there.
         ahead: Calls that have sent chunks of it before it was begun, if any have.
-        on_loaded: Told when the shards have taken the state that it carries.
         encoder: Encodes its chunks in fewer bytes, if the job sends them so.
         segments: Memory shared with shards.
         has_timed_out: Whether its worker was told that it goes on with the next step.
         is_left: Whether its step has returned, and left it under way on purpose.
         asks_first: Whether another process may have sent some of it: shards are asked
             what they have.
-        publishes: Whether it has values that replace those of the job.
     """
 
     pushes: Sequence[OutgoingPush]
     source: ChunkSource
     chunks: Sequence[Chunk]
+    contents: StepContents
     ranges: tuple[DataRange, ...]
-    is_discarded: bool = False
     replies: Sequence[PushReply] | None = None
     ahead: AheadCalls | None = None
-    on_loaded: Callable[[], None] | None = None
     encoder: PushEncoder | None = None
     segments: Segments = NO_SEGMENTS
     asks_first: bool = False
-    publishes: bool = False
     has_timed_out: bool = False
     is_left: bool = False
     _encoded_count: int = 0
@@ -164,27 +160,29 @@ class PushExchange:
     def begin(
         cls,
         header: PushHeader,
-        trailer: PushTrailer,
-        source: ChunkSource,
+        contents: StepContents,
         *,
         placement: Placement,
         incarnations: Sequence[int],
         loop: EventLoop,
         segments: Segments = NO_SEGMENTS,
+        encoder: PushEncoder | None = None,
         is_forward_order: bool = False,
     ) -> Self:
         """A push of which nothing is sent yet.
 
         Args:
             header: Its identity.
-            trailer: What completes it.
-            source: Where its chunks come from.
+            contents: What it carries.
             placement: How tensors are cut.
             incarnations: Start of each shard that it is for.
             loop: Where it will run.
             segments: Memory shared with shards.
+            encoder: Makes fewer bytes of its chunks, if the job sends them so.
             is_forward_order: Whether the first layers go first, and not the last.
         """
+        source = ChunkSource(contents.tensors)
+        source.encoder = encoder
         pushes = []
         chunks = []
         for own, incarnation in zip(
@@ -196,7 +194,7 @@ class PushExchange:
             pushes.append(
                 OutgoingPush(
                     header,
-                    trailer,
+                    contents.trailer,
                     shard_incarnation=incarnation,
                     chunk_bitmap=bitmap,
                     chunk_indexes=[chunk.index for chunk in sent],
@@ -206,12 +204,20 @@ class PushExchange:
         # As a backward pass makes them, the last layers' first, or as the next forward
         # pass wants the values.
         chunks.sort(key=lambda chunk: chunk.index, reverse=not is_forward_order)
-        return cls(pushes, source, chunks, trailer.ranges, segments=segments)
+        return cls(
+            pushes,
+            source,
+            chunks,
+            contents,
+            contents.ranges,
+            encoder=encoder,
+            segments=segments,
+        )
 
     @property
     def optimizer(self) -> str:
         """Name of the optimizer that it is for."""
-        return self.pushes[0].header.optimizer
+        return self.contents.optimizer
 
     @property
     def sequence(self) -> int:
@@ -256,6 +262,7 @@ class PushExchange:
             self._encode()
             raise
         self.source = ChunkSource(())  # frees the gradients
+        self.contents = replace(self.contents, tensors=())
 
     def write_next(self, store: ValueStore) -> bool:
         """Writes what comes next; `False` when only `run` can go on."""
@@ -276,11 +283,12 @@ class PushExchange:
         State that it carried was loaded, unless the shards dropped the push: also by
         one of weight 0, and also where the gradient was thrown away here.
         """
-        if self.on_loaded is not None and not result.dropped:
-            self.on_loaded()
+        if self.contents.on_loaded is not None and not result.dropped:
+            self.contents.on_loaded()
         if self.encoder is not None:
             self.encoder.settle(is_counted=not (result.dropped or result.skipped))
-        return replace(result, outcome="dropped") if self.is_discarded else result
+        is_discarded = self.contents.is_discarded
+        return replace(result, outcome="dropped") if is_discarded else result
 
     def take_ahead(self) -> AheadCalls | None:
         """The calls that sent ahead, for the first attempt to deliver."""

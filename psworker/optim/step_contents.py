@@ -1,10 +1,14 @@
 """What the step of an optimizer carries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
+from pswire.leased_data import DataRange
 from psworker.optim.optimizer_state import States
+from psworker.transport.values import PushTrailer
 
 Groups = tuple[tuple[float, ...], ...]
 
@@ -32,3 +36,26 @@ class PushExtras:
 
 
 NO_EXTRAS: Final = PushExtras()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContents:
+    """All that one push carries.
+
+    Attributes:
+        optimizer: Name of the optimizer.
+        tensors: The gradient of each entry, or its value, `None` for none.
+        value_entries: Bits of the entries that are sent as values.
+        trailer: Weight, norm, verdict and what else completes the push.
+        ranges: Data behind the gradient, which the trailer has unless it is discarded.
+        is_discarded: Whether the gradient was thrown away here.
+        on_loaded: Called once shards have taken the state that goes with it.
+    """
+
+    optimizer: str
+    tensors: Sequence[torch.Tensor | None]
+    trailer: PushTrailer
+    value_entries: bytes = b""
+    ranges: tuple[DataRange, ...] = ()
+    is_discarded: bool = False
+    on_loaded: Callable[[], None] | None = None

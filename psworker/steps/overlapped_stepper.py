@@ -27,7 +27,12 @@ from psworker.launch.cores import usable_core_count
 from psworker.member.exchange import PushExchange
 from psworker.member.session import Session
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import (
+    NO_EXTRAS,
+    Groups,
+    PushExtras,
+    StepContents,
+)
 from psworker.steps.overlap.arriving_values import ArrivingValues
 from psworker.steps.overlap.chunk_copies import ChunkCopies
 from psworker.steps.overlap.copier import Copier
@@ -38,7 +43,6 @@ from psworker.steps.overlap.value_writer import ValueWriter
 from psworker.steps.stepper import Stepper
 from psworker.tensors.staging import Staging
 from psworker.tensors.tensor_chunks import ChunkSource
-from psworker.transport.values import PushTrailer
 
 logger: Final = logging.getLogger("psworker")
 
@@ -277,55 +281,52 @@ class OverlappedStepper(Stepper):
         return super()._lose(exchange)
 
     @override
-    def _begin(
-        self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
-    ) -> PushExchange:
+    def _begin(self, contents: StepContents) -> PushExchange:
         with self._turn:
-            header = self._next_header(spec.name)
+            header = self._next_header(contents.optimizer, contents.value_entries)
             incarnations = self._incarnations()
             ahead, self._ahead = self._ahead, None
             self._with_buffers = {
                 chunk.index
                 for entry in self._buffers.policies
-                if source.tensors[entry] is not None
+                if contents.tensors[entry] is not None
                 for chunk in self._store.placement.chunks_by_entry.get(entry, ())
             }
-            is_empty = all(tensor is None for tensor in source.tensors)
+            is_empty = all(tensor is None for tensor in contents.tensors)
+            loss_scale = contents.trailer.loss_scale
             is_other = ahead is not None and (
                 ahead.header != header
                 or ahead.incarnations != incarnations
-                or (ahead.encoder and ahead.encoder.loss_scale != trailer.loss_scale)
+                or (ahead.encoder and ahead.encoder.loss_scale != loss_scale)
             )
             if ahead is not None and (is_empty or is_other):
                 self._note_use(is_wasted=bool(is_other))
                 ahead.drop()
                 ahead = None
-            source.encoder = encoder = (
-                self.compression.encoder(
-                    header.optimizer, header.seed_text, loss_scale=trailer.loss_scale
-                )
-                if ahead is None
-                else ahead.encoder
-            )
             if ahead is None:
-                exchange = PushExchange.begin(
+                return PushExchange.begin(
                     header,
-                    trailer,
-                    source,
+                    contents,
                     placement=self._store.placement,
                     incarnations=incarnations,
                     loop=self._loop,
                     segments=self._session.shards.segments,
+                    encoder=self._encoder_of(header, contents),
                     is_forward_order=True,
                 )
-            else:
-                completed = ahead.complete(trailer, source)
-                self._note_use(is_wasted=completed.is_wasted)
-                exchange = PushExchange(
-                    completed.pushes, source, (), trailer.ranges, ahead=ahead.calls
-                )
-            exchange.encoder = encoder
-            return exchange
+            source = ChunkSource(contents.tensors)
+            source.encoder = ahead.encoder
+            completed = ahead.complete(contents.trailer, source)
+            self._note_use(is_wasted=completed.is_wasted)
+            return PushExchange(
+                completed.pushes,
+                source,
+                (),
+                contents,
+                contents.ranges,
+                ahead=ahead.calls,
+                encoder=ahead.encoder,
+            )
 
     @override
     def _conclude(self, exchange: PushExchange) -> PushResult | None:
@@ -356,7 +357,7 @@ class OverlappedStepper(Stepper):
             or not self._arrival.is_over
         ):
             return  # the step finds out what there is to do
-        header = self._next_header(optimizer)
+        header = self._next_header(optimizer, self._buffers.value_entries)
         self._ahead = SentAhead(
             header,
             self._incarnations(),

@@ -43,13 +43,17 @@ from psworker.optim.edited_values import EditedValues
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine
-from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
+from psworker.optim.step_contents import (
+    NO_EXTRAS,
+    Groups,
+    PushExtras,
+    StepContents,
+)
 from psworker.steps.arrival import Arrival
 from psworker.steps.notices import Notices
 from psworker.steps.overlap.hooks import ModelHooks
 from psworker.steps.state_exchange import StateExchange
-from psworker.tensors.push_compression import PushCompression
-from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.tensors.push_compression import PushCompression, PushEncoder
 from psworker.tensors.value_store import Scope, ValueStore, same_bytes
 from psworker.transport.values import OptimizerSettings, PushHeader, PushTrailer
 from psworker.user_calls import UserCalls
@@ -221,6 +225,28 @@ class Stepper:
         """As `step`, which sees to errors that are none of psworker's."""
         if (result := self._open(spec, extras, takes_data=True)) is not None:
             return result
+        contents = self._with_gradient(
+            spec, groups, weight, is_finite=is_finite, scale=scale, extras=extras
+        )
+        try:
+            exchange = self._begin(contents)
+        except EvictedError:
+            return self._lose(None)
+        self._has_stale_gradient = False
+        self._unfinished = exchange
+        return self._conclude(exchange)
+
+    def _with_gradient(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        weight: float | None,
+        *,
+        is_finite: bool,
+        scale: torch.Tensor | None,
+        extras: PushExtras,
+    ) -> StepContents:
+        """The gradient that is there, with its data, weight, norm and verdict."""
         held = gradients.gradients_of(spec, groups, self._store.tensors)
         loss_scale = 1.0 if scale is None else gradients.unscale(held, scale)
         loss_scale /= extras.averaged_over
@@ -247,25 +273,22 @@ class Stepper:
                     self._store,
                     is_leader=leads(*place, self.sequence_acknowledged + 1),
                 )
-        trailer = replace(
-            self._empty_trailer(groups, extras),
-            weight=weight,
-            is_finite=is_finite,
-            ranges=() if is_discarded else drawn.ranges,
-            loss_scale=loss_scale,
-            gradient_norm=norm if is_finite else 0.0,
-            averaged_buffers=averaged_buffers,
+        nothing = self._without_gradient(spec, groups, extras)
+        return replace(
+            nothing,
+            tensors=held,
+            trailer=replace(
+                nothing.trailer,
+                weight=weight,
+                is_finite=is_finite,
+                ranges=() if is_discarded else drawn.ranges,
+                loss_scale=loss_scale,
+                gradient_norm=norm if is_finite else 0.0,
+                averaged_buffers=averaged_buffers,
+            ),
+            ranges=drawn.ranges,
+            is_discarded=is_discarded,
         )
-        try:
-            exchange = self._begin(spec, trailer, ChunkSource(held))
-        except EvictedError:
-            return self._lose(None)
-        exchange.ranges = drawn.ranges
-        exchange.is_discarded = is_discarded
-        exchange.on_loaded = extras.on_loaded
-        self._has_stale_gradient = False
-        self._unfinished = exchange
-        return self._conclude(exchange)
 
     def _note_interrupted(self, before: int) -> None:
         """The script has left a step by an error of its own, such as Ctrl-C.
@@ -347,7 +370,7 @@ class Stepper:
         """Completes a push between two steps; the next one may be told of it."""
         is_behind = self.has_gradient
         result = self._finish(exchange, self._taken_back())
-        if exchange.publishes and not result.rejoined:
+        if exchange.contents.trailer.publishes and not result.rejoined:
             return  # it was no step
         # A gradient that is there already is of values before it, or of some of both.
         self._has_stale_gradient |= is_behind
@@ -369,12 +392,10 @@ class Stepper:
             extras = self._without_state(extras)  # goes with its values, by a step
         if (result := self._open(spec, extras, takes_data=False)) is not None:
             return result
-        nothing = ChunkSource([None] * len(self._store.tensors))
         try:
-            exchange = self._begin(spec, self._empty_trailer(groups, extras), nothing)
+            exchange = self._begin(self._without_gradient(spec, groups, extras))
         except EvictedError:
             return self._lose(None)
-        exchange.on_loaded = extras.on_loaded
         if not (self.pending.has_drawn and self.has_gradient):
             return self._finish(exchange, self._taken_back())
         if self._shadow is None:
@@ -537,13 +558,14 @@ class Stepper:
     ) -> PushResult:
         while True:
             unfinished = self._unfinished
-            if unfinished is None or not unfinished.publishes:
+            if unfinished is None or not unfinished.contents.trailer.publishes:
                 self._edited.note()  # what the script has edited is what it publishes
                 if self._open(spec, extras, takes_data=False) is not None:
                     continue  # an earlier step is settled, or this is a new start
                 self._shadow = None  # older than what is published
                 try:
-                    unfinished = self._begin_publish(spec, groups, values, extras)
+                    contents = self._with_values(spec, groups, values, extras)
+                    unfinished = self._begin(contents)
                 except EvictedError:
                     self._lose(None)
                     continue
@@ -584,29 +606,21 @@ class Stepper:
                 longest.worker.worker_id,
             )
 
-    def _begin_publish(
+    def _with_values(
         self,
         spec: OptimizerSpec,
         groups: Groups,
         values: Sequence[torch.Tensor | None],
         extras: PushExtras,
-    ) -> PushExchange:
-        header = self._header_of(spec.name)
-        trailer = self._empty_trailer(groups, extras)
-        exchange = PushExchange.begin(
-            replace(
-                header, value_entries=bits_to_bytes([v is not None for v in values])
-            ),
-            replace(trailer, weight=1.0, publishes=True),
-            ChunkSource(values),
-            placement=self._store.placement,
-            incarnations=self._incarnations(),
-            loop=self._loop,
-            segments=self._session.shards.segments,
+    ) -> StepContents:
+        """Values that replace those of the job."""
+        nothing = self._without_gradient(spec, groups, extras)
+        return replace(
+            nothing,
+            tensors=values,
+            value_entries=bits_to_bytes([each is not None for each in values]),
+            trailer=replace(nothing.trailer, weight=1.0, publishes=True),
         )
-        exchange.on_loaded = extras.on_loaded
-        exchange.publishes = True
-        return exchange
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -789,7 +803,7 @@ class Stepper:
 
     def _scope_of(self, exchange: PushExchange) -> Scope | None:
         """What the values that answer a push may change, None for everything."""
-        if exchange.publishes:
+        if exchange.contents.trailer.publishes:
             return None
         return self._buffers.scope_of(exchange.optimizer)
 
@@ -850,37 +864,35 @@ class Stepper:
             self._shadow = None
         return self._store
 
-    def _begin(
-        self, spec: OptimizerSpec, trailer: PushTrailer, source: ChunkSource
-    ) -> PushExchange:
+    def _begin(self, contents: StepContents) -> PushExchange:
         """The next push.
 
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        header = self._next_header(spec.name)
-        source.encoder = encoder = self.compression.encoder(
-            header.optimizer, header.seed_text, loss_scale=trailer.loss_scale
-        )
-        exchange = PushExchange.begin(
+        header = self._next_header(contents.optimizer, contents.value_entries)
+        return PushExchange.begin(
             header,
-            trailer,
-            source,
+            contents,
             placement=self._store.placement,
             incarnations=self._incarnations(),
             loop=self._loop,
             segments=self._session.shards.segments,
+            encoder=self._encoder_of(header, contents),
         )
-        exchange.encoder = encoder
-        return exchange
 
-    def _next_header(self, optimizer: str) -> PushHeader:
-        """As `_header_of`, of a push that may have buffers."""
-        header = self._header_of(optimizer)
-        values = self._buffers.value_entries
-        return replace(header, value_entries=values) if values else header
+    def _encoder_of(
+        self, header: PushHeader, contents: StepContents
+    ) -> PushEncoder | None:
+        if contents.trailer.publishes:
+            return None
+        return self.compression.encoder(
+            header.optimizer,
+            header.seed_text,
+            loss_scale=contents.trailer.loss_scale,
+        )
 
-    def _header_of(self, optimizer: str) -> PushHeader:
+    def _next_header(self, optimizer: str, value_entries: bytes) -> PushHeader:
         """The header of the next push, of the clock that the newest record says.
 
         Raises:
@@ -898,21 +910,31 @@ class Stepper:
             sequence=sequence,
             sequence_unacknowledged_min=sequence,
             clock=member.clock_of(sequence),
+            value_entries=value_entries,
         )
 
-    def _empty_trailer(self, groups: Groups, extras: PushExtras) -> PushTrailer:
-        """The trailer of a push of weight 0, without a gradient and without data."""
+    def _without_gradient(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
+    ) -> StepContents:
+        """A push of weight 0, without a gradient and without data."""
         record = self._session.membership.record
-        return PushTrailer(
+        is_of_longest = record is not None and record.has_longest(self._session.worker)
+        trailer = PushTrailer(
             weight=0.0,
             groups=groups,
             is_finite=True,
             ranges=(),
             optimizer_digest=extras.spec_digest,
             loads_state=extras.loads is not None,
-            is_of_longest=record is not None
-            and record.has_longest(self._session.worker),
+            is_of_longest=is_of_longest,
             scheduler_steps=extras.scheduler_steps,
+        )
+        return StepContents(
+            optimizer=spec.name,
+            tensors=[None] * len(self._store.tensors),
+            value_entries=self._buffers.value_entries,
+            trailer=trailer,
+            on_loaded=extras.on_loaded,
         )
 
     def _incarnations(self) -> list[int]:
@@ -992,7 +1014,7 @@ class Stepper:
         self.last_push = result
         ranges, exchange.ranges = exchange.ranges, ()
         (self.pending.drop if result.dropped else self.pending.acknowledge)(ranges)
-        self._notices.note_result(result, is_discarded=exchange.is_discarded)
+        self._notices.note_result(result, is_discarded=exchange.contents.is_discarded)
         self._unfinished = None
         return result
 

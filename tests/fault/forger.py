@@ -12,7 +12,7 @@ from psworker.member.membership import Membership
 from psworker.member.shard_calls import ShardCalls
 from psworker.optim.gradients import norm_of
 from psworker.optim.prepare import sort_objects
-from psworker.tensors.tensor_chunks import ChunkSource
+from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.status_client import JobStatus
 from psworker.transport.values import (
@@ -78,8 +78,7 @@ class Forger:
         )
         exchange = PushExchange.begin(
             header,
-            trailer,
-            ChunkSource(gradients),
+            StepContents(optimizer=spec.name, tensors=gradients, trailer=trailer),
             placement=placement,
             incarnations=[shard.incarnation for shard in self._status.shards],
             loop=self._loop,

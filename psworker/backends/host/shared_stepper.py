@@ -20,9 +20,8 @@ from psworker.optim import gradients
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
-from psworker.optim.step_contents import PushExtras
+from psworker.optim.step_contents import PushExtras, StepContents
 from psworker.steps.stepper import Stepper
-from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import Scope
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -116,43 +115,29 @@ class SharedStepper(Stepper):
             if self._lost is not None:
                 return self._lose(self._unfinished)
             return self._finish(self._unfinished, self._store)
-        norm = gradients_norm(seal)
-        is_finite = seal.is_finite and gradients.is_finite(norm)
-        held = list(mean) if is_finite and seal.weight else [None] * len(mean)
-        trailer = self._trailer(seal, held, norm if is_finite else 0.0)
-        source = ChunkSource(held)
+        contents = self._sealed(spec, seal, mean, extras)
         if is_repeat and self._is_other_start(seal.place.worker):
-            return self._settle_lost(spec, seal, trailer, source)
+            return self._settle_lost(contents, seal.place)
         try:
             if extras.loads is not None:
                 digest = seal.leading.spec_digest
                 self._states.stage(spec.name, seal.place.sequence, extras.loads, digest)
-            exchange = self._begin(spec, trailer, source)
+            exchange = self._begin(contents)
         except EvictedError:
             if not is_repeat:
                 return self._lose(None)
-            return self._settle_lost(spec, seal, trailer, source)
-        exchange.ranges = seal.drawn
-        exchange.is_discarded = seal.place.is_stale
-        exchange.on_loaded = extras.on_loaded
+            return self._settle_lost(contents, seal.place)
         exchange.asks_first = is_repeat
         return self._finish(exchange, self._store)
 
     def _is_other_start(self, worker: WorkerKey) -> bool:
         return self._session.worker != worker or self._lost is not None
 
-    def _settle_lost(
-        self,
-        spec: OptimizerSpec,
-        seal: Seal,
-        trailer: PushTrailer,
-        source: ChunkSource,
-    ) -> PushResult:
+    def _settle_lost(self, contents: StepContents, place: PushPlace) -> PushResult:
         """Joins again; whether the push counts is what the record has decided."""
-        place = seal.place
         header = PushHeader(
             job_id=self._session.settings.job_id,
-            optimizer=spec.name,
+            optimizer=contents.optimizer,
             worker=place.worker,
             generation=self.generation,
             sequence=place.sequence,
@@ -161,8 +146,7 @@ class SharedStepper(Stepper):
         )
         exchange = PushExchange.begin(
             header,
-            trailer,
-            source,
+            contents,
             placement=self._store.placement,
             incarnations=self._incarnations(),
             loop=self._loop,
@@ -170,28 +154,38 @@ class SharedStepper(Stepper):
         self._lost = LostStart(place.worker, exchange.pushes)
         return self._lose(exchange)
 
-    def _trailer(
-        self, seal: Seal, held: Sequence[torch.Tensor | None], norm: float
-    ) -> PushTrailer:
+    def _sealed(
+        self,
+        spec: OptimizerSpec,
+        seal: Seal,
+        mean: Sequence[torch.Tensor | None],
+        extras: PushExtras,
+    ) -> StepContents:
+        """What a sealed step carries: the same, byte by byte, by any leader."""
+        norm = float(seal.square_sum**0.5) if seal.weight else 0.0
+        is_finite = seal.is_finite and gradients.is_finite(norm)
+        held = list(mean) if is_finite and seal.weight else [None] * len(mean)
         leading = seal.leading
         policies = sorted(self._buffers.policies.items())
-        is_finite = seal.is_finite and gradients.is_finite(gradients_norm(seal))
         has_buffers = any(held[index] is not None for index, _ in policies)
         averaged = [each is BufferPolicy.MEAN for _, each in policies]
-        return PushTrailer(
-            weight=seal.weight,
-            groups=leading.groups,
-            is_finite=is_finite,
-            ranges=seal.ranges,
-            gradient_norm=norm,
-            optimizer_digest=leading.spec_digest,
-            loads_state=leading.loads_state,
-            is_of_longest=seal.place.is_of_longest,
-            scheduler_steps=leading.scheduler_steps,
-            averaged_buffers=bits_to_bytes(averaged) if has_buffers else b"",
+        return StepContents(
+            optimizer=spec.name,
+            tensors=held,
+            value_entries=self._buffers.value_entries,
+            trailer=PushTrailer(
+                weight=seal.weight,
+                groups=leading.groups,
+                is_finite=is_finite,
+                ranges=seal.ranges,
+                gradient_norm=norm if is_finite else 0.0,
+                optimizer_digest=leading.spec_digest,
+                loads_state=leading.loads_state,
+                is_of_longest=seal.place.is_of_longest,
+                scheduler_steps=leading.scheduler_steps,
+                averaged_buffers=bits_to_bytes(averaged) if has_buffers else b"",
+            ),
+            ranges=seal.drawn,
+            is_discarded=seal.place.is_stale,
+            on_loaded=extras.on_loaded,
         )
-
-
-def gradients_norm(seal: Seal) -> float:
-    """The L2 norm of a sealed gradient; may be infinite or not a number."""
-    return float(seal.square_sum**0.5) if seal.weight else 0.0

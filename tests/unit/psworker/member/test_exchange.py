@@ -1,20 +1,23 @@
 """A delivery that brings values faster than they are asked for."""
 
 import asyncio
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from pswire.frames import RESPONSE_CHUNK_FIELD, encode_chunk, split_fields
+from pswire.membership import WorkerKey
 from pswire.placement import place
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
-from psworker.member.exchange import Incoming
+from psworker.member.exchange import Incoming, PushExchange
+from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.shard_client import Receiver
-from psworker.transport.values import PushReply
+from psworker.transport.values import PushHeader, PushReply, PushTrailer
 
 CHUNK_COUNT = 100
 CHUNK_ELEMENTS = 16
@@ -65,3 +68,42 @@ def test_surplus_values_are_written_while_others_are_still_to_come(
 
     assert written == [*range(1, 37), *[0.0] * 64]
     assert weight[:, 0].tolist() == [*range(1, CHUNK_COUNT + 1)]
+
+
+def test_a_push_keeps_no_gradient_once_it_is_encoded(loop: EventLoop) -> None:
+    # The script may need the memory for its next ones while the push is under way.
+    entry = SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32)
+    gradient = torch.ones(4)
+    kept = weakref.ref(gradient)
+    trailer = PushTrailer(weight=1.0, groups=(), is_finite=True, ranges=())
+    header = PushHeader(
+        job_id="job",
+        optimizer="optimizer",
+        worker=WorkerKey("w0", 1),
+        generation=1,
+        sequence=1,
+        sequence_unacknowledged_min=1,
+        clock=1,
+    )
+    exchange = PushExchange.begin(
+        header,
+        StepContents(optimizer="optimizer", tensors=[gradient], trailer=trailer),
+        placement=place(ModelSchema((entry,)), 1),
+        incarnations=[1],
+        loop=loop,
+    )
+    del gradient
+    goes_on = asyncio.Event()
+
+    async def deliver(_: Receiver) -> Sequence[PushReply]:
+        await goes_on.wait()
+        return []
+
+    assert kept() is not None
+    exchange.start(loop, deliver)
+    assert kept() is None
+
+    loop.notify(goes_on)
+    exchange.run(
+        loop, deliver, ValueStore([torch.zeros(4)], place(ModelSchema((entry,)), 1))
+    )
