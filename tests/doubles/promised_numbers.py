@@ -1,4 +1,4 @@
-"""How far numbers may be from those of one process: what docs/guarantees.md promises (G21)."""
+"""How far numbers may be from those of one process: see G21 of docs/guarantees.md."""
 
 from typing import Final
 
