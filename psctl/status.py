@@ -13,7 +13,7 @@ from pswire.addresses import Address
 from pswire.byte_text import byte_text
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from pswire.names import printable
 from pswire.reasons import Refusal
 from psworker.errors import error_of_refusal
@@ -25,8 +25,8 @@ from psworker.launch.reachability import (
 from psworker.transport.call_error import CallError
 from psworker.transport.status_client import (
     JobStatus,
-    ShardState,
-    WorkerState,
+    ShardStatus,
+    WorkerStatus,
     fetch_status,
 )
 
@@ -83,7 +83,7 @@ def ask(
         question.close()
 
 
-def lag_of(worker: WorkerState, status: JobStatus) -> int | None:
+def lag_of(worker: WorkerStatus, status: JobStatus) -> int | None:
     """Completed clocks a member is behind the one that is ahead.
 
     None for who has no clock. In BSP all have completed the same ones, also who does
@@ -94,7 +94,7 @@ def lag_of(worker: WorkerState, status: JobStatus) -> int | None:
     return max(each.clock for each in status.workers if each.is_member) - worker.clock
 
 
-def clock_of(shard: ShardState, mode: Mode) -> int:
+def clock_of(shard: ShardStatus, mode: Mode) -> int:
     """Newest clock that all members have completed on a shard.
 
     Clocks are closed in BSP only; in the other modes that number would stand still,
@@ -154,7 +154,7 @@ def _settings_json(settings: JobSettings) -> dict[str, object]:
     }
 
 
-def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
+def _worker_json(worker: WorkerStatus, status: JobStatus) -> dict[str, object]:
     return {
         "worker_id": worker.worker_id,
         "incarnation": worker.incarnation,
@@ -172,7 +172,7 @@ def _worker_json(worker: WorkerState, status: JobStatus) -> dict[str, object]:
     }
 
 
-def _shard_json(shard: ShardState, mode: Mode) -> dict[str, object]:
+def _shard_json(shard: ShardStatus, mode: Mode) -> dict[str, object]:
     waiting = shard.waiting
     return {
         "shard_index": shard.shard_index,
@@ -349,7 +349,7 @@ def _epoch_text(epoch: EpochReport) -> str:
     )
 
 
-def _staleness_text(shards: tuple[ShardState, ...]) -> str:
+def _staleness_text(shards: tuple[ShardStatus, ...]) -> str:
     """How many pushes had which staleness, over all shards; empty when none had."""
     length = max((len(shard.staleness_counts) for shard in shards), default=0)
     totals = [0] * length
@@ -418,11 +418,13 @@ def _worker_table(status: JobStatus) -> str:
     )
 
 
-def _state_text(worker: WorkerState, awaited: Collection[str]) -> str:
+def _state_text(worker: WorkerStatus, awaited: Collection[str]) -> str:
     """The state, and whether shards wait for this worker, who is a member then."""
     if not worker.is_member or worker.worker_id not in awaited:
         return worker.state
-    return "awaited" if worker.state == "member" else f"{worker.state}, awaited"
+    return (
+        "awaited" if worker.state is WorkerState.MEMBER else f"{worker.state}, awaited"
+    )
 
 
 def _trimmed(counts: tuple[int, ...]) -> list[int]:

@@ -1,7 +1,53 @@
-"""Data of an epoch that a worker has leased, and what it says became of it."""
+"""How an epoch of data is cut, and what a worker leases and reports of it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from pswire.reasons import ErrorReason, Refusal
+
+Origin = int | bytes
+"""What an epoch's order is drawn from: the job's seed, or a worker's random state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochShape:
+    """How an epoch is cut, known before its order is drawn.
+
+    Attributes:
+        position_count: Positions of the epoch: samples, or batches where these
+            differ in size.
+        batch_size: Positions of a batch, at least 1.
+        drop_last: Whether a last, smaller batch is left out.
+    """
+
+    position_count: int
+    batch_size: int
+    drop_last: bool
+
+    def validate(self) -> None:
+        """Checks a client's numbers.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`.
+        """
+        if self.position_count < 0 or self.batch_size < 1:
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE,
+                f"an epoch of {self.position_count} positions in batches of "
+                f"{self.batch_size} is none",
+            )
+
+    @property
+    def usable_count(self) -> int:
+        """Positions that are dealt."""
+        if self.drop_last:
+            return self.position_count - self.position_count % self.batch_size
+        return self.position_count
+
+    @property
+    def batch_count(self) -> int:
+        """Batches of the whole epoch, over all workers."""
+        return -(-self.usable_count // self.batch_size)
 
 
 class DataRange(NamedTuple):

@@ -5,7 +5,7 @@ A record holds the whole membership, so that the newest one is all a process nee
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
 NAME_CHARACTERS_SHOWN: Final = 64
@@ -76,6 +76,19 @@ _PURPOSES = {
     FenceKind.MODE: "a change of the mode",
     FenceKind.CUT: "a snapshot",
 }
+
+
+class WorkerState(StrEnum):
+    """Stage of one start of one worker."""
+
+    REGISTERED = "registered"
+    JOINING = "joining"
+    MEMBER = "member"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    LEAVING = "leaving"
+    LEFT = "left"
+    EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

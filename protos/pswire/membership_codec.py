@@ -1,6 +1,8 @@
 """Members, records and clocks <-> their messages."""
 
+import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import TypeVar
 
 from pswire.job_settings import JobSettings
@@ -8,7 +10,6 @@ from pswire.membership import (
     ClockChoice,
     Departure,
     FenceKind,
-    LabelledEnum,
     LossPolicy,
     Member,
     MixedClock,
@@ -20,10 +21,10 @@ from pswire.membership import (
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2 as messages
 
-Kind = TypeVar("Kind", bound=LabelledEnum)
+Kind = TypeVar("Kind", bound=Enum)
 
 
-def known(kind: type[Kind], value: int) -> Kind:
+def known(kind: type[Kind], value: int | str) -> Kind:
     """Reads a value of an enumeration.
 
     Raises:
@@ -32,7 +33,7 @@ def known(kind: type[Kind], value: int) -> Kind:
     try:
         return kind(value)
     except ValueError:
-        what = kind.__name__.lower()
+        what = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"{what} {value} is not one this release knows",

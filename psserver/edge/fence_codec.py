@@ -1,7 +1,7 @@
 """A shard's answer to a fence <-> its message."""
 
 from psserver.edge.fence_report import FenceReport, WorkerHolding
-from psserver.edge.identity_codec import range_message, read_ranges
+from pswire.data_codec import range_messages, read_ranges
 from pswire.membership_codec import (
     choice_message,
     identity_message,
@@ -64,14 +64,16 @@ def read_fence_report(message: messages.ReportFenceRequest) -> FenceReport:
 
 
 def _holding_message(holding: WorkerHolding) -> messages.WorkerReport:
+    sequences = [sequence for sequence, _ in holding.ranges]
+    pieces = [piece for _, piece in holding.ranges]
     return messages.WorkerReport(
         worker=identity_message(holding.worker),
         complete_sequence=holding.complete_sequence,
         trailer_sequence=holding.trailer_sequence,
         touched_sequence=holding.touched_sequence,
         ranges=[
-            messages.PushedRange(sequence=sequence, range=range_message(piece))
-            for sequence, piece in holding.ranges
+            messages.PushedRange(sequence=sequence, range=piece)
+            for sequence, piece in zip(sequences, range_messages(pieces), strict=True)
         ],
     )
 

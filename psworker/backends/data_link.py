@@ -7,10 +7,8 @@ after it.
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from pswire.leased_data import DataReport
+from pswire.leased_data import DataReport, EpochShape, Origin
 from pswire.membership import Mode
-from psworker.data.order import EpochShape
-from psworker.data.origin import Origin
 from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 from psworker.event_loop import EventLoop, LoopFuture
@@ -116,11 +114,9 @@ class DataLink:
                 self._session.worker,
                 loader,
                 epoch,
-                position_count=shape.position_count,
-                batch_size=shape.batch_size,
-                drop_last=shape.drop_last,
-                origin=origin,
-                report=report,
+                shape,
+                origin,
+                report,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )
 

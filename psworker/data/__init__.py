@@ -1,9 +1,10 @@
 """Leased data loading: the batches of an epoch, shared out while it goes on; splits."""
 
 from pswire.epoch_report import EpochReport
+from pswire.leased_data import EpochShape
 from psworker.data.counted import CountedLoader
 from psworker.data.loader import LeasedLoader, prepare_loader
-from psworker.data.order import EpochShape, LoaderRefused
+from psworker.data.order import LoaderRefused
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.data.split_value import Parts, Split, SplitRecipe
 from psworker.data.splitting import split

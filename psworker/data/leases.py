@@ -11,10 +11,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.repeats import next_due
-from psworker.data.order import EpochShape
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
 

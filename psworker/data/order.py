@@ -24,8 +24,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from pswire.leased_data import EpochShape, Origin
 from psworker.data.origin import (
-    Origin,
     copy_generators,
     drawing_from,
     draws_by_generator,
@@ -45,28 +45,6 @@ _DRY_RUN_SEED: Final = 0
 
 class LoaderRefused(UnsupportedError, TypeError):
     """A loader that can't be leased; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochShape:
-    """What the coordinator must know of an epoch before its order is drawn.
-
-    Attributes:
-        position_count: Positions of the epoch: samples, or batches where these
-            differ in size.
-        batch_size: Positions of a batch.
-        drop_last: Whether a last, smaller batch is left out.
-    """
-
-    position_count: int
-    batch_size: int
-    drop_last: bool
-
-    @property
-    def batch_count(self) -> int:
-        """Batches of the whole epoch, over all workers."""
-        full, rest = divmod(self.position_count, self.batch_size)
-        return full if self.drop_last or not rest else full + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +113,13 @@ class OrderSource:
             return self._looked_at().shape
         sampler: Any = self._sampler
         if batch_sampler is None:
-            return EpochShape(len(sampler), 1, drop_last=False)
+            return EpochShape(
+                position_count=len(sampler), batch_size=1, drop_last=False
+            )
         return EpochShape(
-            len(sampler), batch_sampler.batch_size, batch_sampler.drop_last
+            position_count=len(sampler),
+            batch_size=batch_sampler.batch_size,
+            drop_last=batch_sampler.drop_last,
         )
 
     def begin(self, epoch: int) -> "EpochDraw":
@@ -358,8 +340,12 @@ def _shape_of(batches: list[Any]) -> tuple[EpochShape, bool]:
     sizes = [len(batch) for batch in batches]
     size = sizes[0] if sizes else 1
     if any(other != size for other in sizes[:-1]) or (sizes and sizes[-1] > size):
-        return EpochShape(len(sizes), 1, drop_last=False), True
-    return EpochShape(sum(sizes), max(1, size), drop_last=False), False
+        return EpochShape(
+            position_count=len(sizes), batch_size=1, drop_last=False
+        ), True
+    return EpochShape(
+        position_count=sum(sizes), batch_size=max(1, size), drop_last=False
+    ), False
 
 
 def _drawing_by(sampler: Any, generator: torch.Generator | None) -> Any:  # noqa: ANN401

@@ -22,10 +22,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from pswire.leased_data import Origin
 from psworker.errors import DataOrderError
-
-Origin = int | bytes
-"""The job's seed of the epoch, or the random state of the worker that opened it."""
 
 NO_ORIGIN: Final = b""
 """Of an order in which nothing is random."""

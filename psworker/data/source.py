@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange, DataReport
-from psworker.data.order import EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from psworker.data.pending import PendingData
 
 if TYPE_CHECKING:
-    from psworker.data.origin import Origin
+    from pswire.leased_data import Origin
     from psworker.event_loop import LoopFuture
 
 

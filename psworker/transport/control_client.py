@@ -4,9 +4,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pswire.channels import ChannelKind, aio_channel
+from pswire.data_codec import (
+    read_epoch,
+    read_ranges,
+    read_split,
+    report_fields,
+    split_message,
+)
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
 from pswire.membership_codec import identity_message, read_identity, read_settings
@@ -176,9 +183,7 @@ class ControlClient:
                 job_id=self._job_id,
                 worker=identity_message(worker),
                 sequence=sequence,
-                consumed=map(messages.range_to_message, report.consumed),
-                dropped=map(messages.range_to_message, report.dropped),
-                skipped=map(messages.range_to_message, report.skipped),
+                **report_fields(report),
                 signal=signal_name,
                 process_id=self._process_id,
             ),
@@ -190,14 +195,12 @@ class ControlClient:
         worker: WorkerKey,
         loader: str,
         epoch: int,
-        *,
-        position_count: int,
-        batch_size: int,
-        drop_last: bool,
+        shape: EpochShape,
         origin: bytes,
         report: DataReport,
+        *,
         timeout_s: float,
-    ) -> int | bytes:
+    ) -> Origin:
         """Opens an epoch of a loader; what its order is drawn from. Idempotent."""
         response = await self._call(
             self._stub.OpenEpoch,
@@ -206,13 +209,11 @@ class ControlClient:
                 worker=identity_message(worker),
                 loader=loader,
                 epoch=epoch,
-                position_count=position_count,
-                batch_size=batch_size,
-                drop_last=drop_last,
+                position_count=shape.position_count,
+                batch_size=shape.batch_size,
+                drop_last=shape.drop_last,
                 origin=origin,
-                consumed=map(messages.range_to_message, report.consumed),
-                dropped=map(messages.range_to_message, report.dropped),
-                skipped=map(messages.range_to_message, report.skipped),
+                **report_fields(report),
             ),
             timeout_s,
         )
@@ -241,18 +242,16 @@ class ControlClient:
                 loader=loader,
                 epoch=epoch,
                 order_digest=order_digest,
-                consumed=map(messages.range_to_message, report.consumed),
-                dropped=map(messages.range_to_message, report.dropped),
-                skipped=map(messages.range_to_message, report.skipped),
+                **report_fields(report),
                 batch_count_max=batch_count_max,
                 wait=wait,
             ),
             timeout_s,
         )
         return (
-            tuple(map(messages.range_of, response.ranges)),
+            read_ranges(response.ranges),
             response.closed,
-            messages.epoch_report_of(response.account) if response.closed else None,
+            read_epoch(response.account) if response.closed else None,
         )
 
     async def record_split(
@@ -264,11 +263,11 @@ class ControlClient:
             pb.RecordSplitRequest(
                 job_id=self._job_id,
                 worker=identity_message(worker),
-                split=messages.split_to_message(split),
+                split=split_message(split),
             ),
             timeout_s,
         )
-        return messages.split_of(response.recorded)
+        return read_split(response.recorded)
 
     async def list_splits(
         self, name: str = "", *, timeout_s: float
@@ -279,7 +278,7 @@ class ControlClient:
             pb.ListSplitsRequest(protocol_version=PROTOCOL_VERSION, name=name),
             timeout_s,
         )
-        return tuple(map(messages.split_of, response.splits))
+        return tuple(map(read_split, response.splits))
 
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float

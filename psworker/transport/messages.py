@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 
 from pswire.awaited import Awaited
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange
+from pswire.data_codec import range_messages
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode
 from pswire.membership_codec import identity_message, known, read_record
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
-from pswire.recorded_split import RecordedSplit
 from pswire.schema_codec import schema_from_message
 from pswire.v1 import (
     coordinator_service_pb2,
@@ -81,59 +79,6 @@ def watch_event_of(
     return None
 
 
-def range_to_message(data_range: DataRange) -> push_pb2.DataRange:
-    """A run of positions."""
-    return push_pb2.DataRange(
-        loader=data_range.loader,
-        epoch=data_range.epoch,
-        start=data_range.start,
-        stop=data_range.stop,
-    )
-
-
-def epoch_report_of(message: coordinator_service_pb2.EpochAccount) -> EpochReport:
-    """Reads what became of an epoch."""
-    return EpochReport(
-        loader=message.loader,
-        epoch=message.epoch,
-        count=message.position_count,
-        seen_once=message.seen_once_count,
-        seen_again=message.seen_again_count,
-        torn=message.torn_count,
-        dropped=message.dropped_count,
-        skipped=message.skipped_count,
-        never=message.never_count,
-        left_out=message.left_out_count,
-        is_over=message.closed,
-    )
-
-
-def split_of(message: coordinator_service_pb2.SplitRecord) -> RecordedSplit:
-    """Reads a recorded split."""
-    return RecordedSplit(
-        name=message.name,
-        recipe=message.recipe,
-        digest=message.digest,
-        item_count=message.item_count,
-        recorder=message.recorder,
-    )
-
-
-def split_to_message(split: RecordedSplit) -> coordinator_service_pb2.SplitRecord:
-    """Writes a split to be recorded."""
-    return coordinator_service_pb2.SplitRecord(
-        name=split.name,
-        recipe=split.recipe,
-        digest=split.digest,
-        item_count=split.item_count,
-    )
-
-
-def range_of(message: push_pb2.DataRange) -> DataRange:
-    """A run of positions."""
-    return DataRange(message.loader, message.epoch, message.start, message.stop)
-
-
 def header_bytes(header: values.PushHeader, shard_incarnation: int) -> bytes:
     """A push's header for one shard."""
     return push_pb2.PushHeader(
@@ -161,7 +106,7 @@ def trailer_bytes(trailer: values.PushTrailer, chunk_bitmap: bytes) -> bytes:
         loss_scale=trailer.loss_scale,
         averaged_buffers=trailer.averaged_buffers,
         chunk_bitmap=chunk_bitmap,
-        ranges=[range_to_message(each) for each in trailer.ranges],
+        ranges=range_messages(trailer.ranges),
         gradient_norm=trailer.gradient_norm,
         optimizer_digest=trailer.optimizer_digest,
         loads_state=trailer.loads_state,

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
+from pswire.data_codec import read_epoch, read_split
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known, read_settings
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as pb
@@ -27,13 +28,13 @@ ANSWER_MARGIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
+class WorkerStatus:
     """One worker; rank, `silent_ms` and `step_ms` are -1 where there is none."""
 
     worker_id: str
     incarnation: int
     rank: int
-    state: str
+    state: WorkerState
     clock: int
     lead: int
     silent_ms: int
@@ -50,7 +51,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardState:
+class ShardStatus:
     """One shard; `silent_ms` is -1 if it was never heard of."""
 
     shard_index: int
@@ -103,8 +104,8 @@ class JobStatus:
     generation: int
     workers_floor: int
     evicted_count: int
-    workers: tuple[WorkerState, ...]
-    shards: tuple[ShardState, ...]
+    workers: tuple[WorkerStatus, ...]
+    shards: tuple[ShardStatus, ...]
     waiting_for: str
     snapshot_version: int
     tensor_count: int
@@ -196,17 +197,17 @@ def status_of(message: pb.GetStatusResponse) -> JobStatus:
         failure=message.failure,
         clip_grad_norm=message.clip_grad_norm,
         compression=message.compression,
-        splits=tuple(map(messages.split_of, message.splits)),
-        epochs=tuple(map(messages.epoch_report_of, message.epochs)),
+        splits=tuple(map(read_split, message.splits)),
+        epochs=tuple(map(read_epoch, message.epochs)),
     )
 
 
-def _worker_of(message: pb.WorkerStatus) -> WorkerState:
-    return WorkerState(
+def _worker_of(message: pb.WorkerStatus) -> WorkerStatus:
+    return WorkerStatus(
         worker_id=message.worker.worker_id,
         incarnation=message.worker.incarnation,
         rank=message.rank,
-        state=message.state,
+        state=known(WorkerState, message.state),
         clock=message.clock,
         lead=message.lead,
         silent_ms=message.silent_ms,
@@ -218,9 +219,9 @@ def _worker_of(message: pb.WorkerStatus) -> WorkerState:
     )
 
 
-def _shard_of(message: pb.ShardStatus) -> ShardState:
+def _shard_of(message: pb.ShardStatus) -> ShardStatus:
     is_waiting = message.HasField("waiting")
-    return ShardState(
+    return ShardStatus(
         shard_index=message.shard.shard_index,
         incarnation=message.shard.incarnation,
         state=message.state,

@@ -4,19 +4,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.data.epoch_ledger import EpochShape as CoreShape
 from psserver.coordinator.core.data.ledger import DataLedger
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import WorkerKey
-from psworker.data import EpochShape, Lease, LeaseRequest
+from psworker.data import Lease, LeaseRequest
 from psworker.data.pending import DrawnData, PendingData
 from psworker.data.source import part_in_rounds
 from psworker.errors import EvictedError
 from psworker.event_loop import LoopFuture
 
 if TYPE_CHECKING:
-    from psworker.data.origin import Origin
+    from pswire.leased_data import Origin
 
 
 class LedgerJob:
@@ -68,22 +66,8 @@ class LedgerJob:
 
 
 def _lease(ranges: list[DataRange], book: EpochLedger) -> Lease:
-    account = book.account
-    report = EpochReport(
-        loader=account.loader,
-        epoch=account.epoch,
-        count=account.position_count,
-        seen_once=account.seen_once_count,
-        seen_again=account.seen_again_count,
-        torn=account.torn_count,
-        dropped=account.dropped_count,
-        skipped=account.skipped_count,
-        never=account.never_count,
-        left_out=account.left_out_count,
-        is_over=account.is_closed,
-    )
     told = tuple(DataRange(*each) for each in ranges)
-    return Lease(told, book.is_closed, report if book.is_closed else None)
+    return Lease(told, book.is_closed, book.report if book.is_closed else None)
 
 
 def _fields(data_range: DataRange) -> tuple[str, int, int, int]:
@@ -138,15 +122,8 @@ class LedgerSource:
     ) -> "LoopFuture[Origin]":
         future: LoopFuture[Origin] = LoopFuture()
         self.job.take_report(self.key, report)
-        core_shape = CoreShape(
-            position_count=shape.position_count,
-            batch_size=shape.batch_size,
-            drop_last=shape.drop_last,
-        )
         future.set_result(
-            self.job.ledger.open_epoch(
-                self.key, loader, epoch, core_shape, origin=origin
-            )
+            self.job.ledger.open_epoch(self.key, loader, epoch, shape, origin=origin)
         )
         self.job.retry()
         return future

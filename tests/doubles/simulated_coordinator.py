@@ -21,11 +21,11 @@ from psserver.coordinator.core.coordinator_effects import (
     ReleaseImage,
     SchemaFixed,
 )
-from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
-from pswire.membership import Departure, Mode, Record, WorkerKey
+from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import FIRST, SCHEMA

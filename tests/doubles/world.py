@@ -7,7 +7,6 @@ which thread ends, whose turn it is, what breaks. The same seed gives the same r
 import random
 from collections.abc import Callable
 
-from psserver.coordinator.core.roster import WorkerState
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard_state import ShardRules
@@ -17,6 +16,7 @@ from pswire.membership import (
     Mode,
     StepAtomicity,
     WorkerKey,
+    WorkerState,
 )
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal

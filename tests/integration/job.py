@@ -25,7 +25,6 @@ import uvloop
 import psworker
 from psserver.config import CoordinatorConfig, ListenConfig, ShardConfig
 from psserver.coordinator import daemon as coordinator_daemon
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge import lifecycle
@@ -34,7 +33,7 @@ from psserver.edge.job_failed import JobFailedError
 from psserver.shard import daemon as shard_daemon
 from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
-from pswire.membership import Record, WorkerKey
+from pswire.membership import Record, WorkerKey, WorkerState
 from tests.doubles.free_addresses import free_address
 
 T = TypeVar("T")

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.coordinator.core.roster import WorkerState
 from psserver.shard.host.shard_host import ShardHost
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
 
 

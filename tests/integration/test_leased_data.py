@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import psworker
 from psserver.coordinator.core.coordinator_effects import Persist
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.storage.job_store import JobStore
+from pswire.membership import WorkerState
 from tests.integration.job import Crew, Job, connect, run_workers
 
 SAMPLE_COUNT = 60

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from psserver.coordinator.core.data.epoch_account import EpochAccount
-from psserver.coordinator.core.roster import WorkerState
-from pswire.membership import Mode
+from pswire.epoch_report import EpochReport
+from pswire.membership import Mode, WorkerState
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.streams import Numbers
@@ -47,9 +46,9 @@ def _step(
     optimizer.zero_grad()
 
 
-def _accounts(job: Job) -> list[EpochAccount]:
+def _reports(job: Job) -> list[EpochReport]:
     ledger = job.coordinator.core.ledger
-    return job.ask(lambda: [each.account for each in ledger.epochs()])
+    return job.ask(lambda: [each.report for each in ledger.epochs()])
 
 
 @pytest.mark.timeout(240)
@@ -194,10 +193,10 @@ def test_a_fast_worker_takes_more_than_its_equal_part(tmp_path: Path) -> None:
 
     with Job(tmp_path, workers_min=2, mode=Mode.ASP) as job:
         counts = run_workers({"slow": work, "fast": work})
-        (account,) = _accounts(job)
+        (report,) = _reports(job)
     assert counts["fast"] >= 16
     assert sum(counts.values()) == 24
-    assert account.is_plain
+    assert report.is_complete
 
 
 def test_a_worker_whose_stream_ends_early_stops_nobody(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psserver.coordinator.core.roster import WorkerState
-from pswire.membership import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity, WorkerState
 from tests.integration.job import Job, connect
 
 CANCELLED = "RPC cancelled"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from psserver.coordinator.core.roster import WorkerState
+from pswire.membership import WorkerState
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation, run_workers

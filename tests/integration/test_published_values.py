@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.coordinator.core.roster import WorkerState
 from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
-from pswire.membership import Mode, StepAtomicity
+from pswire.membership import Mode, StepAtomicity, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import ConfigurationError, OptimizerMismatchError
 from tests.doubles.chunk_sizes import cut_into

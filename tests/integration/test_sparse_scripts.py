@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psserver.coordinator.core.roster import WorkerState
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from psworker.errors import UnsupportedError
 from psworker.optim.optimizer import PreparedOptimizer
 from tests.doubles.chunk_sizes import cut_into

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.coordinator.core.roster import WorkerState
 from pswire.addresses import Address, parse_address
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from psworker.member.session import LEAVE_TIMEOUT_S
 from psworker.worker_connection import WorkerConnection
 from tests.doubles.child_process import killed_at_end

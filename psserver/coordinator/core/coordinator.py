@@ -29,7 +29,6 @@ from psserver.coordinator.core.roster import (
     Brought,
     Roster,
     WorkerEntry,
-    WorkerState,
 )
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import ModelMemory
@@ -38,7 +37,7 @@ from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.leased_data import DataRange
-from pswire.membership import FenceKind, Mode, Record, WorkerKey
+from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ModelSchema, OptimizerSpec
 

@@ -34,12 +34,12 @@ from psserver.coordinator.core.fence_series import NUMBERS_PER_START, FenceSerie
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.loss import heir_of, is_deserted, wanted_change
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
-from psserver.coordinator.core.roster import Roster, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap
 from psserver.coordinator.core.snapshots import SnapshotList
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.membership import FenceKind, Mode, Record, StepAtomicity
+from pswire.membership import FenceKind, Mode, Record, StepAtomicity, WorkerState
 
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before

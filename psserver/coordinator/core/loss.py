@@ -6,11 +6,11 @@ together with a replacement under the same worker id.
 """
 
 from psserver.coordinator.core.fence import MembershipChange, floor_of
-from psserver.coordinator.core.roster import PRESENT, Roster, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import PRESENT, Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap
 from pswire.awaited import NOT_KNOWN, Awaited
 from pswire.job_settings import JobSettings
-from pswire.membership import Departure, LossPolicy, Record, WorkerKey
+from pswire.membership import Departure, LossPolicy, Record, WorkerKey, WorkerState
 
 
 def is_deserted(roster: Roster, record: Record) -> bool:

@@ -7,12 +7,11 @@ come back within the grace it is *lost*: still a member, until a fence may take 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from pswire.awaited import NOT_KNOWN
 from pswire.limits import NAME_BYTES_MAX
-from pswire.membership import WorkerKey
+from pswire.membership import WorkerKey, WorkerState
 from pswire.names import check_worker_id
 from pswire.reasons import ErrorReason, Refusal
 
@@ -20,19 +19,6 @@ ENDED_KEPT_LEASES = 12
 """Leases for which a start that is over is remembered, unless a newer start of the same
 worker comes first. Its process may ask again to leave, whose answer was lost, and is
 told that it has left; later it is told that it is closed, which is as true."""
-
-
-class WorkerState(Enum):
-    """Stage of one start of one worker."""
-
-    REGISTERED = "registered"
-    JOINING = "joining"
-    MEMBER = "member"
-    SUSPECT = "suspect"
-    LOST = "lost"
-    LEAVING = "leaving"
-    LEFT = "left"
-    EVICTED = "evicted"
 
 
 GONE = (WorkerState.LEFT, WorkerState.EVICTED)
@@ -172,7 +158,7 @@ class Roster:
             raise Refusal(
                 ErrorReason.WORKER_ID_TAKEN,
                 f"worker id {chosen[:64]!r} belongs to a process{holder.where} that is "
-                f"{holder.state.value}",
+                f"{holder.state}",
                 worker_id=chosen,
             )
         return self._begin(chosen, process_id, address, now_ms)

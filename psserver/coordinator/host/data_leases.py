@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import Persist
-from psserver.coordinator.core.data.epoch_account import EpochAccount
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape, Origin
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import LedgerMemento
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.changes import Changes
 from psserver.edge.monotonic import now_ms
-from pswire.leased_data import DataRange, DataReport
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
 
 if TYPE_CHECKING:
     from pswire.membership import WorkerKey
@@ -166,24 +166,24 @@ class DataLeases:
         if ended:
             self._open = [each for each in self._open if not each.is_closed]
         for ledger in ended:
-            account = ledger.account
-            level = logging.INFO if account.is_plain else logging.WARNING
-            log.log(level, "%s", _account_text(account))
+            report = ledger.report
+            level = logging.INFO if report.is_complete else logging.WARNING
+            log.log(level, "%s", _report_text(report))
 
 
-def _account_text(account: EpochAccount) -> str:
+def _report_text(report: EpochReport) -> str:
     counts = {
-        "seen once": account.seen_once_count,
-        "seen more than once": account.seen_again_count,
-        "torn": account.torn_count,
-        "dropped": account.dropped_count,
-        "skipped": account.skipped_count,
-        "never seen": account.never_count,
-        "left out with drop_last": account.left_out_count,
+        "seen once": report.seen_once,
+        "seen more than once": report.seen_again,
+        "torn": report.torn,
+        "dropped": report.dropped,
+        "skipped": report.skipped,
+        "never seen": report.never,
+        "left out with drop_last": report.left_out,
     }
     parts = [f"{count} {name}" for name, count in counts.items() if count]
     what = ", ".join(parts) or "none was to be dealt"
     return (
-        f"epoch {account.epoch} of {account.loader[:64]!r} is over: of "
-        f"{account.position_count} positions {what}"
+        f"epoch {report.epoch} of {report.loader[:64]!r} is over: of "
+        f"{report.count} positions {what}"
     )

@@ -13,12 +13,11 @@ from types import MappingProxyType
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.host.data_leases import DataWait
 from psserver.edge.coordinator_settings import JobPhase
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
-from pswire.membership import Mode, WorkerKey
+from pswire.membership import Mode, WorkerKey, WorkerState
 from pswire.repeats import next_due
 
 log = logging.getLogger("psserver.coordinator")

@@ -3,9 +3,10 @@
 from typing import Protocol
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
-from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.identity_codec import worker_key
+from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2
 
@@ -92,7 +93,7 @@ class Callers:
         if entry.state in (*GONE, WorkerState.REGISTERED, WorkerState.JOINING):
             raise Refusal(
                 ErrorReason.NOT_STARTED,
-                f"{entry.worker} is {entry.state.value}, data is leased to members",
+                f"{entry.worker} is {entry.state}, data is leased to members",
             )
         return entry
 

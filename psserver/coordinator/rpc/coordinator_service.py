@@ -6,7 +6,6 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
-from psserver.coordinator.rpc.split_control import SplitControl
 from psserver.coordinator.rpc.worker_control import WorkerControl
 
 SERVICE = "pswire.v1.CoordinatorService"
@@ -20,7 +19,6 @@ def coordinator_handler(host: CoordinatorHost) -> grpc.GenericRpcHandler:
             **ShardControl(host).methods(),
             **WorkerControl(host).methods(),
             **DataControl(host).methods(),
-            **SplitControl(host).methods(),
             **PublicControl(host).methods(),
         },
     )

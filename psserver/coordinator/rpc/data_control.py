@@ -1,17 +1,23 @@
-"""What workers call at the coordinator about their data."""
+"""What workers call at the coordinator about their data, and readers about splits."""
 
-from psserver.coordinator.core.data.epoch_ledger import EpochShape
+from dataclasses import replace
+
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.account_codec import account_message
 from psserver.coordinator.rpc.callers import Callers
 from psserver.edge.guard import Context
-from psserver.edge.identity_codec import read_ranges
+from psserver.edge.identity_codec import check_protocol
 from psserver.edge.methods import Methods, answered
-from pswire.leased_data import DataReport
+from pswire.data_codec import (
+    epoch_message,
+    range_messages,
+    read_report,
+    read_split,
+    split_message,
+)
+from pswire.leased_data import EpochShape
 from pswire.names import check_name
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
-from pswire.v1 import push_pb2
 
 BATCH_COUNT_MAX = 1024
 """Most batches that one call leases."""
@@ -29,6 +35,8 @@ class DataControl:
         return {
             "OpenEpoch": answered(self.open_epoch, messages.OpenEpochRequest),
             "LeaseData": answered(self.lease_data, messages.LeaseDataRequest),
+            "RecordSplit": answered(self.record_split, messages.RecordSplitRequest),
+            "ListSplits": answered(self.list_splits, messages.ListSplitsRequest),
         }
 
     async def open_epoch(
@@ -49,7 +57,7 @@ class DataControl:
                 drop_last=request.drop_last,
             ),
             request.origin,
-            read_data_report(request),
+            read_report(request),
         )
         if isinstance(origin, int):
             return messages.OpenEpochResponse(seed=origin)
@@ -72,38 +80,38 @@ class DataControl:
             request.loader,
             request.epoch,
             request.order_digest,
-            read_data_report(request),
+            read_report(request),
         )
         leased = await data.lease(
             entry, ledger, count_max=request.batch_count_max, wait=request.wait
         )
         return messages.LeaseDataResponse(
-            ranges=[
-                push_pb2.DataRange(
-                    loader=piece.loader,
-                    epoch=piece.epoch,
-                    start=piece.start,
-                    stop=piece.stop,
-                )
-                for piece in leased
-            ],
+            ranges=range_messages(leased),
             closed=ledger.is_closed,
-            account=account_message(ledger.account) if ledger.is_closed else None,
+            account=epoch_message(ledger.report) if ledger.is_closed else None,
         )
 
+    async def record_split(
+        self, request: messages.RecordSplitRequest, context: Context
+    ) -> messages.RecordSplitResponse:
+        """Records a split, or tells the one that has its name."""
+        entry = self._callers.entry(request)
+        self._host.core.check_present(entry)
+        recorded = self._host.splits.record(
+            replace(read_split(request.split), recorder=entry.worker.worker_id)
+        )
+        return messages.RecordSplitResponse(recorded=split_message(recorded))
 
-def read_data_report(
-    request: messages.OpenEpochRequest
-    | messages.LeaseDataRequest
-    | messages.LeaveRequest,
-) -> DataReport:
-    """Reads what a worker tells of its data with any of its calls.
-
-    Raises:
-        Refusal: `MALFORMED_MESSAGE` or `LIMIT_EXCEEDED`.
-    """
-    return DataReport(
-        consumed=read_ranges(request.consumed),
-        dropped=read_ranges(request.dropped),
-        skipped=read_ranges(request.skipped),
-    )
+    async def list_splits(
+        self, request: messages.ListSplitsRequest, context: Context
+    ) -> messages.ListSplitsResponse:
+        """Tells one split with its recipe, or all without."""
+        check_protocol(request.protocol_version)
+        if request.name:
+            found = self._host.splits.named(request.name)
+            splits = [] if found is None else [split_message(found)]
+        else:
+            splits = [
+                split_message(each.without_recipe) for each in self._host.splits.all()
+            ]
+        return messages.ListSplitsResponse(splits=splits)

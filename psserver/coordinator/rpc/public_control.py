@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.shard_addresses import address_message
-from psserver.coordinator.rpc.split_codec import split_message
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.edge.guard import Context
 from psserver.edge.identity_codec import check_protocol
 from psserver.edge.methods import Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
+from pswire.data_codec import split_message
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import Mode
 from pswire.model_parts import cut_model
@@ -90,7 +90,7 @@ class PublicControl:
         check_protocol(request.protocol_version)
         status = status_message(self._host.core, self._host.waits, now_ms())
         status.splits.extend(
-            split_message(each, with_recipe=False) for each in self._host.splits.all()
+            split_message(each.without_recipe) for each in self._host.splits.all()
         )
         return status
 

@@ -1,12 +1,13 @@
 """Where a job stands, as a message for people and programs."""
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
-from psserver.coordinator.core.roster import GONE, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.job_waits import JobWaits
-from psserver.coordinator.rpc.account_codec import account_message
 from psserver.coordinator.rpc.shard_addresses import address_message
 from pswire.awaited import NOT_KNOWN
+from pswire.data_codec import epoch_message
+from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
@@ -46,7 +47,7 @@ def status_message(
         clip_grad_norm=core.model.clip_grad_norm,
         compression=str(core.model.compression),
         epochs=[
-            account_message(ledger.account)
+            epoch_message(ledger.report)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)
         ],
     )
@@ -73,7 +74,7 @@ def _worker_status(
     return messages.WorkerStatus(
         worker=identity_message(entry.worker),
         rank=member.rank if member is not None else -1,
-        state=entry.state.value,
+        state=entry.state,
         clock=0 if clock is None else clock,
         silent_ms=0 if entry.is_watching else max(0, now_ms - entry.heard_ms),
         step_ms=NOT_KNOWN if member is None else entry.step_ms(now_ms),

@@ -6,10 +6,9 @@ import logging
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import EndJob
-from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
-from psserver.coordinator.rpc.data_control import read_data_report
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
 from psserver.edge.decoding import decoded
 from psserver.edge.guard import Context, address_of
@@ -19,7 +18,9 @@ from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
 from pswire.compression import Compression
+from pswire.data_codec import read_report
 from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
+from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
 from pswire.model_parts import MergedModel
 from pswire.names import check_name
@@ -245,7 +246,7 @@ class WorkerControl:
         if name and not (len(name) <= SIGNAL_LENGTH_MAX and name.isidentifier()):
             raise Refusal(ErrorReason.MALFORMED_MESSAGE, "signal is no signal's name")
         await self._host.leave(
-            entry, request.sequence, read_data_report(request), signal_name=name
+            entry, request.sequence, read_report(request), signal_name=name
         )
         return messages.LeaveResponse()
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
     ClockChoice,
     Departure,

@@ -12,12 +12,13 @@ from itertools import compress
 from typing import Protocol
 
 from psserver.edge.decoding import decode, decoded, parsed
-from psserver.edge.identity_codec import check_protocol, read_ranges, worker_key
+from psserver.edge.identity_codec import check_protocol, worker_key
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.effects import HyperparametersDiffer
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import ShardModel
+from pswire.data_codec import read_ranges
 from pswire.frames import (
     SHARED_CHUNKS_FIELD,
     ChunkFrame,

@@ -5,16 +5,15 @@ Everything is asked of the group's leader, who leases for all of it.
 
 from typing import TYPE_CHECKING
 
-from pswire.leased_data import DataReport
+from pswire.leased_data import DataReport, EpochShape
 from pswire.membership import Mode
 from psworker.backends.host.messages import AwaitTurn, LeaseBatches, OpenEpoch
-from psworker.data.order import EpochShape
 from psworker.data.pending import PendingData
 from psworker.data.source import Lease, LeaseRequest, part_in_rounds
 
 if TYPE_CHECKING:
+    from pswire.leased_data import Origin
     from psworker.backends.host.steps import HostSteps
-    from psworker.data.origin import Origin
     from psworker.event_loop import LoopFuture
     from psworker.optim.optimizer import PreparedOptimizer
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, Origin
 from psworker.backends.host.core import HostCore
 from psworker.backends.host.deal import Deal
 from psworker.backends.host.leader import HostLeader
@@ -26,7 +26,6 @@ from psworker.backends.host.messages import (
     RejoinJob,
     SettingsOf,
 )
-from psworker.data.origin import Origin
 from psworker.data.source import Lease, LeaseRequest
 from psworker.errors import EvictedError
 from psworker.member.session import CALL_TIMEOUT_S, Session
@@ -150,11 +149,9 @@ class LeaderService:
                 session.worker,
                 question.loader,
                 question.epoch,
-                position_count=question.shape.position_count,
-                batch_size=question.shape.batch_size,
-                drop_last=question.shape.drop_last,
-                origin=question.origin,
-                report=report,
+                question.shape,
+                question.origin,
+                report,
                 timeout_s=min(timeout_s, CALL_TIMEOUT_S),
             )
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
-from psworker.data.order import EpochShape
 from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult

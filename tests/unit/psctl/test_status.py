@@ -10,14 +10,14 @@ from pswire.addresses import Address
 from pswire.awaited import Awaited
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import LossPolicy, Mode, StepAtomicity, WorkerState
 from pswire.membership_codec import settings_message
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import membership_pb2
 from psworker.transport.status_client import (
     JobStatus,
-    ShardState,
-    WorkerState,
+    ShardStatus,
+    WorkerStatus,
     status_of,
 )
 from psworker.transport.values import Waiting
@@ -25,12 +25,12 @@ from psworker.transport.values import Waiting
 COORDINATOR = Address("127.0.0.1", 7070)
 
 
-def _worker(worker_id: str, **changes: object) -> WorkerState:
-    worker = WorkerState(
+def _worker(worker_id: str, **changes: object) -> WorkerStatus:
+    worker = WorkerStatus(
         worker_id=worker_id,
         incarnation=1,
         rank=0,
-        state="member",
+        state=WorkerState.MEMBER,
         clock=12,
         lead=3,
         silent_ms=0,
@@ -59,7 +59,7 @@ STATUS = JobStatus(
         _worker("w1", rank=1, clock=9, lead=0, silent_ms=2300, step_ms=8100),
     ),
     shards=(
-        ShardState(
+        ShardStatus(
             shard_index=0,
             incarnation=1,
             state="ready",
@@ -80,7 +80,7 @@ STATUS = JobStatus(
                 awaited=(Awaited("w1", 9, 8000, 2300), Awaited("w2", 9, -1)),
             ),
         ),
-        ShardState(
+        ShardStatus(
             shard_index=1,
             incarnation=0,
             state="missing",
@@ -140,7 +140,7 @@ def test_the_json_says_null_where_nothing_is_known() -> None:
 
 
 def test_who_is_no_member_has_no_clock_and_changes_nobodys() -> None:
-    joiner = _worker("w2", rank=-1, state="joining", clock=0, lead=0)
+    joiner = _worker("w2", rank=-1, state=WorkerState.JOINING, clock=0, lead=0)
     status = replace(STATUS, workers=(*STATUS.workers, joiner))
     (*members, last) = _workers_json(status)
     assert [worker["lag"] for worker in members] == [0, 3]
@@ -226,7 +226,7 @@ def test_outside_bsp_the_clock_of_a_shard_is_its_frontier() -> None:
 def test_the_tables_fit_an_ordinary_terminal() -> None:
     long = replace(
         STATUS.shards[0],
-        state="suspect",
+        state=WorkerState.SUSPECT,
         address="127.0.0.1:60000",
         clock=10_000_000,
         version=80_000_000,
@@ -270,7 +270,7 @@ def test_counts_of_staleness_end_with_the_last_one_there_is() -> None:
     assert told["shards"][0]["staleness_counts"] == [3, 0, 1]
 
 
-def _with(shard: ShardState) -> JobStatus:
+def _with(shard: ShardStatus) -> JobStatus:
     return replace(STATUS, shards=(shard,))
 
 

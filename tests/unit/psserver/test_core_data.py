@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import Persist
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import ClockChoice, LossPolicy, Mode, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator

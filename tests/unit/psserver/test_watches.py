@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from psserver.coordinator.core.fence_series import NUMBERS_PER_START
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.shard_control import ShardControl
@@ -19,6 +18,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.monotonic import now_ms
 from pswire.leased_data import DataReport
+from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_to_message, schema_to_message

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
-from psserver.coordinator.core.data.epoch_account import EpochAccount
 from psserver.coordinator.core.data.position_set import PositionSet
-from pswire.leased_data import DataRange
+from pswire.epoch_report import EpochReport
+from pswire.leased_data import DataRange, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -27,45 +27,6 @@ epoch is written down with them: one that took ever more would slow down everybo
 SKIPPED_RUN_COUNT_MAX = 4_096
 """Runs of skipped positions that are kept of a worker, for the same reason. Of a worker
 alone all skips are one run; in rounds with another each is a run of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochShape:
-    """How an epoch is cut.
-
-    Attributes:
-        position_count: Positions in the epoch, at least 0.
-        batch_size: Positions in a batch, at least 1.
-        drop_last: Whether a last, smaller batch is left out.
-    """
-
-    position_count: int
-    batch_size: int
-    drop_last: bool
-
-    def validate(self) -> None:
-        """Checks a client's numbers.
-
-        Raises:
-            Refusal: `MALFORMED_MESSAGE`.
-        """
-        if self.position_count < 0 or self.batch_size < 1:
-            raise Refusal(
-                ErrorReason.MALFORMED_MESSAGE,
-                f"an epoch of {self.position_count} positions in batches of "
-                f"{self.batch_size} is none",
-            )
-
-    @property
-    def usable_count(self) -> int:
-        """Positions that are dealt."""
-        if self.drop_last:
-            return self.position_count - self.position_count % self.batch_size
-        return self.position_count
-
-
-Origin = int | bytes
-"""What an epoch's order is drawn from: the job's seed, or a worker's random state."""
 
 
 def check_origin(origin: bytes) -> None:
@@ -141,24 +102,24 @@ class EpochLedger:
             setattr(self, each.name, getattr(before, each.name))
 
     @property
-    def account(self) -> EpochAccount:
+    def report(self) -> EpochReport:
         """What became of every position so far."""
         counted = self.consumed_count + self.torn_count + self.dropped_count
         skipped_count = self.settled_skipped_count + sum(
             skipped.position_count for skipped in self.skipped.values()
         )
-        return EpochAccount(
+        return EpochReport(
             loader=self.loader,
             epoch=self.epoch,
-            position_count=self.shape.position_count,
-            left_out_count=self.shape.position_count - self.shape.usable_count,
-            seen_once_count=self.consumed_count - self.repeated_count,
-            seen_again_count=self.repeated_count,
-            torn_count=self.torn_count,
-            dropped_count=self.dropped_count,
-            skipped_count=skipped_count,
-            never_count=self.shape.usable_count - counted - skipped_count,
-            is_closed=self.is_closed,
+            count=self.shape.position_count,
+            left_out=self.shape.position_count - self.shape.usable_count,
+            seen_once=self.consumed_count - self.repeated_count,
+            seen_again=self.repeated_count,
+            torn=self.torn_count,
+            dropped=self.dropped_count,
+            skipped=skipped_count,
+            never=self.shape.usable_count - counted - skipped_count,
+            is_over=self.is_closed,
         )
 
     @property

@@ -2,13 +2,8 @@
 
 from collections.abc import Iterable
 
-from psserver.coordinator.core.data.epoch_ledger import (
-    EpochLedger,
-    EpochShape,
-    Origin,
-    check_origin,
-)
-from pswire.leased_data import DataRange
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger, check_origin
+from pswire.leased_data import DataRange, EpochShape, Origin
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 import psserver
 from psserver.edge import decoding
 from psserver.edge.decoding import LARGE_BYTES_MIN, decode, decoded, parsed
-from psserver.edge.identity_codec import RANGE_COUNT_MAX
 from psserver.shard.rpc.push_codec import PushFields
+from pswire.data_codec import RANGE_COUNT_MAX
 from pswire.frames import CHUNK_FIELD_COUNT_MAX, MESSAGE_FIELD_COUNT_MAX
 from pswire.limits import GROUP_COUNT_MAX
 from pswire.model_parts import PART_BYTES

@@ -11,14 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.data.epoch_ledger import EpochShape as CoreShape
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.reasons import Refusal
-from psworker.data import (
-    CountedLoader,
-    LeasedLoader,
-    prepare_loader,
-)
+from psworker.data import CountedLoader, LeasedLoader, prepare_loader
 from psworker.data.local_draws import LocalDraws
 from psworker.data.local_loader import LocalLoader
 from psworker.data.missed_epochs import MissedEpochs
@@ -505,7 +500,7 @@ def test_in_rounds_the_length_is_what_a_worker_gets(batch_count: int) -> None:
     dealt = EpochLedger(
         "loader",
         0,
-        shape=CoreShape(position_count=4 * batch_count, batch_size=4, drop_last=False),
+        shape=EpochShape(position_count=4 * batch_count, batch_size=4, drop_last=False),
     )
     got = [len(dealt.lease(key, tuple(job.keys), 99)) for key in reversed(job.keys)]
     assert [len(loader) for loader in reversed(loaders)] == got

@@ -19,11 +19,11 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from pswire.leased_data import DataReport
+from pswire.leased_data import DataReport, EpochShape
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
 from psworker.data.batch_tensors import CallArguments
 from psworker.data.leases import EpochLeases
-from psworker.data.order import EpochShape, order_digest
+from psworker.data.order import order_digest
 from psworker.errors import ConfigurationError
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 
@@ -89,7 +89,7 @@ def test_a_batch_behind_no_step_is_reported_as_skipped(source: LedgerSource) -> 
     batches.close()
     for _ in loader:
         break
-    assert source.job.ledger.epochs()[0].account.seen_once_count == 20
+    assert source.job.ledger.epochs()[0].report.seen_once == 20
 
 
 # Peeking and leaving early
@@ -101,8 +101,8 @@ def test_a_batch_that_was_only_peeked_at_does_not_weigh(source: LedgerSource) ->
     for _ in loader:
         assert source.step().sample_count == 4
     first, second = source.job.ledger.epochs()
-    assert first.account.skipped_count == 4
-    assert second.account.is_plain
+    assert first.report.skipped == 4
+    assert second.report.is_complete
 
 
 def test_the_batch_at_which_a_script_breaks_does_not_weigh(
@@ -115,9 +115,9 @@ def test_the_batch_at_which_a_script_breaks_does_not_weigh(
         source.step()
     for _ in loader:
         assert source.step().sample_count == 4
-    account = source.job.ledger.epochs()[0].account
-    assert (account.seen_once_count, account.skipped_count) == (8, 4)
-    assert account.never_count == 8
+    report = source.job.ledger.epochs()[0].report
+    assert (report.seen_once, report.skipped) == (8, 4)
+    assert report.never == 8
 
 
 def test_a_batch_that_has_left_a_gradient_weighs_whatever_the_script_does(
@@ -130,10 +130,10 @@ def test_a_batch_that_has_left_a_gradient_weighs_whatever_the_script_does(
     for _ in loader:
         assert source.step().sample_count == 8
         break
-    assert source.job.ledger.epochs()[0].account.skipped_count == 4
+    assert source.job.ledger.epochs()[0].report.skipped == 4
     _train(source, loader)
     # Told with the next report: the push has made them seen.
-    assert source.job.ledger.epochs()[0].account.seen_once_count == 4
+    assert source.job.ledger.epochs()[0].report.seen_once == 4
 
 
 # Two at a time
@@ -190,7 +190,7 @@ def in_rounds() -> tuple[LedgerSource, LedgerSource]:
 
 def _others_part(source: LedgerSource, *, is_done: bool) -> None:
     """Another worker draws its part of the epoch, and trains on it or is lost."""
-    shape = EpochShape(16, 4, drop_last=False)
+    shape = EpochShape(position_count=16, batch_size=4, drop_last=False)
     source.open_epoch("loader", 0, shape, b"", DataReport())
     leases = EpochLeases(
         source,
@@ -243,8 +243,8 @@ def test_what_a_lost_worker_gives_back_comes_before_the_next_epoch(
     for batch in loader:
         script.train(batch)
 
-    first = source.job.ledger.epochs()[0].account
-    assert first.seen_once_count == 16
+    first = source.job.ledger.epochs()[0].report
+    assert first.seen_once == 16
     assert sorted(script.seen[2:4]) == [[4, 5, 6, 7], [12, 13, 14, 15]]
     assert len(script.seen) == 2 + 2 + 4
 
@@ -284,7 +284,7 @@ def test_what_is_in_hand_over_the_end_of_an_epoch_is_trained_in_the_next(
     assert source.empty_push_count == 0
     for batch in iteration:
         script.train(batch)
-    assert source.job.ledger.epochs()[0].account.seen_once_count == 8
+    assert source.job.ledger.epochs()[0].report.seen_once == 8
 
 
 # Errors
@@ -332,8 +332,8 @@ def test_ctrl_c_passes_through(source: LedgerSource) -> None:
     loader = LeasedLoader(DataLoader(Interrupting(), batch_size=4), source)
     with pytest.raises(KeyboardInterrupt):
         _train(source, loader)
-    account = source.job.ledger.epochs()[0].account
-    assert (account.seen_once_count, account.never_count) == (4, 8)
+    report = source.job.ledger.epochs()[0].report
+    assert (report.seen_once, report.never) == (4, 8)
 
 
 # Options of torch

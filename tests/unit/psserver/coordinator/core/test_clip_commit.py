@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from psserver.coordinator.core.clip_commit import measured_commit, orphaned_clock
-from psserver.coordinator.core.roster import WorkerState
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
 from pswire.clipping import gradient_scale
@@ -15,6 +14,7 @@ from pswire.membership import (
     FenceKind,
     Mode,
     StepAtomicity,
+    WorkerState,
 )
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (

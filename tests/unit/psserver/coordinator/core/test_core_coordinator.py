@@ -10,9 +10,9 @@ from psserver.coordinator.core.coordinator_effects import (
     OrderSeed,
     Prepare,
 )
-from psserver.coordinator.core.roster import WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.coordinator_settings import JobPhase
-from pswire.membership import FenceKind
+from pswire.membership import FenceKind, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator

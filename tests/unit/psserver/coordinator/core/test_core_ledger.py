@@ -4,13 +4,9 @@ import itertools
 
 import pytest
 
-from psserver.coordinator.core.data.epoch_ledger import (
-    HELD_COUNT_MAX,
-    EpochLedger,
-    EpochShape,
-)
+from psserver.coordinator.core.data.epoch_ledger import HELD_COUNT_MAX, EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, Prepare
-from psserver.coordinator.core.roster import ENDED_KEPT_LEASES, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import ENDED_KEPT_LEASES, WorkerEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from pswire.membership import (
     ClockChoice,
@@ -13,6 +13,7 @@ from pswire.membership import (
     LossPolicy,
     Mode,
     StepAtomicity,
+    WorkerState,
 )
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key

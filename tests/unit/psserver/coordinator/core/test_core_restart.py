@@ -4,12 +4,11 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Persist, Prepare
 from psserver.coordinator.core.cut import Cut
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.fence_series import NUMBERS_PER_START
-from psserver.coordinator.core.roster import WorkerState
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.leased_data import DataRange
-from pswire.membership import FenceKind, Record, WorkerKey
+from pswire.leased_data import DataRange, EpochShape
+from pswire.membership import FenceKind, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore

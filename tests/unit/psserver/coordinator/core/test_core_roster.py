@@ -2,8 +2,9 @@
 
 import pytest
 
-from psserver.coordinator.core.roster import Roster, WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import Roster, WorkerEntry
 from pswire.limits import NAME_BYTES_MAX
+from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 

@@ -3,12 +3,11 @@
 import pytest
 
 from psserver.coordinator.core.coordinator import NEW_JOB_CURE
-from psserver.coordinator.core.data.epoch_ledger import EpochShape
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.roster import PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import LossPolicy, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry

@@ -10,7 +10,7 @@ from psserver.coordinator.core.job_model import (
     DIFFERENCE_LINES_MAX,
     JobModel,
 )
-from psserver.coordinator.core.roster import WorkerState
+from pswire.membership import WorkerState
 from pswire.object_marks import LOADER, MODEL, ObjectMark
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, OptimizerSpec, SchemaEntry

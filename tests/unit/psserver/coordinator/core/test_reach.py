@@ -7,11 +7,16 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Abort, OrderSeed, WorkerCutOff
 from psserver.coordinator.core.reach import CutOff, Reach
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_map import ShardMap
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.membership import FenceKind, LossPolicy, StepAtomicity, WorkerKey
+from pswire.membership import (
+    FenceKind,
+    LossPolicy,
+    StepAtomicity,
+    WorkerKey,
+    WorkerState,
+)
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator

@@ -3,13 +3,12 @@
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import SchemaFixed
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.core.shard_memory import PROCESS_BYTES, ModelMemory
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.memory_grant import MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import (

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import Announce
-from psserver.coordinator.core.data.epoch_ledger import EpochShape
-from psserver.coordinator.core.roster import WorkerEntry, WorkerState
+from psserver.coordinator.core.roster import WorkerEntry
 from psserver.coordinator.core.state_writes import PROBE_MS
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
-from pswire.leased_data import DataReport
+from pswire.leased_data import DataReport, EpochShape
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages

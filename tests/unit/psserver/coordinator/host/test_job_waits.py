@@ -4,14 +4,13 @@ import logging
 
 import pytest
 
-from psserver.coordinator.core.data.epoch_ledger import EpochShape
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.coordinator.host.data_leases import DataWait
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.awaited import Awaited
-from pswire.membership import Mode
+from pswire.leased_data import EpochShape
+from pswire.membership import Mode, WorkerState
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from psserver.coordinator.core.roster import WorkerState
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.public_control import PublicControl
 from psserver.coordinator.rpc.shard_control import ShardControl
@@ -14,7 +13,7 @@ from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.monotonic import now_ms
 from pswire.limits import PROTOCOL_VERSION
-from pswire.membership import Mode
+from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.storage.job_codec import (
     dump_enrolments,
@@ -21,7 +21,7 @@ from psserver.coordinator.storage.job_codec import (
     load_record,
 )
 from pswire.compression import Compression
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
     ClockChoice,
     FenceKind,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psserver.coordinator.core.coordinator_effects import Persist
-from psserver.coordinator.core.data.epoch_ledger import EpochLedger, EpochShape
+from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.storage.job_codec import StoredJob, StoredShard
@@ -22,6 +22,7 @@ from psserver.coordinator.storage.job_store import (
 )
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.edge.state_folder import StateFolderError
+from pswire.leased_data import EpochShape
 from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
 from tests.doubles.full_disk import file_size_limit
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from psserver.coordinator.core.data.epoch_ledger import (
     SKIPPED_RUN_COUNT_MAX,
     EpochLedger,
-    EpochShape,
 )
 from psserver.coordinator.core.data.ledger import DataLedger
+from pswire.leased_data import EpochShape
 from tests.doubles.core_values import key
 
 A, B, C = key("a"), key("b"), key("c")
@@ -26,12 +26,12 @@ def test_what_becomes_of_samples_is_told_by_kind() -> None:
     ledger.tear(A, (torn,))
     ledger.drop(A, (dropped,))
     ledger.skip(A, (skipped, skipped))
-    account = ledger.account
-    assert (account.seen_once_count, account.torn_count) == (2, 2)
-    assert (account.dropped_count, account.skipped_count) == (2, 2)
-    assert (account.never_count, account.left_out_count) == (4, 1)
-    assert not account.is_closed
-    assert not account.is_plain
+    report = ledger.report
+    assert (report.seen_once, report.torn) == (2, 2)
+    assert (report.dropped, report.skipped) == (2, 2)
+    assert (report.never, report.left_out) == (4, 1)
+    assert not report.is_over
+    assert not report.is_complete
 
 
 def test_what_was_skipped_strands_nobody_and_is_not_dealt_again() -> None:
@@ -42,7 +42,7 @@ def test_what_was_skipped_strands_nobody_and_is_not_dealt_again() -> None:
     assert ledger.is_closed
     ledger.give_back(A)
     assert ledger.lease(B, (), 9) == []
-    assert ledger.account.skipped_count == 2
+    assert ledger.report.skipped == 2
 
 
 def test_what_was_skipped_is_seen_once_it_is_pushed_after_all() -> None:
@@ -51,9 +51,9 @@ def test_what_was_skipped_is_seen_once_it_is_pushed_after_all() -> None:
     ledger.skip(A, pieces)
     ledger.consume(A, pieces[:1])
     ledger.drop(A, pieces[1:])
-    account = ledger.account
-    assert (account.seen_once_count, account.dropped_count) == (2, 2)
-    assert account.skipped_count == 0
+    report = ledger.report
+    assert (report.seen_once, report.dropped) == (2, 2)
+    assert report.skipped == 0
 
 
 def test_what_a_departed_worker_has_skipped_stays_skipped() -> None:
@@ -62,8 +62,8 @@ def test_what_a_departed_worker_has_skipped_stays_skipped() -> None:
     ledger.skip(A, pieces)
     ledger.retire(A)
     ledger.consume(A, pieces)
-    account = ledger.account
-    assert (account.skipped_count, account.seen_once_count) == (4, 0)
+    report = ledger.report
+    assert (report.skipped, report.seen_once) == (4, 0)
 
 
 def test_what_a_worker_alone_has_skipped_takes_the_room_of_one_batch() -> None:
@@ -71,7 +71,7 @@ def test_what_a_worker_alone_has_skipped_takes_the_room_of_one_batch() -> None:
     for _ in range(50):
         ledger.skip(A, tuple(ledger.lease(A, (), 2)))
     assert ledger.skipped[A].runs == [(0, 200)]
-    assert ledger.account.skipped_count == 200
+    assert ledger.report.skipped == 200
 
 
 def test_skips_are_kept_apart_up_to_a_limit_and_counted_beyond_it() -> None:
@@ -84,11 +84,11 @@ def test_skips_are_kept_apart_up_to_a_limit_and_counted_beyond_it() -> None:
             pieces.append(piece)
     assert ledger.skipped[A].run_count == SKIPPED_RUN_COUNT_MAX
     ledger.consume(A, tuple(pieces))
-    account = ledger.account
+    report = ledger.report
     # The two oldest of A, and all of B.
-    assert account.skipped_count == 2 * (SKIPPED_RUN_COUNT_MAX + 2) + 4
-    assert account.seen_once_count == 2 * SKIPPED_RUN_COUNT_MAX
-    assert account.never_count == 0
+    assert report.skipped == 2 * (SKIPPED_RUN_COUNT_MAX + 2) + 4
+    assert report.seen_once == 2 * SKIPPED_RUN_COUNT_MAX
+    assert report.never == 0
 
 
 def test_only_of_the_epoch_before_may_a_push_still_be_under_way() -> None:
@@ -105,8 +105,8 @@ def test_only_of_the_epoch_before_may_a_push_still_be_under_way() -> None:
     for number in range(2):
         ledger.consume(A, pieces[number])
     for each, seen_count, skipped_count in ((oldest, 0, 2), (before, 4, 0)):
-        assert each.account.seen_once_count == seen_count
-        assert each.account.skipped_count == skipped_count
+        assert each.report.seen_once == seen_count
+        assert each.report.skipped == skipped_count
 
 
 def test_what_two_workers_have_used_is_seen_more_than_once() -> None:
@@ -117,16 +117,16 @@ def test_what_two_workers_have_used_is_seen_more_than_once() -> None:
     ledger.open_epoch(A, "loader", 1, shape(6))
     # It had drawn and pushed them, without telling so in time.
     ledger.consume(A, (early,))
-    assert first.account.seen_once_count == 2
+    assert first.report.seen_once == 2
     rest = tuple(first.lease(B, (), 9))
     assert early not in rest
     ledger.consume(B, rest)
     ledger.consume(A, (late,))
     ledger.consume(A, (late,))
-    account = first.account
-    assert (account.seen_once_count, account.seen_again_count) == (4, 2)
-    assert account.never_count == 0
-    assert not account.is_plain
+    report = first.report
+    assert (report.seen_once, report.seen_again) == (4, 2)
+    assert report.never == 0
+    assert not report.is_complete
 
 
 def test_what_is_dealt_again_and_used_late_is_seen_once_unless_both_use_it() -> None:
@@ -137,14 +137,14 @@ def test_what_is_dealt_again_and_used_late_is_seen_once_unless_both_use_it() -> 
         # In rounds, the three are in the queue of B; then it may have them, too.
         ledger.lease(C, (B, B, B, C), 1) if not handed_out else ledger.lease(B, (), 3)
         ledger.consume(A, pieces)
-        account = ledger.account
-        assert (account.seen_once_count, account.seen_again_count) == (6, 0)
-        assert account.is_closed
-        assert account.is_plain
+        report = ledger.report
+        assert (report.seen_once, report.seen_again) == (6, 0)
+        assert report.is_over
+        assert report.is_complete
         ledger.consume(B, pieces[:handed_out])
-        account = ledger.account
-        assert account.seen_again_count == 2 * handed_out
-        assert account.seen_once_count == 6 - 2 * handed_out
+        report = ledger.report
+        assert report.seen_again == 2 * handed_out
+        assert report.seen_once == 6 - 2 * handed_out
 
 
 def test_what_another_has_skipped_and_is_used_late_is_seen_once() -> None:
@@ -153,9 +153,9 @@ def test_what_another_has_skipped_and_is_used_late_is_seen_once() -> None:
     ledger.give_back(A)
     ledger.skip(B, tuple(ledger.lease(B, (), 1)))
     ledger.consume(A, pieces)
-    assert (ledger.account.seen_once_count, ledger.account.skipped_count) == (2, 0)
+    assert (ledger.report.seen_once, ledger.report.skipped) == (2, 0)
     ledger.retire(B)
-    assert ledger.account.is_plain
+    assert ledger.report.is_complete
 
 
 def test_who_gets_its_own_batch_again_uses_it_once() -> None:
@@ -164,7 +164,7 @@ def test_who_gets_its_own_batch_again_uses_it_once() -> None:
     ledger.give_back(A)
     assert tuple(ledger.lease(A, (), 1)) == pieces
     ledger.consume(A, pieces)
-    assert ledger.account.is_plain
+    assert ledger.report.is_complete
     assert not ledger.has_of(A)
 
 
@@ -179,9 +179,9 @@ def test_a_late_report_changes_no_count_that_is_final(end: str) -> None:
         ledger.retire(B)
     else:
         getattr(ledger, end)(B, again)
-    before = ledger.account
+    before = ledger.report
     ledger.consume(A, pieces)
-    assert ledger.account == before
+    assert ledger.report == before
     assert not ledger.has_of(A)
 
 
@@ -192,7 +192,7 @@ def test_what_three_have_used_counts_as_one_repetition() -> None:
         ledger.give_back(worker)
     for worker in (C, A, B):
         ledger.consume(worker, pieces)
-    assert (ledger.account.seen_once_count, ledger.account.seen_again_count) == (0, 2)
+    assert (ledger.report.seen_once, ledger.report.seen_again) == (0, 2)
 
 
 def test_a_departed_worker_can_use_nothing_any_more() -> None:
@@ -201,7 +201,7 @@ def test_a_departed_worker_can_use_nothing_any_more() -> None:
     ledger.give_back(A)
     ledger.retire(A)
     ledger.consume(A, pieces)
-    assert ledger.account.never_count == 4
+    assert ledger.report.never == 4
 
 
 EVENTS = ("lease", "consume", "drop", "tear", "skip", "give_back", "pass_by", "retire")
@@ -242,11 +242,11 @@ def test_the_counts_always_make_up_the_epoch(
             getattr(ledger, event)(worker)
         elif told:
             getattr(ledger, event)(worker, (told[number % len(told)],))
-        account = ledger.account
+        report = ledger.report
         counts = (
-            *(account.seen_once_count, account.seen_again_count, account.torn_count),
-            *(account.dropped_count, account.skipped_count, account.never_count),
-            account.left_out_count,
+            *(report.seen_once, report.seen_again, report.torn),
+            *(report.dropped, report.skipped, report.never),
+            report.left_out,
         )
         assert min(counts) >= 0
         assert sum(counts) == position_count
