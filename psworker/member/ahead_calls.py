@@ -14,8 +14,8 @@ from pswire import failpoints
 from psworker.event_loop import EventLoop, LoopFuture
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.transport.call_error import CallError
+from psworker.transport.ports import Receiver
 from psworker.transport.retries import left_s
-from psworker.transport.shard_client import Receiver
 from psworker.transport.values import PushReply
 
 OpenCall = Callable[

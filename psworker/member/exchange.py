@@ -30,7 +30,7 @@ from psworker.tensors.push_compression import PushEncoder
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
-from psworker.transport.shard_client import Receiver
+from psworker.transport.ports import Receiver
 from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import PushHeader, PushReply, Waiting
 from psworker.transport.waiting_log import WaitingLog

@@ -13,7 +13,7 @@ from pswire.job_settings import JobSettings
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason
 from psworker.transport.call_error import CallError
-from psworker.transport.control_client import ControlClient
+from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import left_s, now, pause, until_decided
 from psworker.transport.waiting_log import WaitingLog, saying_whom
 
@@ -29,7 +29,7 @@ attempt's would be 10 ms, and who still has the id would be lost in a deadline."
 
 
 async def register(
-    control: ControlClient,
+    control: CoordinatorPort,
     worker_id: str,
     *,
     timeout_s: float,
@@ -95,7 +95,7 @@ def taken_by(error: CallError) -> str:
     return refusal.message
 
 
-async def _lease_s(control: ControlClient, deadline: float) -> float:
+async def _lease_s(control: CoordinatorPort, deadline: float) -> float:
     async def attempt(timeout_s: float) -> int:
         return await control.lease_ttl_ms(timeout_s=timeout_s)
 

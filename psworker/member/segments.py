@@ -7,8 +7,7 @@ from typing import Final
 from pswire.frames import REQUEST_CHUNK_FIELD
 from pswire.placement import Chunk
 from psworker.tensors.tensor_chunks import ChunkSource
-from psworker.transport.segment_opening import Declined
-from psworker.transport.shard_segments import ShardSegments
+from psworker.transport.shard_segments import Declined, ShardSegments
 
 logger: Final = logging.getLogger("psworker")
 

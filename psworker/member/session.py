@@ -29,6 +29,7 @@ from psworker.member.registration import register, taken_by
 from psworker.member.shard_calls import ShardCalls
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
+from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import left_s, now, pause, told_to_users, until_decided
 from psworker.transport.values import JoinAnswer, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
@@ -69,7 +70,7 @@ class Session:
 
     def __init__(
         self,
-        control: ControlClient,
+        control: CoordinatorPort,
         worker: WorkerKey,
         settings: JobSettings,
         *,

@@ -32,6 +32,7 @@ from psworker.member.shard_reach import ShardReach, Tell, tell_nobody
 from psworker.member.shard_silence import ShardSilence
 from psworker.member.staleness import check_bound
 from psworker.transport.call_error import CallError
+from psworker.transport.ports import Receiver, Traffic
 from psworker.transport.retries import (
     all_or_none,
     left_s,
@@ -40,9 +41,7 @@ from psworker.transport.retries import (
     told_to_users,
     until_decided,
 )
-from psworker.transport.segment_opening import Declined
-from psworker.transport.shard_client import Receiver, Traffic
-from psworker.transport.shard_segments import ShardSegments
+from psworker.transport.shard_segments import Declined, ShardSegments
 from psworker.transport.values import Contribution, PushReply, SeedOrder
 
 T = TypeVar("T")

@@ -5,7 +5,8 @@ import asyncio
 from pswire.membership import WorkerKey
 from psworker.member.membership import Membership
 from psworker.transport.call_error import CallError
-from psworker.transport.shard_client import ShardClient, Traffic
+from psworker.transport.ports import ShardPort, Traffic
+from psworker.transport.shard_client import ShardClient
 
 
 class ShardClients:
@@ -26,9 +27,9 @@ class ShardClients:
         self._worker = worker
         self._membership = membership
         self._traffic = traffic
-        self._clients: dict[int, ShardClient] = {}
+        self._clients: dict[int, ShardPort] = {}
 
-    async def of(self, shard_index: int) -> ShardClient:
+    async def of(self, shard_index: int) -> ShardPort:
         """The client of the start of a shard that the map names.
 
         Raises:

@@ -14,8 +14,8 @@ from pswire.membership import ClockChoice
 from psworker.member.membership import Membership
 from psworker.member.shard_reach import ShardReach
 from psworker.transport.call_error import CallError
+from psworker.transport.ports import Receiver
 from psworker.transport.retries import now
-from psworker.transport.shard_client import Receiver
 from psworker.transport.shard_segments import SharedValues
 from psworker.transport.values import Waiting
 

@@ -16,7 +16,7 @@ from pswire.schema import OptimizerSpec
 from psworker.errors import StepTimeoutError
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.session import Session
-from psworker.transport.shard_client import Receiver
+from psworker.transport.ports import Receiver
 from psworker.transport.values import PushHeader, PushTrailer
 
 JOIN_LIMIT_S: Final = 30.0

@@ -36,6 +36,7 @@ from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
+from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import now
 from psworker.transport.snapshot_client import SnapshotClient
 from psworker.transport.waiting_log import WaitingLog
@@ -189,7 +190,7 @@ class SnapshotReader:
         self._is_closed = False
         self._has_answered = False
         # Both are used on the event loop only.
-        self._control: ControlClient | None = None
+        self._control: CoordinatorPort | None = None
         self._shards: dict[tuple[str, int], SnapshotClient] = {}
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -366,7 +367,7 @@ class SnapshotReader:
                 self._has_answered = True
                 return found
 
-    def _coordinator(self) -> ControlClient:
+    def _coordinator(self) -> CoordinatorPort:
         if self._control is None:
             self._control = ControlClient(str(self._address))
         return self._control

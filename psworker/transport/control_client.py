@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from typing_extensions import override
+
 from pswire.channels import ChannelKind, aio_channel
 from pswire.data_codec import (
     read_epoch,
@@ -26,6 +28,7 @@ from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
+from psworker.transport.ports import CoordinatorPort
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -36,14 +39,8 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class ControlClient:
-    """One coordinator. Made and used on the event loop.
-
-    Every call raises `CallError` when it fails.
-
-    Attributes:
-        peer: What it is and where, for people.
-    """
+class ControlClient(CoordinatorPort):
+    """Calls by gRPC. Made and used on the event loop."""
 
     def __init__(self, address: str) -> None:
         self.peer = f"the coordinator at {address}"
@@ -54,14 +51,14 @@ class ControlClient:
         self._job_id = ""  # until registered
         self._process_id = ""
 
+    @override
     async def close(self) -> None:
-        """Ends the channel and the calls on it."""
         await self._channel.close()
 
+    @override
     async def register_worker(
         self, process_id: str, worker_id: str, *, timeout_s: float
     ) -> tuple[WorkerKey, JobSettings]:
-        """Gets an identity. Idempotent by `process_id`."""
         response = await self._call(
             self._stub.RegisterWorker,
             pb.RegisterWorkerRequest(
@@ -78,19 +75,16 @@ class ControlClient:
             read_settings(response.settings),
         )
 
+    @override
     async def lease_ttl_ms(self, *, timeout_s: float) -> int:
-        """The job's bound on the detection of a lost process, before registering."""
         request = pb.GetStatusRequest(protocol_version=PROTOCOL_VERSION)
         response = await self._call(self._stub.GetStatus, request, timeout_s)
         return response.settings.lease_ttl_ms
 
+    @override
     async def watch_worker(
         self, worker: WorkerKey
     ) -> AsyncGenerator[values.WatchEvent, None]:
-        """Follows the job. The stream is the worker's sign of life.
-
-        It has no deadline: keepalive on the channel bounds its silence.
-        """
         request = pb.WatchWorkerRequest(
             job_id=self._job_id,
             worker=identity_message(worker),
@@ -104,6 +98,7 @@ class ControlClient:
                     if event is not None:
                         yield event
 
+    @override
     async def join(
         self,
         worker: WorkerKey,
@@ -117,7 +112,6 @@ class ControlClient:
         state_digest: int = 0,
         timeout_s: float,
     ) -> values.JoinAnswer:
-        """Asks to become a member; the record comes on the watch. Idempotent."""
         request = pb.JoinRequest(
             job_id=self._job_id,
             worker=identity_message(worker),
@@ -134,10 +128,10 @@ class ControlClient:
             response = await self._stub.Join(iter(parts), timeout=timeout_s)
         return values.JoinAnswer(tuple(response.order), tuple(response.notes))
 
+    @override
     async def declare_optimizer(
         self, worker: WorkerKey, spec: OptimizerSpec, *, timeout_s: float
     ) -> None:
-        """Declares an optimizer anew. Idempotent."""
         await self._call(
             self._stub.DeclareOptimizer,
             pb.DeclareOptimizerRequest(
@@ -148,10 +142,10 @@ class ControlClient:
             timeout_s,
         )
 
+    @override
     async def report_silence(
         self, worker: WorkerKey, silent_ms: Mapping[int, int], *, timeout_s: float
     ) -> None:
-        """Tells for how long shards have not answered. Idempotent."""
         shards = [
             pb.ShardSilence(shard_index=index, silent_ms=each)
             for index, each in sorted(silent_ms.items())
@@ -167,6 +161,7 @@ class ControlClient:
             timeout_s,
         )
 
+    @override
     async def leave(
         self,
         worker: WorkerKey,
@@ -176,7 +171,6 @@ class ControlClient:
         signal_name: str = "",
         timeout_s: float,
     ) -> None:
-        """Ends the membership. Idempotent."""
         await self._call(
             self._stub.Leave,
             pb.LeaveRequest(
@@ -190,6 +184,7 @@ class ControlClient:
             timeout_s,
         )
 
+    @override
     async def open_epoch(
         self,
         worker: WorkerKey,
@@ -201,7 +196,6 @@ class ControlClient:
         *,
         timeout_s: float,
     ) -> Origin:
-        """Opens an epoch of a loader; what its order is drawn from. Idempotent."""
         response = await self._call(
             self._stub.OpenEpoch,
             pb.OpenEpochRequest(
@@ -221,6 +215,7 @@ class ControlClient:
             return response.seed
         return response.origin
 
+    @override
     async def lease_data(
         self,
         worker: WorkerKey,
@@ -233,7 +228,6 @@ class ControlClient:
         wait: bool,
         timeout_s: float,
     ) -> tuple[tuple[DataRange, ...], bool, EpochReport | None]:
-        """Leases ranges; those, whether the epoch is closed, and what became of it."""
         response = await self._call(
             self._stub.LeaseData,
             pb.LeaseDataRequest(
@@ -254,10 +248,10 @@ class ControlClient:
             read_epoch(response.account) if response.closed else None,
         )
 
+    @override
     async def record_split(
         self, worker: WorkerKey, split: RecordedSplit, *, timeout_s: float
     ) -> RecordedSplit:
-        """Records a split; the one that then has its name. Idempotent."""
         response = await self._call(
             self._stub.RecordSplit,
             pb.RecordSplitRequest(
@@ -269,10 +263,10 @@ class ControlClient:
         )
         return read_split(response.recorded)
 
+    @override
     async def list_splits(
         self, name: str = "", *, timeout_s: float
     ) -> tuple[RecordedSplit, ...]:
-        """The split of a name with its recipe, or all without."""
         response = await self._call(
             self._stub.ListSplits,
             pb.ListSplitsRequest(protocol_version=PROTOCOL_VERSION, name=name),
@@ -280,10 +274,10 @@ class ControlClient:
         )
         return tuple(map(read_split, response.splits))
 
+    @override
     async def request_snapshot(
         self, newer_than: int, *, wait_s: float, timeout_s: float
     ) -> values.Snapshot:
-        """Finds or makes a snapshot above a version; -1 for whatever is newest."""
         request = pb.RequestSnapshotRequest(
             protocol_version=PROTOCOL_VERSION,
             newer_than=newer_than,
@@ -305,10 +299,10 @@ class ControlClient:
             )
         return messages.snapshot_of(merged.message)
 
+    @override
     async def release_snapshot(
         self, snapshot_id: int, pin_id: int, *, timeout_s: float
     ) -> None:
-        """Ends a reader's pin before its time. Idempotent."""
         await self._call(
             self._stub.ReleaseSnapshot,
             pb.ReleaseSnapshotRequest(snapshot_id=snapshot_id, pin_id=pin_id),

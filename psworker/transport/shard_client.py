@@ -7,8 +7,9 @@ small only. Whoever reads the values gets views of what gRPC received.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import override
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.frames import (
@@ -26,6 +27,7 @@ from pswire.frames import (
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.membership_codec import choice_message, identity_message, read_choice
+from pswire.memory_segments import boot_id
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2, push_pb2
@@ -33,8 +35,14 @@ from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
 from psworker.transport.call_error import cancelled_at_exit, translated
-from psworker.transport.segment_opening import Declined, hand_over, segments_request
-from psworker.transport.shard_segments import ShardSegments, SharedValues, from_thread
+from psworker.transport.ports import Receiver, ShardPort, Traffic
+from psworker.transport.shard_segments import (
+    Declined,
+    ShardSegments,
+    SharedValues,
+    from_thread,
+    hand_over,
+)
 from psworker.transport.whole_pushes import WholePushes
 
 if TYPE_CHECKING:
@@ -52,41 +60,8 @@ _FETCH_TIMEOUT_S = 30.0
 _SERVICE = "/pswire.v1.ParameterService/"
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of all messages of the data plane."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-
-def _ignore(_: ClockChoice) -> None:
-    """For calls that carry no push."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receiver:
-    """Takes what comes before the reply, in order, on the event loop.
-
-    Attributes:
-        on_chunk: Takes the bytes of a `ParameterChunk`, or where its values are.
-        on_waiting: Takes whom the call waits for.
-        on_staged: Takes that everything of the clock is there and waits for a commit.
-    """
-
-    on_chunk: Callable[[memoryview | SharedValues], None]
-    on_waiting: Callable[[values.Waiting], None]
-    on_staged: Callable[[ClockChoice], None] = _ignore
-
-
-class ShardClient:
-    """One start of one shard. Made and used on the event loop.
-
-    Every call raises `CallError` when it fails.
-
-    Attributes:
-        segments: Memory shared with it, None where tensors go in messages.
-    """
+class ShardClient(ShardPort):
+    """Calls by gRPC. Made and used on the event loop."""
 
     def __init__(
         self,
@@ -122,11 +97,12 @@ class ShardClient:
             )
         )
 
+    @override
     async def close(self) -> None:
-        """Ends the channel and the calls on it."""
         await self._whole_pushes.close()
         await self._channel.close()
 
+    @override
     async def push_pull(
         self,
         requests: AsyncGenerator[bytes, None],
@@ -134,13 +110,6 @@ class ShardClient:
         *,
         timeout_s: float | None,
     ) -> values.PushReply:
-        """Sends a push and receives values, in both directions at once.
-
-        Args:
-            requests: Serialized `PushPullRequest`s, the header in the first.
-            receiver: Takes the values.
-            timeout_s: Deadline of the call, `None` for one that whoever awaits it ends.
-        """
         call = self._push_pull(timeout=timeout_s)
         async with cancelled_at_exit(call):
             with translated(self._peer):
@@ -152,31 +121,21 @@ class ShardClient:
                     await asyncio.gather(writing, return_exceptions=True)
                 return reply
 
+    @override
     async def push_pull_once(
         self, message: bytes, receiver: Receiver, *, timeout_s: float
     ) -> values.PushReply | None:
-        """Sends a push that is one message and receives values.
-
-        Args:
-            message: A serialized `PushPullOnceRequest`.
-            receiver: Takes the values.
-            timeout_s: Longest time until the answer.
-
-        Returns:
-            The answer, `None` when the push waits at the shard for others or for a
-            commit: it goes on by `push_pull`.
-        """
         self._traffic.sent_bytes += len(message)
         answer = await self._whole_pushes.push(message, timeout_s=timeout_s)
         with translated(self._peer):
             return self._take(answer, receiver)
 
+    @override
     async def open_segments(
         self, generation: int, placement: Placement, *, timeout_s: float
     ) -> ShardSegments | Declined:
-        """Shares memory with the shard if both can; see `segment_opening`."""
-        request = segments_request(
-            self._job_id, self._worker, self.shard, generation=generation
+        request = pb.OpenSegmentsRequest(
+            **self._addressed(), generation=generation, boot_id=boot_id()
         )
         with translated(self._peer):
             response = await self._stub.OpenSegments(request, timeout=timeout_s)
@@ -185,6 +144,7 @@ class ShardClient:
             self.segments = opened
         return opened
 
+    @override
     async def pull(
         self,
         generation: int,
@@ -195,21 +155,8 @@ class ShardClient:
         timeout_s: float,
         chunk_indexes: Iterable[int] = (),
     ) -> values.PushReply:
-        """Receives the values that this member may see at a clock.
-
-        Args:
-            generation: Newest generation known here.
-            clock: The clock.
-            receiver: Takes the values.
-            held_digests: Of the elements of each chunk of the shard as they are here.
-            timeout_s: Deadline of the call.
-            chunk_indexes: Only these, in messages; none for all.
-        """
         request = pb.PullRequest(
-            protocol_version=PROTOCOL_VERSION,
-            job_id=self._job_id,
-            worker=identity_message(self._worker),
-            shard_incarnation=self.shard.incarnation,
+            **self._addressed(),
             generation=generation,
             clock=clock,
             held_digests=held_digests,
@@ -221,21 +168,12 @@ class ShardClient:
             with translated(self._peer):
                 return await self._read_to_reply(call, receiver)
 
+    @override
     async def seed(
         self, fence_number: int, chunks: Iterable[bytes], *, timeout_s: float
     ) -> None:
-        """Stages first values.
-
-        Args:
-            fence_number: The fence that asked for them.
-            chunks: Serialized `SeedRequest`s that hold only a chunk, all of the shard.
-            timeout_s: Deadline of the call.
-        """
         header = pb.SeedHeader(
-            protocol_version=PROTOCOL_VERSION,
-            job_id=self._job_id,
-            worker=identity_message(self._worker),
-            shard_incarnation=self.shard.incarnation,
+            **self._addressed(),
             fence_number=fence_number,
         ).SerializeToString()
 
@@ -252,33 +190,27 @@ class ShardClient:
                     await self._write(call, requests())
                 await call
 
+    @override
     async def get_session(
         self, worker: WorkerKey, *, timeout_s: float
     ) -> values.ShardSession:
-        """Asks what became of the pushes of one start of a worker."""
         with translated(self._peer):
             response = await self._stub.GetSession(
                 pb.GetSessionRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    job_id=self._job_id,
-                    worker=identity_message(worker),
-                    shard_incarnation=self.shard.incarnation,
+                    **self._addressed(worker),
                 ),
                 timeout=timeout_s,
             )
             return messages.session_of(response)
 
+    @override
     async def commit(
         self, generation: int, choice: ClockChoice, *, timeout_s: float
     ) -> bool:
-        """Commits a clock. False: its contributors are others, `staged` comes again."""
         with translated(self._peer):
             response = await self._stub.Commit(
                 pb.CommitRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    job_id=self._job_id,
-                    worker=identity_message(self._worker),
-                    shard_incarnation=self.shard.incarnation,
+                    **self._addressed(),
                     generation=generation,
                     choice=choice_message(choice),
                 ),
@@ -286,24 +218,14 @@ class ShardClient:
             )
             return response.committed
 
+    @override
     async def ready(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
     ) -> ClockChoice:
-        """Says that every shard has all of a push; returns when it's chosen who counts.
-
-        Args:
-            generation: Newest generation known here.
-            clock: Clock of the push.
-            sequence: Number of the push.
-            timeout_s: Deadline of the call.
-        """
         with translated(self._peer):
             response = await self._stub.Ready(
                 pb.ReadyRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    job_id=self._job_id,
-                    worker=identity_message(self._worker),
-                    shard_incarnation=self.shard.incarnation,
+                    **self._addressed(),
                     generation=generation,
                     clock=clock,
                     sequence=sequence,
@@ -312,17 +234,14 @@ class ShardClient:
             )
             return read_choice(response.choice)
 
+    @override
     async def await_contribution(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
     ) -> values.Contribution:
-        """Returns once a clock waits for nobody but workers that make this call."""
         with translated(self._peer):
             response = await self._stub.AwaitContribution(
                 pb.AwaitContributionRequest(
-                    protocol_version=PROTOCOL_VERSION,
-                    job_id=self._job_id,
-                    worker=identity_message(self._worker),
-                    shard_incarnation=self.shard.incarnation,
+                    **self._addressed(),
                     generation=generation,
                     clock=clock,
                     sequence=sequence,
@@ -331,6 +250,7 @@ class ShardClient:
             )
             return values.Contribution(response.clock, response.optimizer)
 
+    @override
     async def pull_optimizer_state(
         self,
         optimizer: str,
@@ -342,25 +262,8 @@ class ShardClient:
         on_waiting: Callable[[values.Waiting], None],
         timeout_s: float,
     ) -> tuple[list[tuple[int, bytes]], values.OptimizerSettings]:
-        """Reads the state of an optimizer at a clock.
-
-        Args:
-            optimizer: Its name.
-            generation: Newest generation known here.
-            clock: Clock that the state must have reached.
-            spec_digest: Declaration of the optimizer, empty for the first.
-            only_settings: Whether the settings will do.
-            on_waiting: Takes whom the call waits for.
-            timeout_s: Deadline of the call.
-
-        Returns:
-            Chunk and safetensors file of each part, and the newest settings.
-        """
         request = pb.PullOptimizerStateRequest(
-            protocol_version=PROTOCOL_VERSION,
-            job_id=self._job_id,
-            worker=identity_message(self._worker),
-            shard_incarnation=self.shard.incarnation,
+            **self._addressed(),
             generation=generation,
             clock=clock,
             optimizer=optimizer,
@@ -383,6 +286,7 @@ class ShardClient:
                     ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
                 )
 
+    @override
     async def stage_optimizer_state(
         self,
         optimizer: str,
@@ -393,21 +297,8 @@ class ShardClient:
         spec_digest: str,
         timeout_s: float,
     ) -> None:
-        """Stages state of an optimizer for a push.
-
-        Args:
-            optimizer: Its name.
-            generation: Newest generation known here.
-            sequence: The push.
-            parts: Chunk and safetensors file of each.
-            spec_digest: Declaration of the optimizer, empty for the first.
-            timeout_s: Deadline of the call.
-        """
         header = pb.StageOptimizerStateHeader(
-            protocol_version=PROTOCOL_VERSION,
-            job_id=self._job_id,
-            worker=identity_message(self._worker),
-            shard_incarnation=self.shard.incarnation,
+            **self._addressed(),
             generation=generation,
             sequence=sequence,
             optimizer=optimizer,
@@ -432,6 +323,15 @@ class ShardClient:
                         await call.write(request)
                     await call.done_writing()
                 await call
+
+    def _addressed(self, worker: WorkerKey | None = None) -> dict[str, Any]:
+        """What every request begins with: who calls which start of which shard."""
+        return {
+            "protocol_version": PROTOCOL_VERSION,
+            "job_id": self._job_id,
+            "worker": identity_message(worker or self._worker),
+            "shard_incarnation": self.shard.incarnation,
+        }
 
     def _shared_values(self, frame: ChunkFrame) -> SharedValues:
         if self.segments is None:

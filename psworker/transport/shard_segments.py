@@ -5,11 +5,17 @@ shard may read it until it has answered, and a resend refers to the same bytes. 
 are read out of the shard's memory, in which they may go on changing: a version that
 is the same before and after tells that what was read is whole, and newer values than
 those announced are as good.
+
+Both processes look first whether they can share memory. Whatever stands against it
+leaves tensors on gRPC, with the reason for the log.
 """
 
 import asyncio
+import contextlib
 import os
+import socket
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
@@ -27,17 +33,27 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.memory_fence import fence
-from pswire.memory_segments import MemorySegment
+from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
+from pswire.segment_handshake import (
+    ACKNOWLEDGEMENT,
+    HANDSHAKE_TIMEOUT_S,
+    Answer,
+    Offer,
+    address_of,
+    check_peer,
+)
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import (
     GradientLayout,
+    SegmentKind,
     SharedRun,
     ValuesLayout,
     is_worth_sharing,
 )
 from pswire.torch_types import buffer_of, tensor_from_buffer
+from pswire.v1.parameter_service_pb2 import OpenSegmentsResponse
 from psworker.tensors.tensor_chunks import Bytes, ChunkSource
 from psworker.tensors.value_store import ValueStore, checked_chunk
 
@@ -227,3 +243,69 @@ class SharedValues:
     def write(self, store: ValueStore) -> None:
         """Writes the values, as they are now; see `ShardSegments.write`."""
         self._segments.write(self._frame, store, self._fetch)
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """No memory is shared with a shard.
+
+    Attributes:
+        reason: Why.
+        is_expected: Whether that is as it should be: it is on another machine, or
+            somebody has switched it off.
+    """
+
+    reason: str
+    is_expected: bool
+
+
+async def hand_over(
+    response: OpenSegmentsResponse, placement: Placement, shard_index: int
+) -> ShardSegments | Declined:
+    """Makes a gradient segment, gives it to a shard and maps the shard's values.
+
+    Args:
+        response: What the shard has said.
+        placement: How tensors are cut.
+        shard_index: Which shard.
+    """
+    if response.declined:
+        return Declined(response.declined, is_expected=True)
+    try:
+        return await asyncio.to_thread(
+            _hand_over, response.socket_name, response.token, placement, shard_index
+        )
+    except (OSError, SegmentError) as error:
+        # As between two containers of one machine, which see different sockets.
+        return Declined(f"it is on this machine, but {error}", is_expected=False)
+
+
+def _hand_over(
+    name: str, token: bytes, placement: Placement, shard_index: int
+) -> ShardSegments:
+    size = GradientLayout.of(placement, shard_index).byte_count
+    gradient = MemorySegment.create(SegmentKind.GRADIENT, size)
+    with contextlib.closing(gradient), _connected(name) as peer:
+        check_peer(peer)
+        Offer(token, gradient.header, gradient.descriptor).send(peer)
+        answer = Answer.receive(peer)
+        values = MemorySegment.adopt(answer.header, answer.descriptor)
+        expected = ValuesLayout.of(placement, shard_index).byte_count
+        if answer.header.byte_count != expected:
+            raise SegmentError(
+                f"its segment of values has {answer.header.byte_count} bytes, "
+                f"expected {expected}"
+            )
+        peer.send(ACKNOWLEDGEMENT)
+    return ShardSegments(placement, shard_index, gradient, values)
+
+
+def _connected(name: str) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        peer.settimeout(HANDSHAKE_TIMEOUT_S)
+        peer.connect(address_of(name))
+    except OSError:
+        peer.close()
+        raise
+    return peer

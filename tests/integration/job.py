@@ -1,4 +1,4 @@
-"""A whole job in this process: the daemons' own code, real gRPC on loopback ports.
+"""A whole job in this process: the daemons' own code, called over gRPC or in memory.
 
 The coordinator and the shards run in one event-loop thread as `psserver` runs them;
 only the signals that end a daemon are replaced. Workers are threads of the test, each
@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
 from pswire.membership import Record, WorkerKey, WorkerState
 from tests.doubles.free_addresses import free_address
+from tests.doubles.memory_network import MEMORY_HOST, NETWORK, MemoryNetwork
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ def _shard_host(**arguments: Any) -> ShardHost:  # noqa: ANN401, as the host has
 
 
 @contextmanager
-def _daemons_under_test() -> Iterator[None]:
+def _daemons_under_test(network: MemoryNetwork | None) -> Iterator[None]:
     """Puts the tests' ends of the daemons in, and what daemons change back."""
     switch_interval = sys.getswitchinterval()
     thread_count = torch.get_num_threads()
@@ -136,6 +137,7 @@ def _daemons_under_test() -> Iterator[None]:
         # A daemon with an event loop of its own waits for all that runs on it. Here
         # they would wait for each other; the job waits once they all have ended.
         mock.patch.object(lifecycle, "HANDLER_TIMEOUT_S", 0.0),
+        nullcontext() if network is None else network.installed(),
     ):
         try:
             yield
@@ -163,6 +165,7 @@ class Job:
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
         port: int = 0,
         shares_memory: bool = True,
+        sockets: bool = True,
         job_seed: int = JOB_SEED,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
@@ -178,6 +181,7 @@ class Job:
             port: Of the coordinator; 0 takes a free one.
             shares_memory: Whether chunks of `SHARED_BYTES_MIN` and more go through
                 shared memory, but for shards that advertise another address.
+            sockets: Whether calls go over loopback ports; else they stay in memory.
             job_seed: From which the orders of all epochs follow; 0 leaves them to the
                 scripts.
             settings: Further ones of `CoordinatorConfig`.
@@ -194,7 +198,9 @@ class Job:
         self._shards: list[Daemon] = []
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemons")
-        self._patches = _daemons_under_test()
+        network = None if sockets or advertise or port else NETWORK
+        self._host = "127.0.0.1" if network is None else MEMORY_HOST
+        self._patches = _daemons_under_test(network)
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -325,7 +331,7 @@ class Job:
     async def _start(self) -> None:
         address = await self._start_coordinator(self._port)
         self.address = str(address)
-        listen = ListenConfig(address=Address("127.0.0.1", 0))
+        listen = ListenConfig(address=Address(self._host, 0))
         for index in range(self._shard_count):
             await self._start_shard(index, address, listen)
 
@@ -334,7 +340,7 @@ class Job:
         return await self._coordinator.start(
             coordinator_daemon.run_coordinator(
                 CoordinatorConfig(
-                    listen=ListenConfig(address=Address("127.0.0.1", port)),
+                    listen=ListenConfig(address=Address(self._host, port)),
                     state_dir=self._folder / "coordinator",
                     shard_count=self._shard_count,
                     workers_min=self.workers_min,

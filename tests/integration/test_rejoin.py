@@ -19,7 +19,7 @@ from psworker.connection import Connection
 from psworker.member.shard_clients import ShardClients
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.transport.call_error import CallError
-from psworker.transport.shard_client import ShardClient
+from psworker.transport.ports import ShardPort
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect, key
 from tests.integration.ones_worker import Worker
@@ -491,7 +491,7 @@ def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
     cut_off: set[str] = set()
     client_of = ShardClients.of
 
-    async def of(clients: ShardClients, shard_index: int) -> ShardClient:
+    async def of(clients: ShardClients, shard_index: int) -> ShardPort:
         client = await client_of(clients, shard_index)
         if shard_index == 1 and clients._worker.worker_id in cut_off:
             raise CallError("", "UNAVAILABLE", "cut", refusal=None, decided=False)

@@ -313,7 +313,7 @@ def test_a_worker_on_another_machine_goes_over_grpc(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "psworker")
-    monkeypatch.setattr("psworker.transport.segment_opening.boot_id", lambda: "another")
+    monkeypatch.setattr("psworker.transport.shard_client.boot_id", lambda: "another")
     with Job(tmp_path) as job:
         step_once(job)
 

@@ -16,7 +16,7 @@ from psworker.event_loop import EventLoop
 from psworker.member.exchange import Incoming, PushExchange
 from psworker.optim.step_contents import StepContents
 from psworker.tensors.value_store import ValueStore
-from psworker.transport.shard_client import Receiver
+from psworker.transport.ports import Receiver
 from psworker.transport.values import PushHeader, PushReply, PushTrailer
 
 CHUNK_COUNT = 100
