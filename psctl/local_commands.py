@@ -97,20 +97,20 @@ def demo(
             else parse_kill(kill, worker_count=workers, shard_count=shards)
         ),
     )
-    from psctl.demo.command import DemoSettings, run_demo
+    from psctl.demo.command import run_demo
+    from psctl.demo.job import JobPlan
 
-    settings = DemoSettings(
+    plan = JobPlan(
         task_name=data.value,
         worker_count=workers,
         shard_count=shards,
-        epoch_count=epochs,
+        epoch_count=epochs or 0,
         mode=mode.value,
         staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
         kill=wanted,
-        out=out,
     )
     with interruptible():
-        report_text = run_demo(settings)
+        report_text = run_demo(plan, out)
     typer.echo(report_text)
 
 

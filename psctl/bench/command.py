@@ -17,9 +17,8 @@ from psctl.bench.report import (
 )
 from psctl.bench.workload import Sizes, Workload
 from psctl.compare.picture import NOT_INSTALLED, can_draw
-from psctl.out_folder import made_folder
+from psctl.folders import made_folder, scratch_folder
 from psctl.processes import signals_interrupt
-from psctl.scratch import scratch_folder
 
 
 def bench_all(

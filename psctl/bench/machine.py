@@ -4,7 +4,7 @@ import os
 import platform
 import socket
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
@@ -58,6 +58,15 @@ def spread(durations_s: Sequence[float]) -> Spread:
         max_ms=round(max(in_ms), 3),
         interquartile_ms=round(third - first, 3),
     )
+
+
+def spread_text(spreads: Mapping[str, Spread]) -> str:
+    """Spreads under each other, for people."""
+    lines = [f"{'':24}{'median':>10}{'min':>10}{'max':>10}{'IQR':>10}  ms"]
+    for name, of in spreads.items():
+        numbers = of["median_ms"], of["min_ms"], of["max_ms"], of["interquartile_ms"]
+        lines.append(f"{name:24}" + "".join(f"{each:10.1f}" for each in numbers))
+    return "\n".join(lines)
 
 
 def _cpu_model() -> str:

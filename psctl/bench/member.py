@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from psctl.bench.figures import turn_order
-from psctl.bench.suite import workload_named
+from psctl.bench.suite import STEP, workload_named
 from psctl.bench.workload import (
     WARM_UP_COUNT,
     CannotRunError,
@@ -92,7 +92,7 @@ def main(name: str, rank: str, settings_text: str) -> None:
         settings_text: JSON with `sizes` and `places`, and `group_port` for more
             than one member.
     """
-    workload = workload_named(name)
+    workload = STEP if name == STEP.name else workload_named(name)
     settings = json.loads(settings_text)
     if workload.thread_count is not None:
         torch.set_num_threads(workload.thread_count)

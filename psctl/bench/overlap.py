@@ -6,21 +6,28 @@ of them. Daemons and a second worker are processes of their own.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Any, Final
 
 import torch
 
 import psworker
-from psctl.bench.machine import Spread, free_port, machine, spread, versions
+from psctl.bench.machine import (
+    Spread,
+    free_port,
+    machine,
+    spread,
+    spread_text,
+    versions,
+)
 from psctl.bench.overlap_training import Training
 from psctl.daemons import ShardPlace, start_daemons
 from psctl.failures import CommandError
+from psctl.folders import scratch_folder
 from psctl.processes import Children, signals_interrupt
-from psctl.scratch import scratch_folder
 from pswire.addresses import Address
 
 SCHEMA_VERSION: Final = 1
@@ -55,33 +62,9 @@ class OverlapSettings:
     thread_count: int
 
 
-class OverlapBench(TypedDict):
-    """Figures of one run: of a step, medians over turns."""
-
-    schema_version: int
-    benchmark: str
-    parameter_count: int
-    batch_size: int
-    worker_count: int
-    shard_count: int
-    turn_count: int
-    step_count: int
-    bandwidth_mbit: float
-    latency_ms: float
-    thread_count: int
-    machine: dict[str, object]
-    versions: dict[str, str]
-    one_process: Spread
-    without_overlap: Spread
-    with_overlap: Spread
-    without_over_with: float
-    with_over_one_process: float
-    without_over_one_process: float
-
-
 def bench_overlap(
     settings: OverlapSettings, progress: Callable[[str], None]
-) -> OverlapBench:
+) -> dict[str, Any]:
     """Measures all three; the figures.
 
     Raises:
@@ -115,29 +98,24 @@ def bench_overlap(
 
 def _figures(
     settings: OverlapSettings, parameter_count: int, spreads: list[Spread]
-) -> OverlapBench:
+) -> dict[str, Any]:
+    """As `docs/psctl.md` has them: of a step, medians over turns."""
     alone, without, with_it = spreads
-    return OverlapBench(
-        schema_version=SCHEMA_VERSION,
-        benchmark="overlap",
-        parameter_count=parameter_count,
-        batch_size=settings.batch_size,
-        worker_count=settings.worker_count,
-        shard_count=settings.shard_count,
-        turn_count=settings.turn_count,
-        step_count=settings.step_count,
-        bandwidth_mbit=settings.bandwidth_mbit,
-        latency_ms=settings.latency_ms,
-        thread_count=torch.get_num_threads(),
-        machine=machine(),
-        versions=versions(),
-        one_process=alone,
-        without_overlap=without,
-        with_overlap=with_it,
-        without_over_with=_ratio(without, with_it),
-        with_over_one_process=_ratio(with_it, alone),
-        without_over_one_process=_ratio(without, alone),
-    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": "overlap",
+        **asdict(settings),
+        "parameter_count": parameter_count,
+        "thread_count": torch.get_num_threads(),
+        "machine": machine(),
+        "versions": versions(),
+        "one_process": alone,
+        "without_overlap": without,
+        "with_overlap": with_it,
+        "without_over_with": _ratio(without, with_it),
+        "with_over_one_process": _ratio(with_it, alone),
+        "without_over_one_process": _ratio(without, alone),
+    }
 
 
 def _ratio(first: Spread, second: Spread) -> float:
@@ -210,7 +188,7 @@ def _start_job(
     )
 
 
-def overlap_text(figures: OverlapBench) -> str:
+def overlap_text(figures: Mapping[str, Any]) -> str:
     """The figures for people."""
     link = "TCP on loopback"
     if figures["bandwidth_mbit"]:
@@ -226,21 +204,13 @@ def overlap_text(figures: OverlapBench) -> str:
         f"{figures['machine']['usable_core_count']} cores, torch on "
         f"{figures['thread_count']} of them",
         "",
-        f"{'':24}{'median':>10}{'min':>10}{'max':>10}{'IQR':>10}  ms",
-    ]
-    for name, of in (
-        ("one process", figures["one_process"]),
-        ("overlap=False", figures["without_overlap"]),
-        ("overlap=True", figures["with_overlap"]),
-    ):
-        numbers = (
-            of["median_ms"],
-            of["min_ms"],
-            of["max_ms"],
-            of["interquartile_ms"],
-        )
-        lines.append(f"{name:24}" + "".join(f"{each:10.1f}" for each in numbers))
-    lines += [
+        spread_text(
+            {
+                "one process": figures["one_process"],
+                "overlap=False": figures["without_overlap"],
+                "overlap=True": figures["with_overlap"],
+            }
+        ),
         "",
         f"overlap=False / overlap=True: {figures['without_over_with']:.2f}",
         f"overlap=True / one process: {figures['with_over_one_process']:.2f}",

@@ -3,17 +3,35 @@
 from collections.abc import Sequence
 from typing import Final
 
-from psctl.bench.workload import Workload
-from psctl.bench.workloads.allreduce import ALLREDUCE_2, ALLREDUCE_4
-from psctl.bench.workloads.apply import APPLY
+from psctl.bench.rpc_server import Transports
+from psctl.bench.workload import Entry, Workload, begun_elsewhere, rate_at_least
+from psctl.bench.workloads.big_parameter import (
+    ALLREDUCE_2,
+    ALLREDUCE_4,
+    EXCHANGE,
+    LINK,
+    ONE_HOST,
+    OURS,
+    SHARDS,
+    TORCH_RPC,
+)
 from psctl.bench.workloads.checks import CHECKS, CHECKS_ON_ONE_HOST
 from psctl.bench.workloads.ddp import DDP
-from psctl.bench.workloads.exchange import EXCHANGE
-from psctl.bench.workloads.link import LINK
-from psctl.bench.workloads.one_host import ONE_HOST
-from psctl.bench.workloads.rate import RATE
-from psctl.bench.workloads.shards import SHARDS
-from psctl.bench.workloads.small import SMALL
+from psctl.bench.workloads.rpc_steps import start_rpc
+from psctl.bench.workloads.small_model import RATE, SMALL
+
+# The shard's arithmetic alone. psserver measures it: the two sides never import.
+_APPLY: Final = Workload(
+    name="apply",
+    about_s=5,
+    title="Adam on one big vector in a shard's process, without any transport",
+    entries=(
+        Entry("shard", "the shard's apply, chunk by chunk", begun_elsewhere),
+        Entry("fused", "torch.optim.Adam(fused=True) at once", begun_elsewhere),
+    ),
+    targets=(rate_at_least("shard", 0.6, "fused"),),
+    member_module="psserver.bench.apply",
+)
 
 WORKLOADS: Final[tuple[Workload, ...]] = (
     EXCHANGE,
@@ -22,7 +40,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     ALLREDUCE_2,
     ALLREDUCE_4,
     DDP,
-    APPLY,
+    _APPLY,
     SMALL,
     RATE,
     CHECKS,
@@ -30,6 +48,19 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     LINK,
 )
 """In the order in which they are measured."""
+
+STEP: Final = Workload(
+    name="step",
+    about_s=10,
+    title="push + apply (SGD) + pull of one big parameter, 1 worker, 1 shard, one host",
+    entries=(OURS, TORCH_RPC),
+    targets=(),
+    start=lambda ground: {
+        "coordinator": ground.start_job(),
+        "rpc": start_rpc(ground, Transports.TCP),
+    },
+)
+"""What `psctl bench step` measures."""
 
 
 def workload_named(name: str) -> Workload:

@@ -21,9 +21,8 @@ from psctl.compare.report import Comparison, write_tables
 from psctl.compare.steps import Step
 from psctl.compare.training import TASK_NAME
 from psctl.demo.tasks import Task, load_task
-from psctl.out_folder import made_folder
+from psctl.folders import made_folder, scratch_folder
 from psctl.processes import signals_interrupt
-from psctl.scratch import scratch_folder
 from psworker import event_loop
 
 _BSP: Final = ComparedMode(name="bsp", mode="bsp")

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,15 +10,13 @@ import torch
 from torch import nn
 
 from psctl.demo.display import Display, display_for_stderr
-from psctl.demo.evaluation import Evaluator
+from psctl.demo.evaluation import Evaluator, largest_difference, train_in_one_process
 from psctl.demo.job import THREAD_COUNT, Job, JobPlan
-from psctl.demo.kill import Kill
 from psctl.demo.progress import Progress
-from psctl.demo.reference import largest_difference, train_in_one_process
 from psctl.demo.tasks import Task, load_task
 from psctl.failures import CommandError
+from psctl.folders import scratch_folder
 from psctl.processes import Children, signals_interrupt
-from psctl.scratch import scratch_folder
 from pswire.exit_codes import ExitCode
 from psworker.launch.cores import THREADS_VARIABLE, sharing_text
 from psworker.snapshots.snapshot import Snapshot, SnapshotReader
@@ -43,71 +41,24 @@ FOUR_LINES: Final = """\
     + ps.close()"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """What to show.
-
-    Attributes:
-        task_name: As `--data` names it.
-        worker_count: Workers.
-        shard_count: Shards.
-        epoch_count: Epochs, `None` for about ten seconds of them.
-        mode: How workers keep together.
-        staleness_bound: In SSP, clocks that a worker may be ahead.
-        kill: Which process dies, `None` for none.
-        out: File or folder for the snapshot.
-    """
-
-    task_name: str
-    worker_count: int
-    shard_count: int
-    epoch_count: int | None
-    mode: str
-    staleness_bound: int
-    kill: Kill | None
-    out: Path | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoResult:
-    """What the demo has to show.
-
-    Attributes:
-        clock_count: Clocks of the job.
-        push_count: Steps of all workers.
-        duration_s: What they took.
-        version: Version of the last snapshot.
-        accuracy: Held-out accuracy of that snapshot.
-        reference_accuracy: The same of the training in one process.
-        difference: Largest difference of a parameter between the two.
-        story: What came of the death of a process, `None` if none was to die.
-        path: Where the snapshot is.
-    """
-
-    clock_count: int
-    push_count: int
-    duration_s: float
-    version: int
-    accuracy: float
-    reference_accuracy: float
-    difference: float
-    story: str | None
-    path: Path
-
-
-def run_demo(settings: DemoSettings) -> str:
+def run_demo(plan: JobPlan, out: Path | None) -> str:
     """Runs the demo; the report.
+
+    Args:
+        plan: What to start.
+        out: File or folder for the snapshot; by default in this folder.
 
     Raises:
         CommandError: A process failed; the text has the end of its log.
         KeyboardInterrupt: Stopped by a signal; everything is gone by then.
     """
-    path = _path_of(settings.out)
+    path = _path_of(out)
     # More would take the cores from the processes that are to be shown.
     if THREADS_VARIABLE not in os.environ:
         torch.set_num_threads(THREAD_COUNT)
-    task = load_task(settings.task_name)
-    plan = _plan_of(settings, task)
+    task = load_task(plan.task_name)
+    plan = replace(plan, epoch_count=plan.epoch_count or task.epoch_count)
+    _check_kill(plan, task)
     with (
         signals_interrupt(),
         scratch_folder("paramserver-demo-") as scratch,
@@ -128,47 +79,45 @@ def run_demo(settings: DemoSettings) -> str:
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
         reference = train_in_one_process(task, progress.batches)
-    return _report(
-        task,
-        plan,
-        DemoResult(
-            clock_count=progress.clock,
-            push_count=progress.push_count,
-            duration_s=progress.duration_s,
-            version=snapshot.version,
-            accuracy=task.accuracy(model),
-            reference_accuracy=task.accuracy(reference),
-            difference=largest_difference(model, reference),
-            story=story,
-            path=path,
-        ),
-    )
+    mode = f"ssp({plan.staleness_bound})" if plan.mode == "ssp" else plan.mode
+    steps = f"{progress.clock} steps"
+    if not plan.is_synchronous:
+        steps = f"{progress.push_count} steps of workers, each an update,"
+    return f"""\
+{task.described}
+{plan.worker_count} workers, {plan.shard_count} shards, mode {mode}: \
+{steps} in {progress.duration_s:.1f} s
+{"" if story is None else f"{chr(10)}{story}{chr(10)}"}
+{_comparison(plan, task, model, reference)}
+
+The snapshot, version {snapshot.version}, is in
+    {path}
+and loads into the plain model with strict=True.
+
+Four lines turn your own script into a worker:
+{FOUR_LINES}
+
+Start it, with the coordinator and the shards, in any order:
+    psserver coordinator --listen 127.0.0.1:7070 --state-dir state/c --shards 2
+    psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/0
+    psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/1
+    psworker run --coordinator 127.0.0.1:7070 -- train.py"""
 
 
-def _plan_of(settings: DemoSettings, task: Task) -> JobPlan:
-    """The plan.
+def _check_kill(plan: JobPlan, task: Task) -> None:
+    """Refuses a process that would die after the end of the training.
 
     Raises:
-        CommandError: The process would die after the end of the training.
+        CommandError: It would.
     """
-    epoch_count = settings.epoch_count or task.epoch_count
-    step_count = epoch_count * task.step_count(settings.worker_count)
-    if settings.kill is not None and settings.kill.step >= step_count:
+    step_count = plan.epoch_count * task.step_count(plan.worker_count)
+    if plan.kill is not None and plan.kill.step >= step_count:
         raise CommandError(
-            f"--kill ...@{settings.kill.step} is too late: {settings.worker_count} "
-            f"workers make about {step_count} steps in {epoch_count} epochs; say a "
+            f"--kill ...@{plan.kill.step} is too late: {plan.worker_count} workers "
+            f"make about {step_count} steps in {plan.epoch_count} epochs; say a "
             "smaller step or more --epochs",
             ExitCode.USAGE,
         )
-    return JobPlan(
-        task_name=settings.task_name,
-        worker_count=settings.worker_count,
-        shard_count=settings.shard_count,
-        epoch_count=epoch_count,
-        mode=settings.mode,
-        staleness_bound=settings.staleness_bound,
-        kill=settings.kill,
-    )
 
 
 def _train(
@@ -208,53 +157,25 @@ def _path_of(out: Path | None) -> Path:
     return path
 
 
-def _report(task: Task, plan: JobPlan, result: DemoResult) -> str:
-    return f"""\
-{task.described}
-{plan.worker_count} workers, {plan.shard_count} shards, mode {_mode_text(plan)}: \
-{_step_text(plan, result)} in {result.duration_s:.1f} s
-{"" if result.story is None else f"{chr(10)}{result.story}{chr(10)}"}
-{_comparison(plan, result)}
-
-The snapshot, version {result.version}, is in
-    {result.path}
-and loads into the plain model with strict=True.
-
-Four lines turn your own script into a worker:
-{FOUR_LINES}
-
-Start it, with the coordinator and the shards, in any order:
-    psserver coordinator --listen 127.0.0.1:7070 --state-dir state/c --shards 2
-    psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/0
-    psserver shard --coordinator 127.0.0.1:7070 --listen 127.0.0.1:0 --state-dir state/1
-    psworker run --coordinator 127.0.0.1:7070 -- train.py"""
-
-
-def _mode_text(plan: JobPlan) -> str:
-    return f"ssp({plan.staleness_bound})" if plan.mode == "ssp" else plan.mode
-
-
-def _step_text(plan: JobPlan, result: DemoResult) -> str:
-    if plan.is_synchronous:
-        return f"{result.clock_count} steps"
-    return f"{result.push_count} steps of workers, each an update,"
-
-
-def _comparison(plan: JobPlan, result: DemoResult) -> str:
+def _comparison(
+    plan: JobPlan, task: Task, model: nn.Module, reference: nn.Module
+) -> str:
     """The result beside that of one process."""
+    accuracy, of_reference = task.accuracy(model), task.accuracy(reference)
     lines = [
-        ("test accuracy of the pulled snapshot", f"{result.accuracy:.4f}"),
-        ("test accuracy of one process", f"{result.reference_accuracy:.4f}"),
+        ("test accuracy of the pulled snapshot", f"{accuracy:.4f}"),
+        ("test accuracy of one process", f"{of_reference:.4f}"),
     ]
     note = "one process took the workers' batches of each step as one batch"
     if not plan.is_synchronous:
-        points = 100 * abs(result.accuracy - result.reference_accuracy)
+        points = 100 * abs(accuracy - of_reference)
         verdict = "within" if points <= _POINTS_MAX else "MORE THAN"
         lines.append(("difference in points", f"{points:.1f}"))
         note += (
             f";\nwhat {plan.mode} leaves between the two, since its workers compute "
             f"with values some\nupdates old, is {verdict} {_POINTS_MAX:g} points"
         )
-    elif result.story is None:
-        lines.append(("largest difference of a parameter", f"{result.difference:.2g}"))
+    elif plan.kill is None:
+        difference = largest_difference(model, reference)
+        lines.append(("largest difference of a parameter", f"{difference:.2g}"))
     return "\n".join([*(f"{key:<40}  {value}" for key, value in lines), f"({note})"])

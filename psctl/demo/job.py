@@ -9,8 +9,7 @@ from typing import Final
 from psctl.daemons import daemon_names, start_daemons
 from psctl.demo.display import Display
 from psctl.demo.evaluation import Evaluator
-from psctl.demo.kill import Kill, Role, worker_name
-from psctl.demo.killing import Killing
+from psctl.demo.kill import Kill, Killing, Role, worker_name
 from psctl.demo.progress import Progress, read_report
 from psctl.processes import Children, Line
 from psctl.stall import STALL_TIMEOUT_S, stalled
@@ -31,7 +30,7 @@ class JobPlan:
         task_name: As `--data` names it.
         worker_count: Workers.
         shard_count: Shards.
-        epoch_count: Epochs.
+        epoch_count: Epochs; 0 for about ten seconds of them.
         mode: How workers keep together: `bsp`, `ssp` or `asp`.
         staleness_bound: In SSP, clocks that a worker may be ahead.
         kill: Which process dies, `None` for none.

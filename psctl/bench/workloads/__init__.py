@@ -1,1 +1,1 @@
-"""What `psctl bench all` measures: a file for each workload."""
+"""What `psctl bench all` measures: a file for each kind of work."""

@@ -20,7 +20,7 @@ from psctl.bench.workload import (
     Workload,
     time_at_most,
 )
-from psctl.bench.workloads.big_parameter import big_tensors, stepping
+from psctl.bench.workloads.big_parameter import big_tensors, job_steps
 from pswire.limits import CHUNK_BYTES_MAX
 from pswire.torch_types import buffer_of
 from psworker.optim.gradients import is_finite, norm_of
@@ -59,10 +59,6 @@ def _durations_s(ground: Ground) -> list[float]:
         f"psserver.bench.dedupe told nothing within {_START_TIMEOUT_S:.0f} s; the "
         "machine may be too busy: measure again"
     )
-
-
-def _step(member: Member) -> Contender:
-    return stepping(member, member.places["coordinator"])
 
 
 def _checks(digest_count: int, member: Member) -> Contender:
@@ -105,7 +101,7 @@ def _workload(
         title="finite verdict, digests and dedupe of a step of one big parameter, "
         + transport,
         entries=(
-            Entry("step", "optimizer.step(), 1 worker, 1 shard", _step),
+            Entry("step", "optimizer.step(), 1 worker, 1 shard", job_steps()),
             Entry(
                 "checks",
                 f"one norm, {digests}, the shard's table of pushes",

@@ -12,8 +12,7 @@ from torch.distributed import rpc
 from psctl.bench.machine import free_port
 from psctl.bench.rpc_server import Transports
 from psctl.bench.workload import CannotRunError, Contender, Ground, Member
-from psctl.bench.workloads.big_parameter import LEARNING_RATE, big_tensors
-from psctl.scratch import scratch_folder
+from psctl.folders import scratch_folder
 
 
 def start_rpc(ground: Ground, transports: Transports) -> str:
@@ -24,8 +23,22 @@ def start_rpc(ground: Ground, transports: Transports) -> str:
     return port
 
 
-def rpc_steps(member: Member, port: str, transports: Transports) -> Contender:
-    """Steps of the big parameter on that server.
+def rpc_steps(
+    member: Member,
+    transports: Transports,
+    *,
+    first: torch.Tensor,
+    gradient: torch.Tensor,
+    rate: float,
+) -> Contender:
+    """Steps of a parameter on that server.
+
+    Args:
+        member: Of the workload, with the server's port among its places.
+        transports: As those of the server.
+        first: Values of the parameter before the first step.
+        gradient: Of each step.
+        rate: Learning rate of the server's SGD.
 
     Raises:
         CannotRunError: This torch has no RPC.
@@ -36,7 +49,12 @@ def rpc_steps(member: Member, port: str, transports: Transports) -> Contender:
             "builds for Linux"
         )
     scratch = member.stack.enter_context(scratch_folder("paramserver-bench-"))
-    client = _StoppedClient(scratch, port, transports, big_tensors(member))
+    tensors_file = scratch / "tensors"
+    torch.save((first, gradient), tensors_file)
+    client = _StoppedClient(
+        scratch / "values",
+        *(member.places["rpc"], transports.value, str(rate), str(tensors_file)),
+    )
     member.stack.callback(client.close)
     return Contender(client.step, before=client.go_on, values=client.values)
 
@@ -44,19 +62,10 @@ def rpc_steps(member: Member, port: str, transports: Transports) -> Contender:
 class _StoppedClient:
     """Both sides of torch RPC, stopped but for their turns: see `rpc_client`."""
 
-    def __init__(
-        self,
-        scratch: Path,
-        port: str,
-        transports: Transports,
-        tensors: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        self._values_file = scratch / "values"
-        tensors_file = scratch / "tensors"
-        torch.save(tensors, tensors_file)
-        command = ("psctl.bench.rpc_client", port, transports.value)
+    def __init__(self, values_file: Path, *arguments: str) -> None:
+        self._values_file = values_file
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command, str(LEARNING_RATE), str(tensors_file)],
+            [sys.executable, "-m", "psctl.bench.rpc_client", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

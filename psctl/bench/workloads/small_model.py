@@ -1,6 +1,7 @@
-"""A model of some 10,000 parameters, and calls that do nothing on its shard."""
+"""Steps of a model of some 10,000 parameters, beside calls that do nothing."""
 
 import math
+from functools import partial
 from typing import Any, Final
 
 import grpc.aio
@@ -9,7 +10,15 @@ from torch import nn
 
 import psworker
 from psctl.bench.machine import free_port
-from psctl.bench.workload import Contender, Ground, Member
+from psctl.bench.workload import (
+    Contender,
+    Entry,
+    Ground,
+    Member,
+    Workload,
+    rate_at_least,
+    time_at_most,
+)
 from psctl.daemons import ShardPlace
 from pswire.channels import ChannelKind, aio_channel, blocking_channel
 from psworker import event_loop
@@ -19,7 +28,7 @@ from psworker import event_loop
 _EMPTY_CALL: Final = "/grpc.health.v1.Health/Check"
 
 
-def start_small(ground: Ground, *, worker_count: int, mode: str) -> dict[str, str]:
+def _start_small(worker_count: int, mode: str, ground: Ground) -> dict[str, str]:
     """Starts a job of one shard whose address is known."""
     port = free_port()
     shard = f"127.0.0.1:{port}"
@@ -29,7 +38,7 @@ def start_small(ground: Ground, *, worker_count: int, mode: str) -> dict[str, st
     return {"coordinator": coordinator, "shard": shard}
 
 
-def small_steps(member: Member) -> Contender:
+def _small_steps(member: Member) -> Contender:
     """Steps of the small model; a repetition has `call_count` of each member."""
     width = max(1, math.isqrt(member.sizes.small_count // 2))
     ps = member.stack.enter_context(
@@ -49,7 +58,7 @@ def small_steps(member: Member) -> Contender:
     return Contender(run, amount=member.sizes.call_count * member.count)
 
 
-def empty_calls(member: Member) -> Contender:
+def _empty_calls(member: Member) -> Contender:
     """Calls that do nothing, to the same server, as many as there are steps."""
     channel = blocking_channel(member.places["shard"], ChannelKind.CONTROL)
     member.stack.callback(channel.close)
@@ -62,7 +71,7 @@ def empty_calls(member: Member) -> Contender:
     return Contender(run, amount=member.sizes.call_count * member.count)
 
 
-def empty_loop_calls(member: Member) -> Contender:
+def _empty_loop_calls(member: Member) -> Contender:
     """The same calls as psworker makes its own: on its event loop, waited for."""
     loop = event_loop.acquire()
     member.stack.callback(event_loop.release)
@@ -82,3 +91,38 @@ def empty_loop_calls(member: Member) -> Contender:
 
 async def _opened(address: str) -> grpc.aio.Channel:
     return aio_channel(address, ChannelKind.DATA)
+
+
+SMALL: Final = Workload(
+    name="small",
+    about_s=10,
+    title="BSP step of a model of 10,000 parameters, 1 worker, 1 shard",
+    entries=(
+        Entry("step", "optimizer.step() of a prepared optimizer", _small_steps),
+        Entry("empty_call", "blocking health check of the same server", _empty_calls),
+        Entry(
+            "empty_loop_call",
+            "the same from psworker's event loop, which the caller waits for",
+            _empty_loop_calls,
+        ),
+    ),
+    targets=(time_at_most("step", 3.0, "empty_call"),),
+    start=partial(_start_small, 1, "bsp"),
+)
+
+_PUSHING_COUNT: Final = 4
+
+# How many pushes a shard takes in a second.
+RATE: Final = Workload(
+    name="rate",
+    about_s=20,
+    title="pushes in ASP of a model of 10,000 parameters, 4 worker processes, 1 shard",
+    entries=(
+        Entry("pushes", "optimizer.step() of prepared optimizers", _small_steps),
+        Entry("empty_calls", "blocking health checks of the same server", _empty_calls),
+    ),
+    targets=(rate_at_least("pushes", 0.8, "empty_calls"),),
+    start=partial(_start_small, _PUSHING_COUNT, "asp"),
+    member_count=_PUSHING_COUNT,
+    thread_count=1,
+)

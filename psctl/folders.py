@@ -1,5 +1,9 @@
-"""The folder that a command writes its results into."""
+"""Folders of a command: that of its results, and one for all that it writes besides."""
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from psctl.failures import CommandError
@@ -24,3 +28,11 @@ def made_folder(out: Path) -> Path:
             f"{folder} is a file; name a folder", ExitCode.USAGE
         ) from None
     return folder
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Makes the folder; with it go torch's caches, which would stay in /tmp."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(name, "torchinductor")
+        yield Path(name)
