@@ -11,7 +11,6 @@ from psctl import (
     bench_commands,
     job_commands,
     local_commands,
-    snapshot_commands,
 )
 from psctl.failures import report
 from psctl.options import JsonOption, print_json, say
@@ -25,7 +24,7 @@ app.command()(job_commands.status)
 app.command()(job_commands.mode)
 app.command()(local_commands.demo)
 app.command()(local_commands.compare)
-app.add_typer(snapshot_commands.app, name="snapshot")
+app.add_typer(job_commands.snapshot_app, name="snapshot")
 app.add_typer(bench_commands.app, name="bench")
 
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"

@@ -1,12 +1,19 @@
 """The commands of `psctl` that look at a job, or change it, while it runs."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from psctl.options import CoordinatorOption, JsonOption, print_json, say
-from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.limits import (
+    NUMBER_MAX,
+    STALENESS_BOUND_DEFAULT,
+    STALENESS_BOUND_MAX,
+    WAIT_S_MAX,
+)
+from pswire.names import printable
 from pswire.number_range import NumberRange
 from pswire.options import chosen, number_option
 
@@ -88,3 +95,78 @@ def mode(
     hint = rate_hint(changed)
     if hint:
         say(hint)
+
+
+snapshot_app = typer.Typer(no_args_is_help=True, help="Pulls snapshots of a job.")
+
+
+@snapshot_app.command("get")
+def snapshot_get(
+    *,
+    coordinator: CoordinatorOption,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Where to write, as safetensors; the endings of other formats, such "
+            "as .pt, are refused.",
+        ),
+    ],
+    newer_than: Annotated[
+        int | None,
+        number_option(
+            allowed=NumberRange(0, NUMBER_MAX),
+            metavar="VERSION",
+            help="Wait for a version above this.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which model, where the job has several."),
+    ] = None,
+    timeout: Annotated[
+        float,
+        number_option(
+            allowed=NumberRange(0.1, WAIT_S_MAX, unit="seconds"),
+            metavar="SECONDS",
+            help="Longest wait.",
+        ),
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes a snapshot to a file that loads into the plain model.
+
+    Example: psctl snapshot get --out model.safetensors
+
+    The file has one version of all parameters and appears whole or not at all.
+    """
+    from psctl.snapshots import get_snapshot
+
+    saved = get_snapshot(
+        coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
+    )
+    if as_json:
+        print_json(saved)
+    else:
+        typer.echo(
+            f"version {saved['version']} (clock {saved['clock']}) is in "
+            f"{printable(saved['path'])}"
+        )
+
+
+@snapshot_app.command("list")
+def snapshot_list(
+    *, coordinator: CoordinatorOption, as_json: JsonOption = False
+) -> None:
+    """Lists the snapshots the job holds: in this release the newest one.
+
+    Example: psctl snapshot list --json
+    """
+    from psctl.snapshots import list_snapshots, listing_text
+
+    listing = list_snapshots(coordinator)
+    if as_json:
+        print_json(listing)
+    else:
+        typer.echo(listing_text(listing))

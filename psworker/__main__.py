@@ -19,10 +19,10 @@ from pswire.options import number_option
 from pswire.versions import version_text
 from psworker.backends.host.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
-from psworker.launch.coordinator_port import wait_for_coordinator_port
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
 from psworker.launch.launcher import Launcher
+from psworker.launch.reachability import wait_reachable
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -260,15 +260,19 @@ def run(
     launcher = Launcher(plan, log=_log)
     launcher.install_signal_handlers()
     try:
-        wait_for_coordinator_port(
+        has_waited = wait_reachable(
             coordinator,
-            timeout_s=connect_timeout,
+            connect_timeout,
             log=_log,
+            first_notice_s=0.5,
+            is_name_final=True,
             cancelled=launcher.stopped,
         )
     except ConnectError as error:
         _log(str(error))
         raise typer.Exit(ExitCode.PEER_UNAVAILABLE) from error
+    if has_waited and not launcher.stopped.is_set():
+        _log(f"the coordinator at {coordinator} is there")
     raise typer.Exit(launcher.run())
 
 

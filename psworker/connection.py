@@ -26,8 +26,8 @@ from psworker.backends.prepare_again import refuse_other_choices, sort_again
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
 from psworker.data.batch_tensors import watch_calls
-from psworker.data.job_splits import check_recorded, to_record
 from psworker.data.pending import PendingData
+from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import (
     ConfigurationError,
     ConnectError,

@@ -142,7 +142,7 @@ def _contenders(
         children.start(
             "worker 1",
             [
-                "psctl.bench.overlap_worker",
+                "psctl.bench.overlap_training",
                 json.dumps(counts),
                 *map(str, addresses),
             ],

@@ -10,10 +10,9 @@ from psctl.compare.figures import CurvePoint, RunConditions, first_began_s
 from psctl.compare.snapshot_log import SnapshotLog
 from psctl.compare.steps import Step, read_step
 from psctl.compare.worker import WorkerPlan
-from psctl.daemons import daemon_names, start_daemons
+from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
 from psctl.demo.tasks import Task
 from psctl.processes import Children
-from psctl.stall import STALL_TIMEOUT_S, stalled
 from pswire.addresses import Address
 from psworker.snapshots.snapshot import Snapshot, SnapshotReader
 

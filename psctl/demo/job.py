@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psctl.daemons import daemon_names, start_daemons
+from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
 from psctl.demo.display import Display
 from psctl.demo.evaluation import Evaluator
 from psctl.demo.kill import Kill, Killing, Role, worker_name
 from psctl.demo.progress import Progress, read_report
 from psctl.processes import Children, Line
-from psctl.stall import STALL_TIMEOUT_S, stalled
 from pswire.failpoints import FAILPOINT_VARIABLE
 from psworker.launch.cores import THREADS_VARIABLE
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from psctl.daemons import is_listening_line
+from psctl.daemons import STALL_TIMEOUT_S, is_listening_line
 from psctl.demo.progress import Progress, StepReport
 from psctl.failures import CommandError
 from psctl.processes import Children, Line
-from psctl.stall import STALL_TIMEOUT_S
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 

@@ -23,8 +23,8 @@ from psworker.backends.joint_worker import JointWorker
 from psworker.connection import Connection
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.counted import CountedLoader, is_split_by_user
-from psworker.data.job_splits import check_recorded, to_record
 from psworker.data.split_value import Split
+from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.buffers import Buffers

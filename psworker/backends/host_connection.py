@@ -19,8 +19,8 @@ from psworker.backends.host.steps import HostSteps
 from psworker.backends.joint_worker import JointWorker
 from psworker.config import WorkerConfig
 from psworker.data import LeasedLoader, LoaderRefused, prepare_loader
-from psworker.data.job_splits import check_recorded, to_record
 from psworker.data.split_value import Split
+from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError, UnsupportedError, refuse_closed
 from psworker.launch.reachability import wait_reachable
 from psworker.optim.buffer_policies import BufferChoice, tell_defaults

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from psworker.backends.local_optimizer import LocalSteps, attach
-from psworker.data.job_splits import check_recorded, to_record
 from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.data.split_value import Split
+from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, read_choice
 from psworker.optim.named_objects import NamedObjects

@@ -8,9 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from psworker.data.batch_tensors import BatchTensors
-from psworker.data.fetching import counting, refuse_own_iteration
-from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import SampleCount
+from psworker.data.user_loader import PreparedLoader, counting, refuse_own_iteration
 from psworker.left_behind import reduced
 
 _log = logging.getLogger(__name__)

@@ -16,12 +16,16 @@ from pswire.epoch_report import EpochReport
 from pswire.leased_data import Origin
 from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
-from psworker.data.fetching import end_processes, fetching, refuse_own_iteration
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases
 from psworker.data.missed_epochs import MissedEpochs
 from psworker.data.order import EpochDraw, EpochOrder, OrderSource
-from psworker.data.prepared_loader import PreparedLoader
 from psworker.data.source import DataSource
+from psworker.data.user_loader import (
+    PreparedLoader,
+    end_processes,
+    fetching,
+    refuse_own_iteration,
+)
 from psworker.errors import ConfigurationError, EvictedError
 from psworker.left_behind import reduced
 from psworker.refusals import at_entrance

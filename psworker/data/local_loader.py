@@ -8,9 +8,8 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from pswire.epoch_report import EpochReport
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
-from psworker.data.fetching import noting
 from psworker.data.local_draws import EpochDraws, LocalDraws
-from psworker.data.prepared_loader import PreparedLoader
+from psworker.data.user_loader import PreparedLoader, noting
 
 
 class LocalLoader(PreparedLoader):

@@ -17,7 +17,6 @@ from psworker.errors import ConnectError
 
 _RETRY_INTERVAL_S = 0.1
 _ATTEMPT_TIMEOUT_S = 3.0
-_FIRST_NOTICE_S = 2.0
 
 
 class Cause(Enum):
@@ -44,9 +43,15 @@ class Problem:
 
 
 def wait_reachable(
-    target: Address, timeout_s: float, *, log: Callable[[str], None] | None = None
-) -> None:
-    """Returns once the address accepts a TCP connection.
+    target: Address,
+    timeout_s: float,
+    *,
+    log: Callable[[str], None] | None = None,
+    first_notice_s: float = 2.0,
+    is_name_final: bool = False,
+    cancelled: threading.Event | None = None,
+) -> bool:
+    """Returns once the address accepts a TCP connection, or `cancelled` is set.
 
     Names that do not resolve and refused connections are tried again until then, as
     the coordinator may be just starting.
@@ -54,25 +59,36 @@ def wait_reachable(
     Args:
         target: The address.
         timeout_s: Longest wait.
-        log: Told what is waited for, and why, when it takes seconds.
+        log: Told what is waited for, and why, when it takes longer.
+        first_notice_s: After which time it is said first.
+        is_name_final: Whether a name that does not resolve ends the wait.
+        cancelled: Ends it too.
+
+    Returns:
+        Whether anything was said.
 
     Raises:
         ConnectError: It does not within `timeout_s`; the text says why.
     """
+    cancelled = cancelled or threading.Event()
     began = time.monotonic()
-    next_notice_s = _FIRST_NOTICE_S
-    while True:
-        left_s = began + timeout_s - time.monotonic()
-        problem = problem_reaching(target, max(0.05, min(left_s, _ATTEMPT_TIMEOUT_S)))
-        if problem is None:
-            return
+    notice_s = first_notice_s
+    left_s = timeout_s
+    while problem := problem_reaching(
+        target, max(0.05, min(left_s, _ATTEMPT_TIMEOUT_S))
+    ):
+        if is_name_final and problem.cause is Cause.NAME:
+            raise unreachable(target, None, problem.text)
         waited_s = time.monotonic() - began
         if waited_s + _RETRY_INTERVAL_S >= timeout_s:
             raise unreachable(target, timeout_s, problem.text)
-        if log is not None and waited_s >= next_notice_s:
+        if log is not None and waited_s >= notice_s:
             log(waiting_text(target, problem, waited_s, timeout_s))
-            next_notice_s = waited_s + WAITING_INTERVAL_MS / 1000
-        time.sleep(_RETRY_INTERVAL_S)
+            notice_s = waited_s + WAITING_INTERVAL_MS / 1000
+        if cancelled.wait(_RETRY_INTERVAL_S):
+            break
+        left_s = began + timeout_s - time.monotonic()
+    return notice_s != first_notice_s
 
 
 def waiting_text(

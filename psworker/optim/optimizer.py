@@ -36,12 +36,16 @@ from psworker.optim.optimizer_state import (
 )
 from psworker.optim.push_result import PushResult
 from psworker.optim.sample_weight import check_weight
-from psworker.optim.saved_residuals import KEY, pack_residuals, unpack_residuals
+from psworker.optim.saved_state import (
+    KEY,
+    held_whole,
+    pack_residuals,
+    release_whole,
+    unpack_residuals,
+)
 from psworker.optim.schedules import Schedules
-from psworker.optim.shard_state import ShardState
+from psworker.optim.shard_state import ShardState, WatchedParameters
 from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
-from psworker.optim.unrounded_state import held_whole, release_whole
-from psworker.optim.watched_parameters import WatchedParameters
 from psworker.refusals import at_entrance
 from psworker.tensors.push_compression import PushCompression
 from psworker.transport.values import OptimizerSettings

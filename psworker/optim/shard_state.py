@@ -8,7 +8,7 @@ from there. Only what is thrown away whole needs no look at what there was.
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -309,3 +309,32 @@ def _are_same(now: Mapping[Any, _Marks], before: Mapping[Any, _Marks]) -> bool:
         )
         for parameter, marks in now.items()
     )
+
+
+class WatchedParameters(list[torch.Tensor]):
+    """A list of parameters. A copy or pickle of it is a plain list."""
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], about_to_read: Callable[[], None]
+    ) -> None:
+        """Waits for nothing yet.
+
+        Args:
+            parameters: Of one group.
+            about_to_read: Returns once the newest values have come.
+        """
+        super().__init__(parameters)
+        self._about_to_read = about_to_read
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        self._about_to_read()
+        return super().__getitem__(index)
+
+    @override
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._about_to_read()
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)

@@ -279,7 +279,7 @@ class SnapshotReader:
             SplitError: None of that name is recorded, or the data gives another one.
             ConnectError: No coordinator was reached.
         """
-        from psworker.data.job_splits import read_back
+        from psworker.data.splitting import read_back
 
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"{name!r} is no name of a split; give a string")

@@ -6,7 +6,7 @@ import pytest
 
 from pswire.recorded_split import RecordedSplit
 from psworker.data import split
-from psworker.data.job_splits import check_recorded, read_back, to_record
+from psworker.data.splitting import check_recorded, read_back, to_record
 from psworker.errors import ConfigurationError, SplitError
 
 COUNT = 20

@@ -28,14 +28,13 @@ def test_any_other_trouble_is_said_as_it_is() -> None:
 def test_a_wait_for_the_coordinator_is_not_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_FIRST_NOTICE_S", 0.0)
     monkeypatch.setattr(reachability, "_RETRY_INTERVAL_S", 0.01)
     said: list[str] = []
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         address = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(ConnectError, match="connection refused"):
-            wait_reachable(address, 0.1, log=said.append)
+            wait_reachable(address, 0.1, log=said.append, first_notice_s=0.0)
 
     (line,) = said
     assert line.startswith(f"waiting for the coordinator at {address}: ")

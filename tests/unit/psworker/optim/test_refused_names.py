@@ -9,7 +9,7 @@ from torch import nn
 from pswire.addresses import Address
 from psworker.config import WorkerConfig
 from psworker.data import split
-from psworker.data.job_splits import to_record
+from psworker.data.splitting import to_record
 from psworker.errors import ConfigurationError
 from psworker.optim.model_schema import bind_models
 from psworker.optim.named_objects import NamedObjects

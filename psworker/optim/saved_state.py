@@ -1,10 +1,12 @@
-"""What gradients have not sent yet, as `optimizer.state_dict()` has it.
+"""What `optimizer.state_dict()` of a prepared optimizer has beyond torch's own.
 
-By position of the parameter, as torch numbers them there, and in the parameter's shape:
-it fits whatever number of shards a job has.
+Residuals, what gradients have not sent yet: by position of the parameter, as torch
+numbers them there, and in the parameter's shape, so that they fit whatever number of
+shards a job has. And state that is not rounded to the parameter's type.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -108,3 +110,50 @@ def _check_shape(position: object, residual: object, shape: torch.Size | None) -
 
 def _parameters(groups: Iterable[dict[str, Any]]) -> Iterable[torch.Tensor]:
     return (parameter for group in groups for parameter in group["params"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A tensor that torch does not see."""
+
+    value: torch.Tensor
+
+
+def held_whole(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a state dict of which torch rounds nothing.
+
+    Args:
+        state_dict: As an optimizer saves it. Is not changed, and shares its tensors.
+    """
+    states = {
+        number: {name: _held(name, value) for name, value in state.items()}
+        if isinstance(state, Mapping)
+        else state
+        for number, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
+
+
+def release_whole(states: Mapping[Any, Any]) -> None:
+    """Puts tensors back in place, in the type that shards keep them in.
+
+    Args:
+        states: By parameter, as torch has read it from what `held_whole` has made.
+            Is changed.
+    """
+    for parameter, state in states.items():
+        if not isinstance(parameter, torch.Tensor):
+            continue
+        assert isinstance(state, MutableMapping), "torch makes a dict for each"
+        is_rounded = parameter.dtype.itemsize == 2
+        dtype = torch.float32 if is_rounded else parameter.dtype
+        for name, value in state.items():
+            if isinstance(value, _Whole):
+                state[name] = value.value.to(parameter.device, dtype)
+
+
+def _held(name: str, value: object) -> object:
+    # torch lets the step count alone.
+    if isinstance(value, torch.Tensor) and name != "step":
+        return _Whole(value)
+    return value

@@ -1,17 +1,50 @@
-"""Copies of a user's loader that fetch other batches, or count what they fetch.
+"""What is put in place of a user's loader: a wrapper, and copies that fetch otherwise.
 
-A shallow copy and not a new loader: whatever options its class has, of this and later
-releases of torch, are those of the user's.
+A copy is a shallow one and not a new loader: whatever options its class has, of this
+and later releases of torch, are those of the user's.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from psworker.data.order import LoaderRefused
+
+
+class PreparedLoader:
+    """Has the attributes of the loader that was prepared.
+
+    What a script sets here is set there, and counts, or is refused, as without a job: a
+    `collate_fn` from the next iteration on, a `batch_size` never. Only names that the
+    wrapper itself has are its own.
+    """
+
+    # Set last in `__init__`: from then on the wrapper has no new names.
+    _loader: DataLoader[Any]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, the wrapped one's
+        if name == "_loader":  # Not yet set while being made, unpickled or copied.
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self._is_own(name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            object.__delattr__(self, name)
+        else:
+            delattr(self._loader, name)
+
+    def _is_own(self, name: str) -> bool:
+        own = vars(self)
+        return "_loader" not in own or name in own or hasattr(type(self), name)
 
 
 def refuse_own_iteration(loader: DataLoader[Any]) -> None:
@@ -39,16 +72,15 @@ def fetching(
         feed: Iterable of lists of indices; of indices, for a loader without batches.
         seeds: Where worker processes' seeds come from.
     """
-    made = copy.copy(loader)
-    options = vars(made)
-    options["sampler" if loader.batch_sampler is None else "batch_sampler"] = feed
-    options["generator"] = seeds
-    # Batches must come in the order of their ranges.
-    options["in_order"] = True
-    # Its pipeline may run dry and start again within one epoch.
-    options["persistent_workers"] = loader.num_workers > 0
-    options["_iterator"] = None
-    return made
+    options = {
+        _drawn_through(loader): feed,
+        "generator": seeds,
+        # Batches must come in the order of their ranges.
+        "in_order": True,
+        # Its pipeline may run dry and start again within one epoch.
+        "persistent_workers": loader.num_workers > 0,
+    }
+    return _copied(loader, options)
 
 
 def noting(
@@ -61,11 +93,7 @@ def noting(
         feed: What it draws through.
         older: The copy before this one, whose persistent processes go on.
     """
-    made = copy.copy(loader)
-    options = vars(made)
-    options["sampler" if loader.batch_sampler is None else "batch_sampler"] = feed
-    options["_iterator"] = older._iterator if older is not None else None
-    return made
+    return _copied(loader, {_drawn_through(loader): feed}, older)
 
 
 def end_processes(iterator: object) -> None:
@@ -88,13 +116,25 @@ def counting(
         loader: The user's.
         older: The copy before this one, whose persistent processes go on.
     """
-    made = copy.copy(loader)
-    options = vars(made)
-    options["collate_fn"] = _CountingCollate(
+    collate = _CountingCollate(
         loader.collate_fn, is_batched=loader.batch_sampler is not None
     )
-    options["_iterator"] = older._iterator if older is not None else None
+    return _copied(loader, {"collate_fn": collate}, older)
+
+
+def _copied(
+    loader: DataLoader[Any],
+    options: Mapping[str, object],
+    older: DataLoader[Any] | None = None,
+) -> DataLoader[Any]:
+    made = copy.copy(loader)
+    # Past torch's own setter, which lets no sampler be set.
+    vars(made).update(options, _iterator=None if older is None else older._iterator)
     return made
+
+
+def _drawn_through(loader: DataLoader[Any]) -> str:
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
 
 
 class _CountingCollate:
