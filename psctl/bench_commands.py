@@ -9,7 +9,7 @@ import typer
 from psctl.options import JsonOption, interruptible, parsed, print_json, say
 from pswire.exit_codes import ExitCode
 from pswire.number_range import NumberRange
-from pswire.options import number_option
+from pswire.options import count_option, number_option
 from psworker.launch.cores import usable_core_count
 
 app = typer.Typer(
@@ -31,38 +31,25 @@ def bench_all_command(
     ] = None,
     repetitions: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(2, 1_000_000),
-            help="Measured repetitions of each contender.",
+        count_option(
+            "Measured repetitions of each contender.", most=1_000_000, least=2
         ),
     ] = 15,
     mib: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1024), help="Size of the big parameter, in MiB."
-        ),
+        count_option("Size of the big parameter, in MiB.", most=1024),
     ] = 64,
     parameters: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000_000),
-            metavar="N",
-            help="Parameters of the model, about.",
-        ),
+        count_option("Parameters of the model, about.", most=1_000_000_000),
     ] = 25_000_000,
     batch: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000),
-            help="Samples of a worker's training step.",
-        ),
+        count_option("Samples of a worker's training step.", most=1_000_000),
     ] = 256,
     calls: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000),
-            help="Small steps and empty calls of a repetition.",
-        ),
+        count_option("Small steps and empty calls of a repetition.", most=1_000_000),
     ] = 50,
     out: Annotated[
         Path,
@@ -128,15 +115,11 @@ def bench_step_command(
     *,
     mib: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1024), help="Size of the parameter, in MiB."
-        ),
+        count_option("Size of the parameter, in MiB.", most=1024),
     ] = 64,
     repetitions: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(2, 1_000_000), help="Measured steps of each side."
-        ),
+        count_option("Measured steps of each side.", most=1_000_000, least=2),
     ] = 15,
     as_json: JsonOption = False,
 ) -> None:
@@ -159,33 +142,19 @@ def bench_overlap_command(
     *,
     parameters: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000_000),
-            metavar="N",
-            help="Parameters, about.",
-        ),
+        count_option("Parameters, about.", most=1_000_000_000),
     ] = 25_000_000,
     batch: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000), help="Samples of a worker's step."
-        ),
+        count_option("Samples of a worker's step.", most=1_000_000),
     ] = 256,
-    workers: Annotated[
-        int, number_option(allowed=NumberRange(1, 2), help="Workers.")
-    ] = 1,
-    shards: Annotated[
-        int, number_option(allowed=NumberRange(1, 16), help="Shards.")
-    ] = 2,
+    workers: Annotated[int, count_option("Workers.", most=2)] = 1,
+    shards: Annotated[int, count_option("Shards.", most=16)] = 2,
     turns: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(2, 1_000_000), help="Measured turns of each contender."
-        ),
+        count_option("Measured turns of each contender.", most=1_000_000, least=2),
     ] = 9,
-    steps: Annotated[
-        int, number_option(allowed=NumberRange(1, 1_000_000), help="Steps of a turn.")
-    ] = 4,
+    steps: Annotated[int, count_option("Steps of a turn.", most=1_000_000)] = 4,
     bandwidth: Annotated[
         float,
         number_option(
@@ -204,10 +173,10 @@ def bench_overlap_command(
     ] = 0,
     threads: Annotated[
         int | None,
-        number_option(
-            allowed=NumberRange(1, 1024),
-            help="Of torch in each worker; by default all cores but one, which is left "
+        count_option(
+            "Of torch in each worker; by default all cores but one, which is left "
             "to those who send.",
+            most=1024,
             show_default=False,
         ),
     ] = None,

@@ -10,7 +10,7 @@ from psctl.job_commands import ModeName
 from psctl.options import JsonOption, interruptible, parsed, print_json, say
 from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
 from pswire.number_range import NumberRange
-from pswire.options import choice_option, number_option
+from pswire.options import choice_option, count_option, number_option
 
 
 class DemoData(StrEnum):
@@ -25,18 +25,11 @@ def demo(
     data: Annotated[
         DemoData, choice_option(DemoData, help="What to train on: both are real data.")
     ] = DemoData.DIGITS,
-    workers: Annotated[
-        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
-    ] = 3,
-    shards: Annotated[
-        int, number_option(allowed=NumberRange(1, 64), help="Shards.")
-    ] = 2,
+    workers: Annotated[int, count_option("Workers.", most=64)] = 3,
+    shards: Annotated[int, count_option("Shards.", most=64)] = 2,
     epochs: Annotated[
         int | None,
-        number_option(
-            allowed=NumberRange(1, 1_000_000),
-            help="Epochs; by default about ten seconds of them.",
-        ),
+        count_option("Epochs; by default about ten seconds of them.", most=1_000_000),
     ] = None,
     mode: Annotated[
         ModeName,
@@ -116,15 +109,10 @@ def demo(
 
 def compare(
     *,
-    workers: Annotated[
-        int, number_option(allowed=NumberRange(1, 64), help="Workers.")
-    ] = 4,
+    workers: Annotated[int, count_option("Workers.", most=64)] = 4,
     samples: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(1, 1_000_000_000),
-            help="Samples in updates, the same for each mode.",
-        ),
+        count_option("Samples in updates, the same for each mode.", most=1_000_000_000),
     ] = 25_600,
     modes: Annotated[
         str,
@@ -152,9 +140,7 @@ def compare(
     ] = 0.9,
     seed: Annotated[
         int,
-        number_option(
-            allowed=NumberRange(0, NUMBER_MAX), help="Seed of data and delays."
-        ),
+        count_option("Seed of data and delays.", most=NUMBER_MAX, least=0),
     ] = 1,
     snapshot_interval: Annotated[
         float,
@@ -177,10 +163,14 @@ def compare(
     workers whose steps are waits of a set length, hiccups and stragglers among them.
     Takes about 8 minutes as it is. docs/modes.md tells what to expect and why.
     """
-    from psctl.compare.command import CompareSettings, run_comparison
+    from psctl.compare.command import run_comparison
     from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes
-    from psctl.compare.report import comparison_json, comparison_text
+    from psctl.compare.report import (
+        CompareSettings,
+        comparison_json,
+        comparison_text,
+    )
 
     settings = CompareSettings(
         modes=parsed("--modes", lambda: parse_modes(modes, workers)),

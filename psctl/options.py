@@ -8,26 +8,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from pswire.addresses import Address, parse_address
+from pswire.addresses import Address
+from pswire.options import coordinator_address
 
 T = TypeVar("T")
-
-
-def _coordinator(text: str) -> Address:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if address.port == 0:
-        raise typer.BadParameter("port 0 is for listening; name the port it took")
-    return address
 
 
 CoordinatorOption = Annotated[
     Address,
     typer.Option(
         "--coordinator",
-        parser=_coordinator,
+        parser=coordinator_address,
         metavar="HOST:PORT",
         envvar="PS_COORDINATOR",
         help="The job's coordinator.",

@@ -8,14 +8,14 @@ from typing import Annotated, Final
 
 import typer
 
-from pswire.addresses import Address, parse_address
+from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.failpoints import FAILPOINT_VARIABLE, FailpointError, parse_failpoints
 from pswire.history import is_for_many
 from pswire.limits import WAIT_S_MAX
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
-from pswire.options import number_option
+from pswire.options import coordinator_address, number_option
 from pswire.versions import version_text
 from psworker.backends.host.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
@@ -41,16 +41,6 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(version_text())
         raise typer.Exit(ExitCode.DONE)
-
-
-def _coordinator(text: str) -> Address:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if address.port == 0:
-        raise typer.BadParameter("port 0 is for listening; name the port it took")
-    return address
 
 
 def _checked_command(command: list[str]) -> tuple[str, ...]:
@@ -162,7 +152,7 @@ def run(
     coordinator: Annotated[
         Address | None,
         typer.Option(
-            parser=_coordinator,
+            parser=coordinator_address,
             metavar="HOST:PORT",
             envvar="PS_COORDINATOR",
             help="The job's coordinator.",

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from pswire.addresses import Address, parse_address
 from pswire.number_range import NumberRange
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -34,6 +35,32 @@ def number_option(
             raise typer.BadParameter(str(error)) from error
 
     return typer.Option(*names, parser=parse, metavar=metavar, help=help, **others)
+
+
+def count_option(
+    help: str,
+    *,
+    most: int,
+    least: int = 1,
+    **others: Any,  # noqa: ANN401, as typer's
+) -> Any:  # noqa: ANN401, as typer returns it
+    """An option that takes how many there are, from `least` to `most`."""
+    return number_option(allowed=NumberRange(least, most), help=help, **others)
+
+
+def coordinator_address(text: str) -> Address:
+    """An address to connect to.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if address.port == 0:
+        raise typer.BadParameter("port 0 is for listening; name the port it took")
+    return address
 
 
 def choice_option(

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.compare.picture import NOT_INSTALLED, can_draw, draw
 from psctl.compare.ratios import ideal_s, ratios_to_bsp
-from psctl.compare.report import Comparison, write_tables
+from psctl.compare.report import CompareSettings, Comparison, write_tables
 from psctl.compare.steps import Step
 from psctl.compare.training import TASK_NAME
 from psctl.demo.tasks import Task, load_task
@@ -36,33 +35,6 @@ delays are what is measured."""
 _MEASURED_CLOCKS: Final = 40
 _START_S: Final = 10.0
 """What the start of a job's processes takes on two cores, for the forecast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareSettings:
-    """What to compare.
-
-    Attributes:
-        modes: Modes.
-        loads: Loads under which each of them runs.
-        worker_count: Workers.
-        sample_count: Samples in updates, of each run.
-        base_ms: Time of an undisturbed step, `None` to choose it.
-        target_accuracy: Accuracy whose time is told.
-        seed: Of data and delays.
-        snapshot_interval_s: Time between two points of the accuracy's curve.
-        out: Folder for the files; made if new.
-    """
-
-    modes: tuple[ComparedMode, ...]
-    loads: tuple[Load, ...]
-    worker_count: int
-    sample_count: int
-    base_ms: float | None
-    target_accuracy: float
-    seed: int
-    snapshot_interval_s: float
-    out: Path
 
 
 def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
@@ -88,13 +60,11 @@ def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
     if can_draw():
         files.append(draw(figures, settings.target_accuracy, folder))
     return Comparison(
-        worker_count=settings.worker_count,
+        settings=settings,
         shard_count=SHARD_COUNT,
         sample_count=_gradient_count(settings, task) * task.batch_size,
-        seed=settings.seed,
         base_s=base_s,
         base_reason=reason,
-        target_accuracy=settings.target_accuracy,
         figures=tuple(figures),
         ratios=tuple(ratios_to_bsp(figures)),
         files=tuple(files),

@@ -1,9 +1,11 @@
 """What a run has to show, from the steps of its workers and its snapshots. Pure."""
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
@@ -31,6 +33,22 @@ class RunConditions:
     gradient_count: int
     base_s: float
     seed: int
+
+    @property
+    def gradients_per_update(self) -> int:
+        """Of how many workers' gradients an update is the mean."""
+        return self.mode.gradients_per_update(self.worker_count)
+
+    def to_argument(self) -> str:
+        """As an argument of a worker's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_argument(cls, text: str) -> Self:
+        """Reads it again."""
+        values = json.loads(text)
+        mode, load = ComparedMode(**values.pop("mode")), Load(values.pop("load"))
+        return cls(mode=mode, load=load, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Final
 from psctl.compare.figures import CurvePoint, RunConditions, first_began_s
 from psctl.compare.snapshot_log import SnapshotLog
 from psctl.compare.steps import Step, read_step
-from psctl.compare.worker import WorkerPlan
 from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
 from psctl.demo.tasks import Task
 from psctl.processes import Children
@@ -81,19 +80,9 @@ def _start(conditions: RunConditions, children: Children, scratch: Path) -> Addr
     )
     environment["PS_COORDINATOR"] = str(address)
     for index, name in enumerate(_worker_names(conditions)):
-        plan = WorkerPlan(
-            worker_index=index,
-            worker_count=conditions.worker_count,
-            load=conditions.load.value,
-            base_s=conditions.base_s,
-            gradient_count=conditions.gradient_count,
-            gradients_per_update=mode.gradients_per_update(conditions.worker_count),
-            is_synchronous=mode.is_synchronous,
-            seed=conditions.seed,
-        )
         children.start(
             name,
-            ["psctl.compare.worker", plan.to_argument()],
+            ["psctl.compare.worker", conditions.to_argument(), str(index)],
             {**environment, "PS_WORKER_ID": name},
         )
     return address

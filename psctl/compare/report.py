@@ -9,6 +9,7 @@ from typing import Final
 from psctl.bench.machine import machine, versions
 from psctl.compare.figures import Figures
 from psctl.compare.loads import Load
+from psctl.compare.modes import ComparedMode
 from psctl.compare.ratios import SHARE_MAX, SHARE_MIN, Ratio
 from psctl.tables import aligned
 
@@ -20,29 +21,52 @@ STALENESS_FILE: Final = "staleness.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSettings:
+    """What to compare.
+
+    Attributes:
+        modes: Modes.
+        loads: Loads under which each of them runs.
+        worker_count: Workers.
+        sample_count: Samples in updates, of each run.
+        base_ms: Time of an undisturbed step, `None` to choose it.
+        target_accuracy: Accuracy whose time is told.
+        seed: Of data and delays.
+        snapshot_interval_s: Time between two points of the accuracy's curve.
+        out: Folder for the files; made if new.
+    """
+
+    modes: tuple[ComparedMode, ...]
+    loads: tuple[Load, ...]
+    worker_count: int
+    sample_count: int
+    base_ms: float | None
+    target_accuracy: float
+    seed: int
+    snapshot_interval_s: float
+    out: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All that was measured.
 
     Attributes:
-        worker_count: Workers.
+        settings: What was asked for.
         shard_count: Shards.
         sample_count: Samples in updates, of each run.
-        seed: Of data and delays.
         base_s: Time of an undisturbed step.
         base_reason: Why it is so long.
-        target_accuracy: Whose time is told.
         figures: Of all runs.
         ratios: Of the runs to those of BSP.
         files: What was written where.
     """
 
-    worker_count: int
+    settings: CompareSettings
     shard_count: int
     sample_count: int
-    seed: int
     base_s: float
     base_reason: str
-    target_accuracy: float
     figures: tuple[Figures, ...]
     ratios: tuple[Ratio, ...]
     files: tuple[Path, ...]
@@ -51,9 +75,9 @@ class Comparison:
 def comparison_text(comparison: Comparison) -> str:
     """The comparison for a person."""
     parts = [
-        f"{comparison.worker_count} workers, {comparison.shard_count} shards, "
+        f"{comparison.settings.worker_count} workers, {comparison.shard_count} shards, "
         f"{comparison.sample_count} samples in updates for each run, seed "
-        f"{comparison.seed}\n"
+        f"{comparison.settings.seed}\n"
         f"an undisturbed step takes {comparison.base_s * 1000:.0f} ms:\n"
         f"{comparison.base_reason}"
     ]
@@ -78,7 +102,7 @@ def comparison_text(comparison: Comparison) -> str:
 def _table(comparison: Comparison, load: Load) -> str:
     header = (
         *("MODE", "STEPS/S", "SAMPLES/S", "DROPPED", "COST", "TIME"),
-        *(f"TO {comparison.target_accuracy:g}", "ACCURACY", "STALENESS"),
+        *(f"TO {comparison.settings.target_accuracy:g}", "ACCURACY", "STALENESS"),
     )
     rows = [
         (
@@ -124,12 +148,12 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "benchmark": "compare",
         "machine": machine(),
         "versions": versions(),
-        "worker_count": comparison.worker_count,
+        "worker_count": comparison.settings.worker_count,
         "shard_count": comparison.shard_count,
         "sample_count": comparison.sample_count,
-        "seed": comparison.seed,
+        "seed": comparison.settings.seed,
         "base_ms": round(comparison.base_s * 1000, 3),
-        "target_accuracy": comparison.target_accuracy,
+        "target_accuracy": comparison.settings.target_accuracy,
         "runs": [
             {
                 **_run_row(each),

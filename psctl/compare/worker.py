@@ -4,17 +4,15 @@ The time of a step is a wait that leaves the processor free, so that two cores c
 show four workers. Prints one line a step, which the comparison reads.
 """
 
-import json
 import sys
 import time
-from dataclasses import asdict, dataclass
-from typing import Self
 
 import torch
 from torch import nn
 
 import psworker
-from psctl.compare.loads import Load, step_factors
+from psctl.compare.figures import RunConditions
+from psctl.compare.loads import step_factors
 from psctl.compare.steps import Step
 from psctl.compare.training import (
     TASK_NAME,
@@ -25,48 +23,15 @@ from psctl.compare.training import (
 from psctl.demo.tasks import load_task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
-    """What a worker does.
-
-    Attributes:
-        worker_index: Which one it is.
-        worker_count: Of how many.
-        load: What disturbs its steps.
-        base_s: Time of an undisturbed step.
-        gradient_count: It ends when so many gradients of all workers are in updates.
-        gradients_per_update: Of how many an update is the mean.
-        is_synchronous: Whether updates are counted by clocks, else by the version.
-        seed: Of data and delays.
-    """
-
-    worker_index: int
-    worker_count: int
-    load: str
-    base_s: float
-    gradient_count: int
-    gradients_per_update: int
-    is_synchronous: bool
-    seed: int
-
-    def to_argument(self) -> str:
-        """As an argument of the command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_argument(cls, text: str) -> Self:
-        """Reads it again."""
-        return cls(**json.loads(text))
-
-
 class Trainer:
     """The training of one worker."""
 
-    def __init__(self, plan: WorkerPlan) -> None:
-        self._plan = plan
+    def __init__(self, conditions: RunConditions, worker_index: int) -> None:
+        self._conditions = conditions
+        self._worker_index = worker_index
         task = load_task(TASK_NAME)
         model = task.new_model()
-        optimizer = new_optimizer(model, plan.gradients_per_update)
+        optimizer = new_optimizer(model, conditions.gradients_per_update)
         self._connection = psworker.connect()
         self._model, self._optimizer = self._connection.prepare(model, optimizer)
         self._criterion = nn.CrossEntropyLoss()
@@ -75,14 +40,14 @@ class Trainer:
         self._batches = batches(
             len(self._labels),
             batch_size=task.batch_size,
-            worker_index=plan.worker_index,
-            seed=plan.seed,
+            worker_index=worker_index,
+            seed=conditions.seed,
         )
         self._factors = step_factors(
-            Load(plan.load),
-            worker_index=plan.worker_index,
-            worker_count=plan.worker_count,
-            seed=plan.seed,
+            conditions.load,
+            worker_index=worker_index,
+            worker_count=conditions.worker_count,
+            seed=conditions.seed,
         )
 
     def run(self) -> None:
@@ -96,15 +61,15 @@ class Trainer:
         last = self._connection.last_push
         if last is None:
             return 0.0
-        if self._plan.is_synchronous:
-            done = self._connection.clock * self._plan.gradients_per_update
+        if self._conditions.mode.is_synchronous:
+            done = self._connection.clock * self._conditions.gradients_per_update
         else:
             done = last.version
-        return done / self._plan.gradient_count
+        return done / self._conditions.gradient_count
 
     def _step(self) -> Step:
         began_s = time.monotonic()
-        rate = learning_rate(self._plan.gradients_per_update, self._progress)
+        rate = learning_rate(self._conditions.gradients_per_update, self._progress)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         positions = next(self._batches)
@@ -113,7 +78,7 @@ class Trainer:
         )
         loss.backward()
         computed_s = time.monotonic()
-        ready_s = began_s + self._plan.base_s * next(self._factors)
+        ready_s = began_s + self._conditions.base_s * next(self._factors)
         time.sleep(max(0.0, ready_s - computed_s))
         pushed_s = time.monotonic()
         self._optimizer.step(weight=self._batch_size)
@@ -121,7 +86,7 @@ class Trainer:
         last = self._connection.last_push
         assert last is not None, "it was just pushed"
         return Step(
-            worker_index=self._plan.worker_index,
+            worker_index=self._worker_index,
             began_s=began_s,
             computed_s=computed_s,
             pushed_s=pushed_s,
@@ -135,4 +100,4 @@ class Trainer:
 if __name__ == "__main__":
     # The processes share the machine's cores as it is.
     torch.set_num_threads(1)
-    Trainer(WorkerPlan.from_argument(sys.argv[1])).run()
+    Trainer(RunConditions.from_argument(sys.argv[1]), int(sys.argv[2])).run()

@@ -1485,4 +1485,32 @@ BUGS = (
             "::test_with_nobody_alive_what_the_shards_have_is_a_cut",
         ),
     ),
+    PlantedBug(
+        "a compression that leaves much out keeps no residual",
+        (
+            Edit(
+                "protos/pswire/encodings/known.py",
+                '                codec_name="pswire.encodings.topk:TopK",\n'
+                "                element_types=_FLOATS,\n"
+                "                sends_changes=True,\n"
+                "                keeps_residual=True,\n",
+                '                codec_name="pswire.encodings.topk:TopK",\n'
+                "                element_types=_FLOATS,\n"
+                "                sends_changes=True,\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/tensors/test_push_compression.py",),
+    ),
+    PlantedBug(
+        "values of a compression go as if nobody had any",
+        (
+            Edit(
+                "psserver/shard/tensors/values_encoder.py",
+                "        if self.sends_changes and self._is_encoded(chunk):\n"
+                '            assert reader is not None, "a change is for somebody"\n',
+                "        if False and reader is not None:\n",
+            ),
+        ),
+        tests=("tests/unit/psserver/shard/tensors/test_values_encoder.py",),
+    ),
 )

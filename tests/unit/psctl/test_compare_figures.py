@@ -11,6 +11,7 @@ from psctl.compare.loads import Load
 from psctl.compare.modes import parse_modes
 from psctl.compare.ratios import ratios_to_bsp
 from psctl.compare.report import (
+    CompareSettings,
     Comparison,
     comparison_json,
     comparison_text,
@@ -162,13 +163,21 @@ def test_without_bsp_there_is_nothing_to_compare_with() -> None:
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
     return Comparison(
-        worker_count=2,
+        settings=CompareSettings(
+            modes=parse_modes("bsp,asp,ssp:3", 2),
+            loads=(Load.EVEN,),
+            worker_count=2,
+            sample_count=640,
+            base_ms=100,
+            target_accuracy=0.9,
+            seed=1,
+            snapshot_interval_s=1.0,
+            out=tmp_path,
+        ),
         shard_count=2,
         sample_count=640,
-        seed=1,
         base_s=0.1,
         base_reason="as --base-ms says",
-        target_accuracy=0.9,
         figures=tuple(figures()),
         ratios=tuple(ratios_to_bsp(figures())),
         files=tuple(write_tables(figures(), tmp_path)),
