@@ -42,12 +42,11 @@ from psworker.launch.reachability import (
 )
 from psworker.left_behind import reduced
 from psworker.member.joining import OtherOrderError
-from psworker.member.rejoining import EvictedWorker, join_first
+from psworker.member.rejoining import join_first
 from psworker.member.session import Session
 from psworker.optim.buffer_policies import BufferChoice, tell_defaults
 from psworker.optim.buffers import Buffers
-from psworker.optim.declared_tensors import DeclaredTensors
-from psworker.optim.edited_values import EditedValues
+from psworker.optim.gradients import SpentGradients
 from psworker.optim.model_schema import describe_optimizer
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
@@ -63,11 +62,12 @@ from psworker.optim.prepare import (
 from psworker.optim.published import NOT_PREPARED_TEXT, published_entries
 from psworker.optim.push_result import PushResult
 from psworker.refusals import at_entrance
+from psworker.steps.job_tensors import JobTensors
 from psworker.steps.overlap.arriving_values import ArrivingValues
-from psworker.steps.overlapped_stepper import OverlappedStepper
+from psworker.steps.overlap.during_backward import DuringBackward
+from psworker.steps.sending import Sending
 from psworker.steps.stepper import Stepper
 from psworker.tensors.compression import CompressionChoice
-from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.user_calls import UserCalls, in_turn
@@ -320,7 +320,7 @@ class Connection:
         refuse_late_group(call.objects)
         check_overlap(overlap)
         if self._active is not None:
-            if overlap and not isinstance(self._stepper, OverlappedStepper):
+            if overlap and not (self._stepper and self._stepper.overlaps):
                 raise ConfigurationError(
                     "steps overlap if the first prepare() says so, and it did not; "
                     "leave overlap out when prepare() is called again"
@@ -591,42 +591,30 @@ class Connection:
         joined = join_first(self._loop, self._session, store, given, deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
-        step_timeout_s = self._config.step_timeout_s
-        named: dict[str, Any] = {
-            "pending": self._pending,
-            "member": joined.member,
-            "stand_in": joined.stand_in,
-            "rejoining": EvictedWorker(
-                self._loop,
-                self._session,
-                store,
-                given=given,
-                timeout_s=step_timeout_s,
-            ),
-            "edited": EditedValues(
-                schema,
-                given.bound.tensors,
-                held=given.held,
-                followed=given.followed,
-            ),
-            "buffers": buffers,
-            "declared": DeclaredTensors(given.bound, given.buffers, given.followed),
-            "compression": PushCompression(given.compression, schema),
-            "timeout_s": step_timeout_s,
-            "calls": self._calls,
-            "models": given.models.values(),
-            "optimizer_count": len(given.optimizers),
-        }
+        tensors = JobTensors.of(given, store, buffers)
         watch_calls(given.models.values(), self._pending)
-        if isinstance(store, ArrivingValues):
-            return OverlappedStepper(
-                self._loop,
-                self._session,
-                store,
-                specs=given.specs,
-                **named,
-            )
-        return Stepper(self._loop, self._session, store, **named)
+        looked = SpentGradients(len(store.tensors))
+        self._pending.watch(
+            lambda: looked.differ_from(store.tensors),
+            parameters=store.tensors,
+            optimizer_count=len(given.optimizers),
+        )
+        sending = (
+            DuringBackward(self._loop, self._session, tensors, store)
+            if isinstance(store, ArrivingValues)
+            else Sending(self._loop, self._session, tensors)
+        )
+        return Stepper(
+            self._loop,
+            self._session,
+            tensors,
+            pending=self._pending,
+            member=joined.member,
+            stand_in=joined.stand_in,
+            timeout_s=self._config.step_timeout_s,
+            calls=self._calls,
+            sending=sending,
+        )
 
 
 def _made_optimizer(
@@ -641,7 +629,7 @@ def _made_optimizer(
         stepper.compression,
         stepper.calls,
     )
-    if isinstance(stepper, OverlappedStepper):
+    if stepper.overlaps:
         made.watch_parameters(stepper.settle)
     return made
 

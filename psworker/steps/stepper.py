@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 import torch
-from torch import nn
+from torch._C import _len_torch_dispatch_stack
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pswire import failpoints
 from pswire.frames import bits_to_bytes
 from pswire.membership import Member
 from pswire.reasons import ErrorReason
 from pswire.schema import OptimizerSpec
+from psworker import fork_guard
 from psworker.data.pending import PendingData
 from psworker.errors import (
     ClosedError,
@@ -31,15 +34,14 @@ from psworker.errors import (
     refuse_closed,
 )
 from psworker.event_loop import EventLoop
-from psworker.member.eviction import LostStart, Rejoining
+from psworker.member.eviction import LostStart
 from psworker.member.exchange import Delivery, PushExchange
 from psworker.member.jump import Jump, find_jump, member_in, pull_jump, pull_lost
+from psworker.member.rejoining import EvictedWorker
 from psworker.member.session import Session
 from psworker.member.stand_in import StandIn
 from psworker.optim import gradients
-from psworker.optim.buffers import Buffers, leads
-from psworker.optim.declared_tensors import DeclaredTensors
-from psworker.optim.edited_values import EditedValues
+from psworker.optim.buffers import leads
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult, combine
@@ -50,10 +52,11 @@ from psworker.optim.step_contents import (
     StepContents,
 )
 from psworker.steps.arrival import Arrival
+from psworker.steps.job_tensors import JobTensors
+from psworker.steps.model_hooks import ModelHooks
 from psworker.steps.notices import Notices
-from psworker.steps.overlap.hooks import ModelHooks
+from psworker.steps.sending import Sending
 from psworker.steps.state_exchange import StateExchange
-from psworker.tensors.push_compression import PushCompression, PushEncoder
 from psworker.tensors.value_store import Scope, ValueStore, same_bytes
 from psworker.transport.values import OptimizerSettings, PushHeader, PushTrailer
 from psworker.user_calls import UserCalls
@@ -63,6 +66,7 @@ logger: Final = logging.getLogger("psworker")
 T = TypeVar("T")
 
 _NEXT: Final = "next(loader)"
+_READING: Final = "reading the model"
 
 
 class Stepper:
@@ -82,35 +86,44 @@ class Stepper:
         self,
         loop: EventLoop,
         session: Session,
-        store: ValueStore,
+        tensors: JobTensors,
         *,
         pending: PendingData,
         member: Member,
         stand_in: StandIn | None,
-        rejoining: Rejoining,
-        edited: EditedValues,
-        buffers: Buffers,
-        declared: DeclaredTensors,
-        compression: PushCompression,
         timeout_s: float,
         calls: UserCalls | None = None,
-        models: Iterable[nn.Module] = (),
-        optimizer_count: int = 1,
+        sending: Sending | None = None,
     ) -> None:
+        """Takes over a worker that has joined.
+
+        Args:
+            loop: Where calls run.
+            session: The worker.
+            tensors: What it trains.
+            pending: Data that was drawn and not yet pushed or reported.
+            member: Its place in the job.
+            stand_in: Takes part in its place until its first step, if it joined late.
+            timeout_s: Longest time for a step.
+            calls: The calls of the script, by default those of this stepper alone.
+            sending: How pushes leave, by default within their step.
+        """
         self._loop = loop
         self.calls = calls or UserCalls(timeout_s)
-        self._models = tuple(models)
-        self._reads: ModelHooks | None = None
+        self._models = tuple(tensors.given.models.values())
         self._session = session
-        self._store = store
-        self._rejoining = rejoining
-        self._edited = edited
+        self._store = store = tensors.store
+        self._rejoining = EvictedWorker(
+            loop, session, store, given=tensors.given, timeout_s=timeout_s
+        )
+        self._edited = tensors.edited
         self._states = StateExchange(loop, session, store, timeout_s)
-        self._buffers = buffers
-        self._declared = declared
+        self._buffers = tensors.buffers
+        self._declared = tensors.declared
         self._buffers.note_all(store)
-        self.compression = compression
+        self.compression = tensors.compression
         self._timeout_s = timeout_s
+        self._sending = sending or Sending(loop, session, tensors)
         self._unfinished: PushExchange | None = None
         self._lost: LostStart | None = None
         # Values that were loaded with optimizer state, until both count.
@@ -128,17 +141,25 @@ class Stepper:
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
-        self._looked = SpentGradients(len(store.tensors))
-        pending.watch(
-            lambda: self._looked.differ_from(store.tensors),
-            parameters=store.tensors,
-            optimizer_count=optimizer_count,
-        )
         self.member = member
         self._arrival = self._arrival_of(stand_in)
         self.last_push: PushResult | None = None
         self.sequence_acknowledged = 0
         self.rejoin_count = 0
+        self._hooks: ModelHooks | None = None
+        if self._sending.overlaps:
+            fork_guard.settle_before_fork(self)
+            self._hooks = ModelHooks(
+                self._models,
+                store.tensors,
+                gradient_is_there=self.gradient_is_there,
+                about_to_read=self.about_to_read,
+            )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may return before its values are there."""
+        return self._sending.overlaps
 
     @property
     def clock(self) -> int:
@@ -225,6 +246,8 @@ class Stepper:
         """As `step`, which sees to errors that are none of psworker's."""
         if (result := self._open(spec, extras, takes_data=True)) is not None:
             return result
+        # Whoever loads state keeps it until it knows that it has counted.
+        is_awaited = extras.is_awaited or extras.loads is not None
         contents = self._with_gradient(
             spec, groups, weight, is_finite=is_finite, scale=scale, extras=extras
         )
@@ -234,7 +257,11 @@ class Stepper:
             return self._lose(None)
         self._has_stale_gradient = False
         self._unfinished = exchange
-        return self._conclude(exchange)
+        result = self._conclude(exchange, is_awaited=is_awaited)
+        self._sending.stepped(spec.name)
+        if self._hooks is not None:
+            self._hooks.watch_gradients()
+        return result
 
     def _with_gradient(
         self,
@@ -306,21 +333,62 @@ class Stepper:
             self._settled = self.last_push  # the same step again pushes nothing
 
     def _watch_reads(self) -> None:
-        if self._reads is None and self._models:
-            self._reads = ModelHooks(
-                self._models, self._store.tensors, about_to_read=self._about_to_read
+        if self._hooks is None and self._models:
+            self._hooks = ModelHooks(
+                self._models, self._store.tensors, about_to_read=self.about_to_read
             )
 
-    def _about_to_read(self, _entry_indexes: Sequence[int]) -> None:
-        self.settle()
-        reads, self._reads = self._reads, None
-        if reads is not None:
-            reads.remove()
+    def gradient_is_there(self, entry_index: int) -> None:
+        """A backward pass has added to a gradient: sends what is final by it.
+
+        Raises:
+            StepTimeoutError: The step before is not complete in time.
+        """
+        if not (self._is_closed or self.calls.is_forked):
+            self.calls.run("backward()", self._send_final, entry_index)
+
+    def _send_final(self, entry_index: int) -> None:
+        optimizer = self._sending.gradient_is_there(entry_index)
+        if optimizer is None:
+            return
+        self._settle()
+        record = self._session.membership.record
+        is_here = record is not None and record.member_of(self._session.worker)
+        if (
+            is_here
+            and not self._has_stale_gradient
+            and self._unfinished is None
+            and self._arrival.is_over
+        ):  # else the step finds out what there is to do
+            header = self._next_header(optimizer, self._buffers.value_entries)
+            self._sending.begin_ahead(header)
+
+    def about_to_read(self, entry_indexes: Sequence[int]) -> None:
+        """Returns once these tensors hold the values of the last step.
+
+        Raises:
+            StepTimeoutError: They did not come in time.
+        """
+        if not (self._is_closed or self.is_settled):
+            self._refuse_forked()
+            if _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
+                # Who traces the model, as `torch.export` does, must not trace the wait.
+                with _disable_current_modes():
+                    self.calls.run(_READING, self._wait_for, entry_indexes)
+            else:
+                self.calls.run(_READING, self._wait_for, entry_indexes)
+        if self._hooks is not None and not self._sending.overlaps:
+            self._hooks.remove()  # until a step is left by an error again
+            self._hooks = None
+
+    def _wait_for(self, entry_indexes: Sequence[int]) -> None:
+        if not self._sending.wait_for(entry_indexes):
+            self._settle()
 
     @property
     def is_settled(self) -> bool:
         """Whether no step is under way, nor was left so by an error of the script's."""
-        return not self._is_interrupted
+        return not (self._sending.is_open or self._is_interrupted)
 
     def settle(self) -> None:
         """Completes a step that was left under way.
@@ -331,7 +399,7 @@ class Stepper:
         """
         if not self.is_settled:
             self._refuse_forked()
-            self.calls.run("reading the model", self._settle)
+            self.calls.run(_READING, self._settle)
 
     def _refuse_forked(self) -> None:
         if self.calls.is_forked:
@@ -363,8 +431,50 @@ class Stepper:
 
     def _settle(self) -> None:
         """As `settle`, within a call."""
-        if self._is_interrupted and self._unfinished is not None:
+        if self._is_closed:
+            return
+        if self._sending.is_open:
+            self._settle_left()
+        elif self._is_interrupted and self._unfinished is not None:
             self._settle_unfinished(self._unfinished)
+
+    def _settle_left(self) -> None:
+        """Completes a step that has returned before its values were there."""
+        self._sending.end_writing()
+        exchange = self._unfinished
+        is_left = exchange is not None and exchange.is_left
+        had_data = self.pending.has_drawn
+        try:
+            if self._lost is not None:
+                result = self._lose(exchange)
+            elif exchange is not None:
+                result = self._finish(exchange, self._store)
+            else:
+                return
+        finally:
+            if self._unfinished is None:
+                self._sending.complete()
+        self._has_stale_gradient |= self._sending.was_mixed(
+            rejoined=result.rejoined
+        ) or (result.rejoined and had_data)
+        if not is_left:
+            self._settled = result
+
+    def settle_before_fork(self) -> None:
+        """Completes a step that is under way, whose values would not come to a child.
+
+        Where that can't be done the child refuses to read them.
+        """
+        if self._is_closed or self.calls.is_forked or self.calls.is_within:
+            return
+        try:
+            self.settle()
+        except PsError as error:
+            logger.warning(
+                "this process forks while a step is under way, which could not be "
+                "completed before; the child can't read the model: %s",
+                error,
+            )
 
     def _settle_unfinished(self, exchange: PushExchange) -> None:
         """Completes a push between two steps; the next one may be told of it."""
@@ -680,12 +790,14 @@ class Stepper:
     def _rejoin(self) -> None:
         self.refuse_closed()
         has_push = self._unfinished is not None
+        was_left = self._sending.is_open
         last_push = self.last_push
         result = self._lose(self._unfinished)
-        if has_push:
-            self._settled = result
-        else:
+        self._sending.complete()
+        if not has_push:
             self.last_push = last_push
+        elif not was_left:  # else its step has returned: the next one pushes its own
+            self._settled = result
 
     def settled_sequence(self) -> int:
         """The last push that is settled, for a worker that leaves.
@@ -700,10 +812,14 @@ class Stepper:
 
     def close(self) -> None:
         """Refuses everything from now on."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._sending.drop()
         self._is_closed = True
-        if self._reads is not None:
-            self._reads.remove()
         self._arrival.dismiss()
+        if self._unfinished is not None:
+            self._unfinished.cancel()
+        self._sending.close()
 
     def refuse_closed(self) -> None:
         """Checks that the connection is open.
@@ -758,6 +874,8 @@ class Stepper:
         self.refuse_closed()
         self._settle()
         self._look()
+        if not takes_data:
+            self._sending.drop()
         if (result := self._resume()) is not None:
             return result
         self._edited.check(self.clock + 1)
@@ -796,6 +914,7 @@ class Stepper:
             WaitTimeoutError: The shards did not hear of it in time.
         """
         self.as_member(lambda clock: self._states.declare(spec, clock))
+        self._sending.declare(spec)
         held = spec.entry_indexes
         self._declared.hold(held)
         self._buffers.hold(held)
@@ -871,26 +990,7 @@ class Stepper:
             EvictedError: The newest record has no place for this worker.
         """
         header = self._next_header(contents.optimizer, contents.value_entries)
-        return PushExchange.begin(
-            header,
-            contents,
-            placement=self._store.placement,
-            incarnations=self._incarnations(),
-            loop=self._loop,
-            segments=self._session.shards.segments,
-            encoder=self._encoder_of(header, contents),
-        )
-
-    def _encoder_of(
-        self, header: PushHeader, contents: StepContents
-    ) -> PushEncoder | None:
-        if contents.trailer.publishes:
-            return None
-        return self.compression.encoder(
-            header.optimizer,
-            header.seed_text,
-            loss_scale=contents.trailer.loss_scale,
-        )
+        return self._sending.begin(header, contents)
 
     def _next_header(self, optimizer: str, value_entries: bytes) -> PushHeader:
         """The header of the next push, of the clock that the newest record says.
@@ -937,10 +1037,6 @@ class Stepper:
             on_loaded=extras.on_loaded,
         )
 
-    def _incarnations(self) -> list[int]:
-        """The start of each shard that the newest shard map names."""
-        return [shard.incarnation for shard in self._session.membership.shards]
-
     def _delivery_of(self, exchange: PushExchange) -> Delivery:
         """What brings a push to all shards, and their answers back.
 
@@ -954,9 +1050,19 @@ class Stepper:
             asks_first=exchange.asks_first,
         )
 
-    def _conclude(self, exchange: PushExchange) -> PushResult | None:
+    def _conclude(
+        self, exchange: PushExchange, *, is_awaited: bool
+    ) -> PushResult | None:
         """Does what is left of a step whose push has begun."""
-        return self._finish(exchange, self._taken_back())
+        store = self._taken_back()
+        is_seen = self._hooks is not None and self._hooks.sees_reads
+        if is_awaited or not is_seen:
+            return self._finish(exchange, store)
+        delivery, scope = self._delivery_of(exchange), self._scope_of(exchange)
+        if not self._sending.leave(exchange, delivery, scope):
+            return self._finish(exchange, store)
+        exchange.is_left = True
+        return None
 
     def _finish(self, exchange: PushExchange, store: ValueStore) -> PushResult:
         self._unfinished = exchange
@@ -1023,6 +1129,10 @@ class Stepper:
 
         An error leaves everything so that the next call goes on with it.
         """
+        self._sending.drop()
+        if exchange is not None:
+            exchange.cancel()
+        self._sending.end_writing()
         if self._lost is None:
             pushes = exchange.pushes if exchange is not None else ()
             self._lost = LostStart(self._session.worker, pushes)

@@ -25,16 +25,14 @@ from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import PsError
 from psworker.event_loop import EventLoop, LoopFuture
-from psworker.member.rejoining import EvictedWorker, join_first
+from psworker.member.rejoining import join_first
 from psworker.member.session import Session
 from psworker.optim.buffers import Buffers
-from psworker.optim.declared_tensors import DeclaredTensors
-from psworker.optim.edited_values import EditedValues
 from psworker.optim.model_schema import BoundSchema
 from psworker.optim.prepare import Prepared
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import PushExtras
-from psworker.tensors.push_compression import PushCompression
+from psworker.steps.job_tensors import JobTensors
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import told_to_users
@@ -285,25 +283,14 @@ class HostLeader:
     ) -> SharedStepper:
         model, session = self._model, self.session
         assert model is not None, "made before"
-        given = model.given
-        timeout_s = self._config.step_timeout_s
         return SharedStepper(
             self._loop,
             session,
-            model.store,
+            JobTensors.of(model.given, model.store, model.buffers),
             pending=self.pending,
             member=member,
             stand_in=stand_in,
-            rejoining=EvictedWorker(
-                self._loop, session, model.store, given=given, timeout_s=timeout_s
-            ),
-            edited=EditedValues(
-                given.bound.schema, given.bound.tensors, held=given.held
-            ),
-            buffers=model.buffers,
-            declared=DeclaredTensors(given.bound, given.buffers, given.followed),
-            compression=PushCompression(given.compression, given.bound.schema),
-            timeout_s=timeout_s,
+            timeout_s=self._config.step_timeout_s,
         )
 
 

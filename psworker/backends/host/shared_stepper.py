@@ -21,6 +21,7 @@ from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import PushExtras, StepContents
+from psworker.steps.sending import incarnations_of_shards
 from psworker.steps.stepper import Stepper
 from psworker.tensors.value_store import Scope
 from psworker.transport.values import PushHeader, PushTrailer
@@ -148,7 +149,7 @@ class SharedStepper(Stepper):
             header,
             contents,
             placement=self._store.placement,
-            incarnations=self._incarnations(),
+            incarnations=incarnations_of_shards(self._session),
             loop=self._loop,
         )
         self._lost = LostStart(place.worker, exchange.pushes)

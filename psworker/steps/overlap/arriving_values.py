@@ -9,7 +9,8 @@ what is computed meanwhile is a mix that must not count.
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, Protocol, Self
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -18,6 +19,7 @@ from typing_extensions import override
 from pswire.placement import Chunk, Placement
 from pswire.schema import OptimizerSpec
 from psworker.optim.model_schema import BoundSchema
+from psworker.steps.overlap.copier import Copier
 from psworker.tensors.value_store import CheckedChunk, ValueStore
 
 
@@ -169,3 +171,96 @@ class ArrivingValues(ValueStore):
             for piece in chunk.slices
             if piece.entry_index in self._read_entries
         ]
+
+
+class StartedPush(Protocol):
+    """What a writer asks of a push that has been started."""
+
+    def write_next(self, store: ArrivingValues) -> bool:
+        """Writes what comes next; `False` when nothing more does."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends it: nothing more comes."""
+        ...
+
+
+class ValueWriter:
+    """Writes the values of one step at a time, beside the thread that computes.
+
+    Values for a device are the exception: the thread that computes writes them when it
+    waits for them, on the stream that its script has chosen.
+
+    Its methods are for the thread that computes, which holds the values' `turn`.
+    """
+
+    def __init__(self, values: ArrivingValues, copier: Copier) -> None:
+        """Writes nothing yet.
+
+        Args:
+            values: Where they go.
+            copier: Writes those in host memory.
+        """
+        self._values = values
+        self._copier = copier
+        self._exchange: StartedPush | None = None
+        self._is_beside = False
+        self._is_writing = False
+        self._error: BaseException | None = None
+
+    def begin(self, exchange: StartedPush) -> None:
+        """Writes what a push that has been started brings."""
+        self._exchange = exchange
+        # Again for each push: a script may move its model.
+        self._is_beside = self._values.is_in_host
+        if self._is_beside:
+            self._is_writing = True
+            try:
+                self._copier.submit(partial(self._write_all, exchange))
+            except BaseException:
+                # Interrupted, before or after it was told: it does not write when
+                # this ends, whichever it was.
+                exchange.cancel()
+                self._copier.submit(lambda: None).result()
+                self._is_writing = False
+                raise
+
+    def wait_next(self) -> bool:
+        """Waits until more has been written; `False` once nothing more will be.
+
+        Raises:
+            PsError: What came could not be written. The push can go on.
+        """
+        if self._exchange is not None and not self._is_beside:
+            return self._exchange.write_next(self._values)
+        if self._is_writing:
+            self._values.turn.wait()
+            return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Returns once nothing is written any more.
+
+        Raises:
+            PsError: What came could not be written. The push can go on.
+        """
+        while self._is_writing:
+            self._values.turn.wait()
+        self._exchange = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write_all(self, exchange: StartedPush) -> None:
+        """Writes until the push is done or ended, in the thread that copies."""
+        error: BaseException | None = None
+        try:
+            while exchange.write_next(self._values):
+                pass
+        except BaseException as caught:
+            error = caught  # raised where the values are waited for
+        with self._values.lock:
+            self._error = error
+            self._is_writing = False
+            self._values.turn.notify_all()

@@ -11,14 +11,32 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import numpy as np
+import torch
+import xxhash
+
+from pswire.frames import REQUEST_CHUNK_FIELD, bits_to_bytes
+from pswire.placement import Chunk
+from pswire.torch_types import TORCH_DTYPES
+from psworker.tensors.staging import Staging
+from psworker.tensors.tensor_chunks import Bytes, ChunkEncoder, dense_message, run_of
+from psworker.transport.shard_segments import ShardSegments
+
 T = TypeVar("T")
 
 
 class Copier:
-    """Does one thing after the other, in the order in which it was told to."""
+    """Does one thing after the other, in the order in which it was told to.
+
+    Attributes:
+        copies: What it copies gradients in host memory with.
+        staging: Copies those of CUDA devices, which takes no thread.
+    """
 
     def __init__(self) -> None:
         """Starts the thread."""
+        self.copies = ChunkCopies()
+        self.staging = Staging()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._serve, name="psworker-copier", daemon=True
@@ -53,3 +71,76 @@ class Copier:
         while (run := self._work.get()) is not None:
             run()
             del run  # holds gradients
+
+
+class ChunkCopies:
+    """Makes messages out of dense gradients in host memory, in one thread.
+
+    These may change while they are read. So each is copied to memory of its own first,
+    and what is hashed and sent is the copy: a change meanwhile makes the copy a mix,
+    which the step finds out by its digest, and never a chunk whose digest is not that
+    of its bytes.
+
+    Attributes:
+        digest: Of the elements of the last message, where that has them encoded.
+    """
+
+    def __init__(self) -> None:
+        self.digest: int | None = None
+        # As large as the largest chunk so far. It stays in the processor's cache, so
+        # that the second copy, into the message, is nearly free.
+        self._memory = np.empty(0, np.uint8)
+
+    @torch.no_grad()
+    def encode(
+        self,
+        chunk: Chunk,
+        gradients: dict[int, torch.Tensor],
+        encoder: ChunkEncoder | None = None,
+        segments: ShardSegments | None = None,
+    ) -> bytes:
+        """A message that holds only this chunk, as its gradients are now.
+
+        With an encoder `digest` is that of the elements then.
+
+        Args:
+            chunk: The chunk.
+            gradients: By entry, those that are present. One with gaps is exchanged for
+                its elements in order, for the other chunks that hold some of it.
+            encoder: Makes fewer bytes of them.
+            segments: Memory to copy it into, for a message that says so.
+        """
+        presence = tuple(piece.entry_index in gradients for piece in chunk.slices)
+        room = segments.room(chunk) if segments is not None else None
+        if segments is not None and room is not None:
+            self.digest = None
+            length = self._copy(chunk, gradients, room)
+            return segments.message(chunk, bits_to_bytes(presence), length)
+        self._grow(chunk.byte_count)
+        data = self._memory[: self._copy(chunk, gradients, self._memory)].data
+        self.digest = None if encoder is None else xxhash.xxh3_64_intdigest(data)
+        return dense_message(REQUEST_CHUNK_FIELD, chunk, presence, data, encoder)
+
+    def _copy(
+        self, chunk: Chunk, gradients: dict[int, torch.Tensor], target: Bytes
+    ) -> int:
+        """Copies a chunk's present slices, in this thread alone; their bytes.
+
+        `torch.cat` would hand a part of it to threads that spin while they wait.
+        """
+        dtype = TORCH_DTYPES[chunk.element_type]
+        end = 0
+        for piece in chunk.slices:
+            gradient = gradients.get(piece.entry_index)
+            if gradient is None:
+                continue
+            flat = gradients[piece.entry_index] = gradient.reshape(-1).contiguous()
+            run = run_of(flat, piece).to(dtype)
+            run_bytes = run.view(torch.uint8).numpy()
+            start, end = end, end + len(run_bytes)
+            np.copyto(target[start:end], run_bytes)
+        return end
+
+    def _grow(self, byte_count: int) -> None:
+        if len(self._memory) < byte_count:
+            self._memory = np.empty(byte_count, np.uint8)

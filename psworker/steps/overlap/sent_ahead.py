@@ -31,10 +31,9 @@ from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush, header_message
 from psworker.member.segments import NO_SEGMENTS, Segments
-from psworker.steps.overlap.chunk_copies import ChunkCopies
 from psworker.steps.overlap.copier import Copier
 from psworker.tensors.push_compression import PushEncoder
-from psworker.tensors.staging import StagedCopy, Staging
+from psworker.tensors.staging import StagedCopy
 from psworker.tensors.tensor_chunks import ChunkSource, dense_message
 from psworker.transport.values import PushHeader, PushTrailer
 
@@ -91,9 +90,7 @@ class SentAhead:
         incarnations: Sequence[int],
         placement: Placement,
         loop: EventLoop,
-        staging: Staging,
         copier: Copier,
-        copies: ChunkCopies,
         encoder: PushEncoder | None = None,
         segments: Segments = NO_SEGMENTS,
     ) -> None:
@@ -104,9 +101,7 @@ class SentAhead:
             incarnations: Start of each shard.
             placement: How tensors are cut.
             loop: Where the calls run.
-            staging: Brings gradients from CUDA devices.
-            copier: Copies those in host memory.
-            copies: What it copies them into.
+            copier: Copies gradients.
             encoder: Makes fewer bytes of them.
             segments: Memory shared with shards, which each chunk is written into once.
         """
@@ -118,9 +113,7 @@ class SentAhead:
         )
         self._placement = placement
         self._loop = loop
-        self._staging = staging
         self._copier = copier
-        self._copies = copies
         self._segments = segments
         self._copying: list[Future[None]] = []
         self._is_dropped = False
@@ -158,7 +151,7 @@ class SentAhead:
             data = source.gather(chunk)
             if data.device.type == "cuda":
                 presence = source.presence(chunk)
-                copy = self._staging.begin(data)
+                copy = self._copier.staging.begin(data)
                 self._staged.append(_StagedChunk(chunk, presence, copy))
             else:
                 message = source.encode(chunk, REQUEST_CHUNK_FIELD)
@@ -195,8 +188,8 @@ class SentAhead:
         # The shard may read what it was told of first: what differs goes in a message.
         is_first = chunk.index not in self._sent
         segments = self._segments.of(chunk.shard_index) if is_first else None
-        message = self._copies.encode(chunk, gradients, self.encoder, segments)
-        self._send(chunk, message, self._copies.digest)
+        message = self._copier.copies.encode(chunk, gradients, self.encoder, segments)
+        self._send(chunk, message, self._copier.copies.digest)
 
     def _send(self, chunk: Chunk, message: bytes, digest: int | None = None) -> None:
         """Sends a chunk, whose elements have this digest, or else its data."""

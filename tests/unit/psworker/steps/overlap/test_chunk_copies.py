@@ -13,7 +13,7 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
-from psworker.steps.overlap.chunk_copies import ChunkCopies
+from psworker.steps.overlap.copier import ChunkCopies
 from psworker.tensors.tensor_chunks import ChunkSource
 from tests.doubles.placed_tensors import placement_of
 

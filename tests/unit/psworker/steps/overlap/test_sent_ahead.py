@@ -11,10 +11,8 @@ from pswire.placement import place
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from psworker import event_loop
 from psworker.event_loop import EventLoop
-from psworker.steps.overlap.chunk_copies import ChunkCopies
-from psworker.steps.overlap.copier import Copier
+from psworker.steps.overlap.copier import ChunkCopies, Copier
 from psworker.steps.overlap.sent_ahead import SentAhead
-from psworker.tensors.staging import Staging
 from psworker.transport.values import PushHeader
 
 SCHEMA = ModelSchema(
@@ -60,7 +58,8 @@ def test_nothing_is_copied_any_more_once_it_is_dropped(loop: EventLoop) -> None:
     # Else a late copy would overwrite what the next push has put into shared memory.
     placement = place(SCHEMA, 1)
     copier, copies = Copier(), CountedCopies()
-    ahead = SentAhead(HEADER, [1], placement, loop, Staging(), copier, copies)
+    copier.copies = copies
+    ahead = SentAhead(HEADER, [1], placement, loop, copier)
     gradients = [torch.ones(4), torch.ones(4, dtype=torch.float64)]
     ahead.send(placement.chunks, gradients)
     assert copies.begun.wait(10)

@@ -8,9 +8,8 @@ import torch
 
 from pswire.frames import RESPONSE_CHUNK_FIELD, decode_chunk, split_fields
 from psworker.errors import CorruptionError
-from psworker.steps.overlap.arriving_values import ArrivingValues
+from psworker.steps.overlap.arriving_values import ArrivingValues, ValueWriter
 from psworker.steps.overlap.copier import Copier
-from psworker.steps.overlap.value_writer import ValueWriter
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from tests.doubles.placed_tensors import placement_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from psworker.steps.overlap.hooks import ModelHooks
+from psworker.steps.model_hooks import ModelHooks
 
 
 class Told:
