@@ -13,7 +13,7 @@ from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
 from psctl.demo.tasks import Task
 from psctl.processes import Children
 from pswire.addresses import Address
-from psworker.snapshots.snapshot import Snapshot, SnapshotReader
+from psworker.snapshots.snapshot import SnapshotReader
 
 SHARD_COUNT: Final = 2
 
@@ -61,7 +61,10 @@ def run_job(
     first = CurvePoint(0.0, task.accuracy(task.new_model()))
     return steps, [
         first,
-        *(CurvePoint(at_s - began_s, _accuracy(task, each)) for at_s, each in points),
+        *(
+            CurvePoint(at_s - began_s, task.accuracy(task.model_of(each)))
+            for at_s, each in points
+        ),
     ]
 
 
@@ -118,9 +121,3 @@ def _follow(
         else:
             steps.append(read_step(line.text))
     return steps
-
-
-def _accuracy(task: Task, snapshot: Snapshot) -> float:
-    model = task.build_model()
-    model.load_state_dict(snapshot.state_dict(), strict=True)
-    return task.accuracy(model)

@@ -75,7 +75,7 @@ def run_demo(plan: JobPlan, out: Path | None) -> str:
             display.note(shared)
         display.note("starting them; each imports torch, which takes a few seconds")
         progress, snapshot, story = _train(task, plan, display, scratch)
-        model = _loaded(task, snapshot)
+        model = task.model_of(snapshot)
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
         reference = train_in_one_process(task, progress.batches)
@@ -131,16 +131,10 @@ def _train(
         with Evaluator(task, reader) as evaluator:
             job.follow(progress, evaluator, display)
         snapshot = reader.latest(_SNAPSHOT_TIMEOUT_S)
-        progress.accuracy = (task.accuracy(_loaded(task, snapshot)), snapshot.version)
+        progress.accuracy = (task.accuracy(task.model_of(snapshot)), snapshot.version)
         display.show(progress)
         story = None if job.killing is None else job.killing.story(progress)
         return progress, snapshot, story
-
-
-def _loaded(task: Task, snapshot: Snapshot) -> nn.Module:
-    model = task.build_model()
-    model.load_state_dict(snapshot.state_dict(), strict=True)
-    return model
 
 
 def _path_of(out: Path | None) -> Path:

@@ -58,9 +58,8 @@ class Evaluator:
             except PsError:
                 # Nothing new in time, or the end of the job: the run itself tells.
                 continue
-            model = self._task.build_model()
-            model.load_state_dict(snapshot.state_dict(), strict=True)
-            self.newest = (self._task.accuracy(model), snapshot.version)
+            accuracy = self._task.accuracy(self._task.model_of(snapshot))
+            self.newest = (accuracy, snapshot.version)
 
     def _next(self) -> Snapshot:
         if self.newest is None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psctl.failures import CommandError
 from pswire.exit_codes import ExitCode
+from psworker.snapshots.snapshot import Snapshot
 
 SEED: Final = 20
 """Of the first values and of the choice of held-out samples."""
@@ -55,6 +56,12 @@ class Task:
         """The model as every process of the demo begins with it."""
         torch.manual_seed(SEED)
         return self.build_model()
+
+    def model_of(self, snapshot: Snapshot) -> nn.Module:
+        """The model with the values of a snapshot."""
+        model = self.build_model()
+        model.load_state_dict(snapshot.state_dict(), strict=True)
+        return model
 
     def new_optimizer(
         self, model: nn.Module, updates_per_clock: int = 1

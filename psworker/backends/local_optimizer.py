@@ -13,10 +13,14 @@ from torch.optim import Optimizer
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_draws import LocalDraws
 from psworker.errors import refuse_closed
-from psworker.optim.gradients import SpentGradients, collect_gradients, stored_elements
+from psworker.optim.gradients import (
+    SpentGradients,
+    check_weight,
+    collect_gradients,
+    stored_elements,
+)
 from psworker.optim.optimizer_class import WRAPS
 from psworker.optim.push_result import PushResult
-from psworker.optim.sample_weight import check_weight
 from psworker.refusals import at_entrance
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"

@@ -128,16 +128,15 @@ class OrderSource:
         Like the epoch of a plain loader it takes random numbers once, however often the
         worker has to open it.
         """
-        return EpochDraw(
-            self._sampler,
-            epoch,
-            self.shape(),
+        way = _Way(
+            sampler=self._sampler,
             dataset=self._loader.dataset,
             count_max=_count_max(self._sampler, self._loader),
-            is_batched=self._is_batched,
+            is_batched=self._loader.batch_sampler is not None or self._draws_batches,
             draws_batches=self._draws_batches,
             is_ragged=self._draws_batches and self._looked_at().is_ragged,
         )
+        return EpochDraw(way, epoch, self.shape())
 
     @property
     def _sampler(self) -> Any:  # noqa: ANN401, whatever the user has given
@@ -154,10 +153,6 @@ class OrderSource:
         if batch_sampler is None:
             return self._looked_at().draws_batches
         return type(batch_sampler) is not BatchSampler
-
-    @property
-    def _is_batched(self) -> bool:
-        return self._loader.batch_sampler is not None or self._draws_batches
 
     def _looked_at(self) -> "_Look":
         """What only drawing tells of a sampler: done anew when its length changes."""
@@ -203,6 +198,27 @@ class _Look:
         return self.shape_or_none
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How a loader draws its epochs.
+
+    Attributes:
+        sampler: The user's: of positions, or of batches.
+        dataset: What its positions are of.
+        count_max: Most that it may draw.
+        is_batched: Whether the data set is asked for lists of indices.
+        draws_batches: Whether it draws lists of indices.
+        is_ragged: If so, whether these differ in size.
+    """
+
+    sampler: Any
+    dataset: object
+    count_max: int
+    is_batched: bool
+    draws_batches: bool
+    is_ragged: bool
+
+
 class EpochDraw:
     """One epoch's order, as one worker draws it.
 
@@ -211,27 +227,11 @@ class EpochDraw:
         own: What this worker's own sampler draws it from.
     """
 
-    def __init__(
-        self,
-        sampler: Any,  # noqa: ANN401, whatever the user has given
-        epoch: int,
-        shape: EpochShape,
-        *,
-        dataset: object,
-        count_max: int,
-        is_batched: bool,
-        draws_batches: bool,
-        is_ragged: bool,
-    ) -> None:
-        self._sampler = sampler
+    def __init__(self, way: _Way, epoch: int, shape: EpochShape) -> None:
+        self._way = way
         self._epoch = epoch
         self.shape = shape
-        self._dataset = dataset
-        self._count_max = count_max
-        self._is_batched = is_batched
-        self._draws_batches = draws_batches
-        self._is_ragged = is_ragged
-        self.own = take_origin(sampler)
+        self.own = take_origin(way.sampler)
         self._drawn: tuple[Origin, EpochOrder] | None = None
         self._rest: Iterator[Any] = iter(())
         self._has_drawn_own = False
@@ -257,7 +257,7 @@ class EpochDraw:
             pass
 
     def _indices(self, origin: Origin) -> list[Any]:
-        sampler = self._sampler
+        sampler = self._way.sampler
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._epoch)
@@ -275,7 +275,7 @@ class EpochDraw:
         return self._begun(sampler)
 
     def _indices_by_generator(self, origin: Origin) -> list[Any]:
-        sampler = self._sampler
+        sampler = self._way.sampler
         own_generator = sampler.generator
         if type(sampler) is RandomSampler and own_generator is None:
             own_generator = generator_of(self.own)
@@ -291,30 +291,30 @@ class EpochDraw:
 
     def _spend_own(self) -> None:
         """Takes the random numbers that the user's sampler would, and nothing else."""
-        with _untouched(self._sampler, self._dataset) as looked:
+        with _untouched(self._way.sampler, self._way.dataset) as looked:
             self._begun(looked)
-            if looked is not self._sampler:
-                copy_generators(looked, self._sampler)
+            if looked is not self._way.sampler:
+                copy_generators(looked, self._way.sampler)
 
     def _begun(self, sampler: Any) -> list[Any]:  # noqa: ANN401, as the user's
-        if self._draws_batches:
-            return _drawn_batches(sampler, self._count_max)
-        return list(islice(sampler, self._count_max + 1))
+        if self._way.draws_batches:
+            return _drawn_batches(sampler, self._way.count_max)
+        return list(islice(sampler, self._way.count_max + 1))
 
     def _order(self, drawn: list[Any]) -> EpochOrder:
-        if self._draws_batches:
+        if self._way.draws_batches:
             return self._order_of_batches(drawn)
         order = _positions(drawn)
         if len(order) != self.shape.position_count:
             raise LoaderRefused(
-                f"the sampler drew {_count_text(len(order), self._count_max)} samples, "
-                f"but its length is {self.shape.position_count}"
+                f"the sampler drew {_count_text(len(order), self._way.count_max)} "
+                f"samples, but its length is {self.shape.position_count}"
             )
-        return EpochOrder(order, is_batched=self._is_batched)
+        return EpochOrder(order, is_batched=self._way.is_batched)
 
     def _order_of_batches(self, batches: list[Any]) -> EpochOrder:
         indices = _positions([index for batch in batches for index in batch])
-        if self._is_ragged:
+        if self._way.is_ragged:
             bounds = np.cumsum([0, *map(len, batches)], dtype=np.int64)
             if len(batches) != self.shape.position_count:
                 raise LoaderRefused(

@@ -9,7 +9,7 @@ import torch
 
 from pswire.limits import GRADIENT_NORM_MAX
 from pswire.schema import OptimizerSpec
-from psworker.errors import UnsupportedError
+from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.optim.sparse_gradients import Groups, refuse_gradients
 
 
@@ -199,4 +199,17 @@ class SpentGradients:
             for gradient, mark in zip(
                 (parameter.grad for parameter in parameters), self._marks, strict=True
             )
+        )
+
+
+def check_weight(weight: float | None) -> None:
+    """Checks what was given as `step(weight=...)`.
+
+    Raises:
+        ConfigurationError: It is no number of samples.
+    """
+    if weight is not None and not (math.isfinite(weight) and weight >= 0):
+        raise ConfigurationError(
+            f"weight={weight} is not a number of samples: it must be finite and at "
+            "least 0"
         )

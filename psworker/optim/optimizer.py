@@ -21,6 +21,7 @@ from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec, ParameterGroup
 from psworker.errors import ConfigurationError, UnsupportedError, error_of_refusal
 from psworker.left_behind import reduced
+from psworker.optim.gradients import check_weight
 from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import (
     BoundSchema,
@@ -35,7 +36,6 @@ from psworker.optim.optimizer_state import (
     states_of,
 )
 from psworker.optim.push_result import PushResult
-from psworker.optim.sample_weight import check_weight
 from psworker.optim.saved_state import (
     KEY,
     held_whole,
