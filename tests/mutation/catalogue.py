@@ -650,6 +650,32 @@ BUGS = (
         tests=("tests/integration/test_forked_steps.py",),
     ),
     PlantedBug(
+        "a gradient of values from before and after a step counts",
+        (
+            Edit(
+                "psworker/steps/overlap/during_backward.py",
+                "        return self._values.is_mixed or "
+                "(rejoined and self._values.was_read)\n",
+                "        return False\n",
+            ),
+        ),
+        tests=("tests/integration/test_overlap_faults.py",),
+    ),
+    PlantedBug(
+        "a push keeps its gradient until it is answered",
+        (
+            Edit(
+                "psworker/member/exchange.py",
+                "        self.contents = replace(self.contents, tensors=())\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/unit/psworker/member/test_exchange.py::"
+            "test_a_push_keeps_no_gradient_once_it_is_encoded",
+        ),
+    ),
+    PlantedBug(
         "the gradient after an interrupted step is taken for that step's",
         (
             Edit(
