@@ -17,8 +17,8 @@ from pswire.reasons import ErrorReason
 from pswire.schema import SchemaEntry
 from psworker.errors import SchemaMismatchError, StartTimeoutError
 from psworker.event_loop import EventLoop
+from psworker.member.catch_up import left_s
 from psworker.member.exchange import receive
-from psworker.member.jump import left_s
 from psworker.member.session import Session
 from psworker.member.stand_in import StandIn
 from psworker.optim.optimizer_state import parts_of
@@ -130,7 +130,8 @@ class Joining:
             self._loop.run(self._session.shards.reach.end_watch())
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
-        if seeded is not None and seeded.fence_number == record.fence_number:
+        pull = self._session.core.join(seeded.fence_number if seeded else None)
+        if pull is None:
             self._loop.run(self._session.share_memory(self._store.placement))
             return Joined(member, record.generation, ())
         stand_in = None
@@ -143,8 +144,8 @@ class Joining:
             replies = receive(
                 self._loop,
                 lambda receiver: self._session.shards.pull(
-                    record.generation,
-                    member.clock_of(0),
+                    pull.generation,
+                    pull.clock,
                     receiver,
                     held_digests=held_digests,
                     timeout_s=left_s(deadline),

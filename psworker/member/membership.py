@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from pswire.membership import Member, Record, WorkerKey
 from psworker.errors import EvictedError, JobEndedError, JobFailedError, PsError
+from psworker.member.core import MemberCore
 from psworker.member.interruption import Interruption
 from psworker.transport.values import (
     FirstValues,
@@ -32,7 +33,7 @@ class Membership:
     """The job as this worker sees it.
 
     Attributes:
-        record: Newest record, `None` before the start.
+        core: What this worker decides in the protocol.
         shards: The shard map; some may have no address yet.
         seed_order: Newest order to seed.
         waiting: Whom the start, or a member without data, waits for, as last heard.
@@ -44,11 +45,10 @@ class Membership:
 
     def __init__(self, worker: WorkerKey) -> None:
         self._worker = worker
+        self.core = MemberCore(worker)
         self._changed = asyncio.Event()
         self._waits: set[Interruption] = set()
-        self._was_member = False
         self._told_lost: set[WorkerKey] = set()
-        self.record: Record | None = None
         self.shards: tuple[ShardAddress, ...] = ()
         self.seed_order: SeedOrder | None = None
         self.waiting: Waiting | None = None
@@ -58,14 +58,19 @@ class Membership:
         self.unreached = ""
 
     @property
+    def record(self) -> Record | None:
+        """Newest record, `None` before the start."""
+        return self.core.record
+
+    @property
     def member(self) -> Member | None:
         """This worker's place in the newest record."""
-        return self.record.member_of(self._worker) if self.record else None
+        return self.core.member
 
     @property
     def generation(self) -> int:
         """That of the newest record, 0 before the start."""
-        return self.record.generation if self.record is not None else 0
+        return self.core.generation
 
     @property
     def eviction_cause(self) -> str:
@@ -121,11 +126,10 @@ class Membership:
         """
         return self.unless_failed(self._changed.wait())
 
-    async def wait_generation(self, generation: int) -> Record:
-        """The newest record, once it is of this generation or a newer one."""
-        while self.record is None or self.record.generation < generation:
+    async def wait_generation(self, generation: int) -> None:
+        """Returns once the newest record is of this generation or a newer one."""
+        while self.generation < generation:
             await self.wait_change()
-        return self.record
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, unless this worker can't go on before.
@@ -145,26 +149,23 @@ class Membership:
             self._waits.discard(wait)
 
     def _take_record(self, record: Record) -> None:
-        if self.record is not None and record.generation < self.record.generation:
+        was_member = self.member is not None
+        evicted = self.core.take_record(record)
+        if self.record is not record:
             return
-        self.record = record
         self.waiting = None
-        is_member = record.member_of(self._worker) is not None
-        self._tell_lost(record)
-        if self._was_member and not is_member:
-            departed = [
-                each for each in record.departures if each.member.worker == self._worker
-            ]
-            clock = f" after clock {departed[0].last_clock}" if departed else ""
+        self._tell_lost(record, was_member=was_member)
+        if evicted is not None:
+            last = evicted.last_clock
+            clock = f" after clock {last}" if last is not None else ""
             self.fail(
                 EvictedError(
                     f"worker {self._worker.worker_id} is no member of the job any more"
                     f"{clock}: {self.eviction_cause}; connect again to take part"
                 )
             )
-        self._was_member = is_member
 
-    def _tell_lost(self, record: Record) -> None:
+    def _tell_lost(self, record: Record, *, was_member: bool) -> None:
         """Says once which others were lost while this worker was a member."""
         lost = [
             end
@@ -172,7 +173,7 @@ class Membership:
             if end.evicted and end.member.worker not in self._told_lost | {self._worker}
         ]
         self._told_lost.update(end.member.worker for end in lost)
-        if not self._was_member or record.member_of(self._worker) is None:
+        if not was_member or self.member is None:
             return
         count = len(record.members)
         for end in lost:

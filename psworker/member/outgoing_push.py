@@ -42,6 +42,7 @@ class OutgoingPush:
         header: Identity of the push.
         chunk_indexes: Chunks that are part of it.
         trailer_message: A message that holds only its trailer.
+        is_finite: Whether the whole gradient is finite.
         is_sent: Whether all of it has been sent; kept only for failpoints.
         in_message: Makes a message that holds a chunk of one that says where in shared
             memory it is; set when the shard has not that memory any more.
@@ -69,6 +70,7 @@ class OutgoingPush:
         """
         self.header = header
         self.chunk_indexes = frozenset(chunk_indexes)
+        self.is_finite = trailer.is_finite
         self.is_sent = False
         self.in_message: Callable[[bytes], bytes] | None = None
         self.trailer_message = join_fields(

@@ -17,12 +17,13 @@ from psworker.errors import (
     WaitTimeoutError,
 )
 from psworker.event_loop import EventLoop
+from psworker.member.catch_up import left_s
+from psworker.member.core import outcome_of_done
 from psworker.member.eviction import LostStart, Rejoined
 from psworker.member.joining import Joined, Joining
-from psworker.member.jump import left_s
 from psworker.member.session import Session
 from psworker.optim.prepare import Prepared
-from psworker.optim.push_result import combine, worst_outcome
+from psworker.optim.push_result import combine
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.retries import told_to_users
 
@@ -145,8 +146,5 @@ class EvictedWorker:
         shards = self._session.shards
         if not lost.pushes or not await shards.was_done(lost.worker, lost.sequence):
             return "dropped"
-        if not self._session.settings.backup_worker_count:
-            return "applied"
-        # It may be one of those that a clock did not wait for.
-        outcomes = await shards.outcomes_of(lost.pushes)
-        return worst_outcome(outcomes).replace("duplicate", "applied")
+        # A clock may have been skipped, or have not waited for it.
+        return outcome_of_done(await shards.outcomes_of(lost.pushes))

@@ -23,6 +23,7 @@ from psworker.errors import (
     SchemaMismatchError,
     StartTimeoutError,
 )
+from psworker.member.core import MemberCore
 from psworker.member.membership import Membership
 from psworker.member.push_history import PushHistory
 from psworker.member.registration import register, taken_by
@@ -145,6 +146,11 @@ class Session:
             await control.close()
             raise
 
+    @property
+    def core(self) -> MemberCore:
+        """What this start of the worker decides in the protocol."""
+        return self.membership.core
+
     async def renew(self, timeout_s: float) -> None:
         """Registers again under the same id, as a new start of the worker.
 
@@ -223,7 +229,7 @@ class Session:
                 timeout_s=timeout_s,
             )
 
-        self.shards.clip_grad_norm = clip_grad_norm
+        self.core.clip_grad_norm = clip_grad_norm
 
         async def ask_again() -> None:
             answer = await self.join(

@@ -1,8 +1,7 @@
 """What a worker does with all shards of its job at once.
 
-On the event loop. Here is the rule of retries: after an unknown outcome a call that
-changes nothing is made again, and a push is sent again after asking what the shard
-has of it. A decided refusal is raised at once.
+On the event loop. A call that changes nothing is made again while its outcome is
+unknown; what follows a failed call of a push is decided by `OpenPush`.
 """
 
 import logging
@@ -20,9 +19,10 @@ from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.member.ahead_calls import AheadCalls
-from psworker.member.commit_calls import ShardCommitCalls
-from psworker.member.commits import Commits, PushPlace
+from psworker.member.commits import Commits
+from psworker.member.core import outcome_of_closed, was_done
 from psworker.member.membership import Membership
+from psworker.member.open_push import Ask, OpenPush, Send
 from psworker.member.optimizer_state_calls import ShardStateCalls
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.member.push_history import PushHistory
@@ -30,7 +30,6 @@ from psworker.member.segments import NO_SEGMENTS, segments_of
 from psworker.member.shard_clients import ShardClients
 from psworker.member.shard_reach import ShardReach, Tell, tell_nobody
 from psworker.member.shard_silence import ShardSilence
-from psworker.member.staleness import check_bound
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver, Traffic
 from psworker.transport.retries import (
@@ -42,14 +41,14 @@ from psworker.transport.retries import (
     until_decided,
 )
 from psworker.transport.shard_segments import Declined, ShardSegments
-from psworker.transport.values import Contribution, PushReply, SeedOrder
+from psworker.transport.values import Contribution, PushReply, SeedOrder, ShardSession
 
 T = TypeVar("T")
 
 logger: Final = logging.getLogger("psworker")
 
 _QUESTION_TIMEOUT_S = 10.0
-_CORRUPTION_COUNT_MAX = 3
+_CLOSED = ErrorReason.WORKER_INCARNATION_STALE
 
 
 class ShardCalls:
@@ -57,7 +56,6 @@ class ShardCalls:
 
     Attributes:
         traffic: Bytes of all messages.
-        clip_grad_norm: Norm that the job clips gradients to, 0 for no clipping.
         states: Calls for optimizer state.
         segments: Memory shared with shards.
         reach: Asks shards whether they are there.
@@ -88,7 +86,6 @@ class ShardCalls:
         self._worker = worker
         self._membership = membership
         self.traffic = traffic or Traffic()
-        self.clip_grad_norm = 0.0
         self.segments = NO_SEGMENTS
         self._clients = ShardClients(job_id, worker, membership, self.traffic)
         self.reach = ShardReach(
@@ -275,22 +272,10 @@ class ShardCalls:
             receiver.on_waiting,
             self.reach,
         )
-        sequence = pushes[0].header.sequence
-        commits = Commits(
-            ShardCommitCalls(
-                self._clients,
-                self._worker,
-                self._membership,
-                history=self._history,
-                deadline=deadline,
-            ),
-            PushPlace(
-                worker=self._worker,
-                sequence=sequence,
-                shard_count=len(pushes),
-                clip_grad_norm=self.clip_grad_norm,
-            ),
+        push = self._membership.core.open(
+            pushes[0].header.sequence, [each.chunk_indexes for each in pushes]
         )
+        commits = Commits(push, self, deadline)
 
         async def push_one(shard_index: int) -> PushReply:
             def on_staged(choice: ClockChoice) -> None:
@@ -300,12 +285,15 @@ class ShardCalls:
             own = silence.receiver(
                 shard_index, Receiver(receiver.on_chunk, receiver.on_waiting, on_staged)
             )
-            held: frozenset[int] | None = None
-            if asks_first:
-                push = pushes[shard_index]
-                held = await self._chunks_held(shard_index, push, deadline, silence)
             reply = await self._push_until_decided(
-                shard_index, pushes, own, deadline, ahead, silence, held=held
+                shard_index,
+                pushes,
+                own,
+                deadline,
+                ahead,
+                silence,
+                push=push,
+                step=push.begin(asks_first=asks_first),
             )
             silence.answered(shard_index)
             if failpoints.armed:
@@ -332,21 +320,21 @@ class ShardCalls:
         All shards answer the same, since the record that ended it says up to which.
         """
 
-        async def ask_one(shard_index: int) -> bool:
-            async def attempt(timeout_s: float) -> bool:
+        async def ask_one(shard_index: int) -> int:
+            async def attempt(timeout_s: float) -> int:
                 client = await self._clients.of(shard_index)
                 session = await client.get_session(worker, timeout_s=timeout_s)
-                return sequence <= session.sequence_done_max
+                return session.sequence_done_max
 
             return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
 
         with told_to_users():
-            answers = await self._unless_failed(
+            done = await self._unless_failed(
                 all_or_none(map(ask_one, range(len(self._membership.shards))))
             )
-        was_done = all(answers)
-        self._history.push_settled(worker, sequence, was_done=was_done)
-        return was_done
+        is_done = was_done(sequence, done)
+        self._history.push_settled(worker, sequence, was_done=is_done)
+        return is_done
 
     async def outcomes_of(self, pushes: Sequence[OutgoingPush]) -> list[Outcome]:
         """What the shards say of a push that is done, of a departed start too."""
@@ -361,7 +349,12 @@ class ShardCalls:
                 reply = await client.push_pull(requests, nothing, timeout_s=timeout_s)
                 return reply.outcome
 
-            return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+            try:
+                return await until_decided(attempt, now() + _QUESTION_TIMEOUT_S)
+            except CallError as error:
+                if not error.refusal or error.refusal.reason != _CLOSED:
+                    raise
+                return outcome_of_closed(is_finite=push.is_finite)
 
         with told_to_users():
             return await self._unless_failed(
@@ -393,7 +386,7 @@ class ShardCalls:
 
     def _checked(self, shard_index: int, reply: PushReply) -> PushReply:
         self._answers[shard_index] = (now(), reply.clock)
-        check_bound(shard_index, reply, self._membership.record)
+        self._membership.core.check(shard_index, reply)
         return reply
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
@@ -424,50 +417,91 @@ class ShardCalls:
         ahead: AheadCalls | None,
         silence: ShardSilence,
         *,
-        held: frozenset[int] | None = None,
+        push: OpenPush,
+        step: Send | Ask,
     ) -> PushReply:
-        push = pushes[shard_index]
-        attempt = 0 if held is None else 1
-        held = held or frozenset()
+        """Carries out what one shard's part of a push needs, until it is answered."""
         while True:
-            goes_on = False
+            if isinstance(step, Ask):
+                if step.failure_count:
+                    await pause(step.failure_count - 1)
+                session = await self._session_of(shard_index, deadline, silence)
+                step = push.found(shard_index, session)
             try:
                 if ahead is not None and ahead.is_open(shard_index):
                     call, ahead = ahead, None
                     return await call.complete(shard_index, pushes, receiver, deadline)
-                client = await self._clients.of(shard_index)
-                # Failpoints of sending are between the messages of a stream.
-                at_once = attempt == 0 and not (self._commits or failpoints.armed)
-                if at_once and (whole := push.whole_message) is not None:
-                    reply = await client.push_pull_once(
-                        whole, receiver, timeout_s=left_s(deadline)
-                    )
-                    if reply is not None:
-                        return reply
-                    held, goes_on = push.chunk_indexes, True
-                requests = (
-                    requests_with_failpoints(pushes, shard_index, held)
-                    if failpoints.armed
-                    else push.requests(held)
-                )
-                reply = await client.push_pull(
-                    requests, receiver, timeout_s=left_s(deadline)
-                )
-                return _as_of_one_call(reply) if goes_on else reply
+                return await self._send(shard_index, pushes, receiver, deadline, step)
             except CallError as error:
                 silence.failed(shard_index, error)
-                if error.refusal and error.refusal.reason == ErrorReason.SEGMENT_GONE:
-                    await self._leave_segment(shard_index, push, error.refusal)
-                is_corrupt = (
-                    error.refusal is not None
-                    and error.refusal.reason == ErrorReason.CHUNK_DIGEST_MISMATCH
+                reason = error.refusal.reason if error.refusal is not None else None
+                if error.refusal and reason == ErrorReason.SEGMENT_GONE:
+                    await self._leave_segment(
+                        shard_index, pushes[shard_index], error.refusal
+                    )
+                asking = push.failed(
+                    shard_index, reason, is_retryable=error.is_retryable
                 )
-                is_hopeless = is_corrupt and attempt == _CORRUPTION_COUNT_MAX
-                if not error.is_retryable or is_hopeless or now() >= deadline:
+                if asking is None or now() >= deadline:
                     raise
-            await pause(attempt)
-            attempt += 1
-            held = await self._chunks_held(shard_index, push, deadline, silence)
+                step = asking
+
+    async def _send(
+        self,
+        shard_index: int,
+        pushes: Sequence[OutgoingPush],
+        receiver: Receiver,
+        deadline: float,
+        step: Send,
+    ) -> PushReply:
+        """Sends one shard's part of a push, and waits for the answer."""
+        push, held = pushes[shard_index], step.held
+        client = await self._clients.of(shard_index)
+        # Failpoints of sending are between the messages of a stream.
+        at_once = step.is_first and not (self._commits or failpoints.armed)
+        goes_on = False
+        if at_once and (whole := push.whole_message) is not None:
+            reply = await client.push_pull_once(
+                whole, receiver, timeout_s=left_s(deadline)
+            )
+            if reply is not None:
+                return reply
+            held, goes_on = push.chunk_indexes, True
+        requests = (
+            requests_with_failpoints(pushes, shard_index, held)
+            if failpoints.armed
+            else push.requests(held)
+        )
+        reply = await client.push_pull(requests, receiver, timeout_s=left_s(deadline))
+        return _as_of_one_call(reply) if goes_on else reply
+
+    async def commit(
+        self, shard_index: int, choice: ClockChoice, deadline: float
+    ) -> None:
+        """Commits a clock on one shard.
+
+        One that refuses, since its contributors are others, says `staged` again.
+        """
+
+        async def attempt(timeout_s: float) -> bool:
+            client = await self._clients.of(shard_index)
+            self._history.committed(self._worker, shard_index, choice.clock)
+            return await client.commit(
+                self._membership.generation, choice, timeout_s=timeout_s
+            )
+
+        await until_decided(attempt, deadline)
+
+    async def choose(self, clock: int, sequence: int, deadline: float) -> ClockChoice:
+        """Which pushes a clock consists of, as shard 0 says once it knows."""
+
+        async def attempt(timeout_s: float) -> ClockChoice:
+            client = await self._clients.of(0)
+            return await client.ready(
+                self._membership.generation, clock, sequence, timeout_s=timeout_s
+            )
+
+        return await until_decided(attempt, deadline)
 
     async def _leave_segment(
         self, shard_index: int, push: OutgoingPush, refusal: Refusal
@@ -483,24 +517,16 @@ class ShardCalls:
                 *(shard_index, refusal.message),
             )
 
-    async def _chunks_held(
-        self,
-        shard_index: int,
-        push: OutgoingPush,
-        deadline: float,
-        silence: ShardSilence,
-    ) -> frozenset[int]:
-        """Chunks of a push that a shard has; asked for until it tells."""
+    async def _session_of(
+        self, shard_index: int, deadline: float, silence: ShardSilence
+    ) -> ShardSession:
+        """What a shard has of this worker's pushes; asked until it answers."""
 
-        async def attempt(timeout_s: float) -> frozenset[int]:
+        async def attempt(timeout_s: float) -> ShardSession:
             client = await self._clients.of(shard_index)
-            session = await client.get_session(
+            return await client.get_session(
                 self._worker, timeout_s=min(timeout_s, _QUESTION_TIMEOUT_S)
             )
-            sequence = push.header.sequence
-            if sequence <= session.sequence_done_max:
-                return push.chunk_indexes
-            return session.held_chunks.get(sequence, frozenset())
 
         return await until_decided(
             attempt, deadline, on_failure=partial(silence.failed, shard_index)

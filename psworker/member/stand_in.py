@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from pswire.membership import Member
 from pswire.placement import Placement
 from pswire.schema import OptimizerSpec
 from psworker.errors import StepTimeoutError
+from psworker.member.core import Missed, NextPush
 from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.session import Session
 from psworker.transport.ports import Receiver
@@ -29,7 +29,7 @@ class StandIn:
     """Takes the place of one start of a worker. On the event loop.
 
     Attributes:
-        sequence: Last push that it has made and that is settled.
+        sequence: Last push that it has made and that is settled, 0 for none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StandIn:
         """
         self._job_id = session.settings.job_id
         self._worker = session.worker
-        self._membership = session.membership
+        self._core = session.core
         self._shards = session.shards
         self._specs = specs
         self._placement = placement
@@ -88,37 +88,28 @@ class StandIn:
     async def _stand(self) -> None:
         await asyncio.sleep(JOIN_LIMIT_S)
         while True:
-            record = self._membership.record
-            member = record.member_of(self._worker) if record is not None else None
-            if record is None or member is None:
+            if self._core.member is None:
                 return
-            sequence = self.sequence + 1
+            place = self._core.next_push()
             awaited = await self._shards.await_contribution(
-                record.generation, member.clock_of(sequence), sequence
+                place.generation, place.clock, place.sequence
             )
             spec = self._specs.get(awaited.optimizer)
             self._pushing = asyncio.ensure_future(
-                self._push(
-                    spec or next(iter(self._specs.values())),
-                    record.generation,
-                    member,
-                    sequence,
-                )
+                self._push(spec or next(iter(self._specs.values())), place)
             )
             await asyncio.shield(self._pushing)
 
-    async def _push(
-        self, spec: OptimizerSpec, generation: int, member: Member, sequence: int
-    ) -> None:
+    async def _push(self, spec: OptimizerSpec, place: NextPush) -> None:
         """Pushes nothing, until that is settled: an id is never given up."""
         header = PushHeader(
             job_id=self._job_id,
             optimizer=spec.name,
             worker=self._worker,
-            generation=generation,
-            sequence=sequence,
-            sequence_unacknowledged_min=sequence,
-            clock=member.clock_of(sequence),
+            generation=place.generation,
+            sequence=place.sequence,
+            sequence_unacknowledged_min=place.sequence_unacknowledged_min,
+            clock=place.clock,
         )
         groups = tuple(group.hyperparameters for group in spec.groups)
         trailer = PushTrailer(weight=0.0, groups=groups, is_finite=True, ranges=())
@@ -142,4 +133,8 @@ class StandIn:
                 break
             except StepTimeoutError:
                 continue
-        self.sequence = max(sequence, *(reply.closed_sequence for reply in replies))
+        concluded = self._core.conclude(place.sequence, replies)
+        self.sequence = (
+            concluded.sequence if isinstance(concluded, Missed) else place.sequence
+        )
+        self._core.acknowledge(self.sequence)

@@ -10,7 +10,8 @@ from typing import Final
 from pswire.reasons import ErrorReason
 from psworker.errors import StepTimeoutError
 from psworker.event_loop import EventLoop
-from psworker.member.jump import Jump, pull_jump
+from psworker.member.catch_up import pull_values
+from psworker.member.core import Pull
 from psworker.member.session import Session
 from psworker.member.stand_in import JOIN_LIMIT_S, StandIn
 from psworker.tensors.value_store import ValueStore
@@ -79,21 +80,18 @@ class Arrival:
             )
         return sequence
 
-    def pull_missed(self, generation: int, clock: int, sequence: int) -> None:
+    def pull_missed(self, pull: Pull) -> None:
         """Pulls the values of clocks that went on without the worker, if any did.
 
         Args:
-            generation: Newest generation.
-            clock: The worker's clock.
-            sequence: Its last push.
+            pull: Of its clock.
 
         Raises:
             StepTimeoutError: They did not come in time.
         """
         if self._is_behind:
-            jump = Jump(generation, clock, sequence)
             deadline = time.monotonic() + self._timeout_s
-            pull_jump(self._loop, self._session, self._store, jump, deadline)
+            pull_values(self._loop, self._session, self._store, pull, deadline)
             self._is_behind = False
 
     def dismiss(self) -> None:

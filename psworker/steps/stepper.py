@@ -34,9 +34,10 @@ from psworker.errors import (
     refuse_closed,
 )
 from psworker.event_loop import EventLoop
+from psworker.member.catch_up import catch_up, pull_lost, pull_values
+from psworker.member.core import Missed, Pull
 from psworker.member.eviction import LostStart
 from psworker.member.exchange import Delivery, PushExchange
-from psworker.member.jump import Jump, find_jump, member_in, pull_jump, pull_lost
 from psworker.member.rejoining import EvictedWorker
 from psworker.member.session import Session
 from psworker.member.stand_in import StandIn
@@ -76,7 +77,6 @@ class Stepper:
         pending: Data that was drawn and not yet pushed or reported.
         member: This worker's place in the job, as of joining.
         last_push: What became of the newest push, `None` before the first.
-        sequence_acknowledged: Last push that is settled on every shard.
         rejoin_count: How often the worker was evicted and has joined again.
         compression: What is kept for gradients in fewer bytes.
         calls: The calls of the script, of which one is under way at a time.
@@ -133,7 +133,6 @@ class Stepper:
         self._spent = SpentGradients(len(store.tensors))
         self._has_stale_gradient = False
         self._shadow: ValueStore | None = None
-        self._generation = 0
         self._is_closed = False
         # Until its first push: others have trained before it came.
         self._is_late = stand_in is not None
@@ -144,7 +143,6 @@ class Stepper:
         self.member = member
         self._arrival = self._arrival_of(stand_in)
         self.last_push: PushResult | None = None
-        self.sequence_acknowledged = 0
         self.rejoin_count = 0
         self._hooks: ModelHooks | None = None
         if self._sending.overlaps:
@@ -162,6 +160,11 @@ class Stepper:
         return self._sending.overlaps
 
     @property
+    def sequence_acknowledged(self) -> int:
+        """Last push that is settled on every shard."""
+        return self._session.core.sequence
+
+    @property
     def clock(self) -> int:
         """Clocks this worker has completed, as the newest record counts them."""
         return self._place.clock_of(self.sequence_acknowledged)
@@ -169,7 +172,7 @@ class Stepper:
     @property
     def generation(self) -> int:
         """Newest generation that the coordinator or a shard has told."""
-        return max(self._generation, self._session.membership.generation)
+        return self._session.core.generation_heard
 
     def next_place(self) -> tuple[int, int, int]:
         """Generation, clock and sequence of the next push, of a worker that is here.
@@ -632,10 +635,10 @@ class Stepper:
         """
 
         def pull(clock: int) -> PushResult:
-            jump = Jump(self.generation, clock, self.sequence_acknowledged)
+            pull = Pull(self.generation, clock)
             deadline = time.monotonic() + self._timeout_s
-            replies = pull_jump(
-                self._loop, self._session, self._taken_back(), jump, deadline
+            replies = pull_values(
+                self._loop, self._session, self._taken_back(), pull, deadline
             )
             return combine(replies)
 
@@ -954,9 +957,7 @@ class Stepper:
         if self._arrival.is_over:
             return  # nothing comes, and what the script has edited is to be seen
         self._relieve()
-        self._arrival.pull_missed(
-            self.generation, self.clock, self.sequence_acknowledged
-        )
+        self._arrival.pull_missed(Pull(self.generation, self.clock))
         self._edited.note()
         self._buffers.note_written(self._store)
 
@@ -973,7 +974,6 @@ class Stepper:
     def _relieve(self) -> None:
         sequence = self._arrival.relieve()
         if sequence:
-            self.sequence_acknowledged = sequence
             self._has_stale_gradient = self.has_gradient
 
     def _taken_back(self) -> ValueStore:
@@ -998,18 +998,15 @@ class Stepper:
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        record = self._session.membership.record
-        member = member_in(record, self._session.worker)
-        assert record is not None, "only a record has members"
-        sequence = self.sequence_acknowledged + 1
+        place = self._session.core.next_push()
         return PushHeader(
             job_id=self._session.settings.job_id,
             optimizer=optimizer,
             worker=self._session.worker,
-            generation=record.generation,
-            sequence=sequence,
-            sequence_unacknowledged_min=sequence,
-            clock=member.clock_of(sequence),
+            generation=place.generation,
+            sequence=place.sequence,
+            sequence_unacknowledged_min=place.sequence_unacknowledged_min,
+            clock=place.clock,
             value_entries=value_entries,
         )
 
@@ -1078,20 +1075,14 @@ class Stepper:
                 )
             finally:
                 store.narrow(None)
-            self._generation = max(reply.generation for reply in replies)
-            result = combine(replies)
+            concluded = self._session.core.conclude(exchange.sequence, replies)
             self._notices.note_differences(replies)
-            if result.dropped:
-                jump = find_jump(
-                    self._loop,
-                    self._session,
-                    replies,
-                    sequence=exchange.sequence,
-                    deadline=deadline,
-                )
-                self.sequence_acknowledged = jump.sequence
-                pulled = pull_jump(self._loop, self._session, store, jump, deadline)
+            if isinstance(concluded, Missed):
+                pull = catch_up(self._loop, self._session, concluded, deadline)
+                pulled = pull_values(self._loop, self._session, store, pull, deadline)
                 result = replace(combine(pulled), outcome="dropped")
+            else:
+                result = concluded.result
             if store.held.is_lost:
                 pull_lost(self._loop, self._session, store, result, deadline)
         except (StepTimeoutError, CorruptionError):
@@ -1116,7 +1107,7 @@ class Stepper:
         result = exchange.end(result)
         # Whatever interrupts it, the push is unfinished until all that it changes here
         # is changed, and doing that twice is doing it once.
-        self.sequence_acknowledged = max(self.sequence_acknowledged, exchange.sequence)
+        self._session.core.acknowledge(exchange.sequence)
         self.last_push = result
         ranges, exchange.ranges = exchange.ranges, ()
         (self.pending.drop if result.dropped else self.pending.acknowledge)(ranges)
@@ -1151,7 +1142,6 @@ class Stepper:
         self._buffers.note_written(self._store)
         self.member = rejoined.member
         self._arrival = self._arrival_of(rejoined.stand_in)
-        self.sequence_acknowledged = 0
         self.rejoin_count += 1
         result = rejoined.push
         if exchange is not None:

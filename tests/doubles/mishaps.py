@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pswire.membership import FenceKind, Mode
+from tests.doubles.driven_worker import DrivenWorker, Stage
 from tests.doubles.scenario import Scenario
 from tests.doubles.simulated_coordinator import COORDINATOR
 from tests.doubles.simulated_shard import Call
-from tests.doubles.simulated_worker import SimulatedWorker, Stage
 
 if TYPE_CHECKING:
     from tests.doubles.world import World
@@ -63,6 +63,8 @@ class Mishaps:
             found.append(self._cut_off)
         if self._losses_left and self._world.coordinator.records:
             found += [self._kill_worker, self._stop_worker, self._give_up_step]
+            # As likely as all else: it leaves little time.
+            found += [self._kill_publisher] * (len(found) if self._publishers() else 0)
         return found
 
     def _fill_disk(self) -> None:
@@ -114,18 +116,7 @@ class Mishaps:
         self._world.links.cut(worker.name, shard.name)
         self._world.links.cut(shard.name, worker.name)
         shard.hang_up(worker.key)
-        if worker.stage is not Stage.PUSHING:
-            return
-
-        def asked() -> None:
-            """`GetSession`; sometimes everything is sent again all the same."""
-            push = worker.pushes[max(worker.pushes)].push
-            held = shard.held(push) if self._world.rng.random() < 0.7 else frozenset()
-            self._world.links.send(
-                shard.name, worker.name, lambda: worker.resend(shard.index, held)
-            )
-
-        self._world.links.send(worker.name, shard.name, asked)
+        worker.call_broken(shard.index)
 
     def _break_shard_watch(self) -> None:
         self._world.coordinator.break_shard(self._world.rng.choice(self._world.shards))
@@ -145,11 +136,11 @@ class Mishaps:
 
     # Losses
 
-    def _live(self) -> list[SimulatedWorker]:
+    def _live(self) -> list[DrivenWorker]:
         workers = self._world.workers.values()
         return [w for w in workers if not w.is_gone and not w.is_stopped]
 
-    def _random_live(self) -> SimulatedWorker | None:
+    def _random_live(self) -> DrivenWorker | None:
         live = self._live()
         return self._world.rng.choice(live) if live else None
 
@@ -159,6 +150,27 @@ class Mishaps:
         if worker is None:
             return
         self._losses_left -= 1
+        self._kill(worker)
+        self._world.coordinator.lose(worker)
+
+    def _publishers(self) -> list[DrivenWorker]:
+        """Workers whose values are written in some place, and not yet on all shards."""
+        found = []
+        for worker in self._live():
+            own = worker.pushes.get(worker.sequence + 1)
+            if own is not None and own.trailer.publishes:
+                shards = self._world.shards
+                is_begun = any(
+                    counts[own.push] for s in shards for counts in s.values.values()
+                )
+                if is_begun and any(own.push not in s.outcomes for s in shards):
+                    found.append(worker)
+        return found
+
+    def _kill_publisher(self) -> None:
+        """What others do in its clock must not turn it into a clock of steps."""
+        self._losses_left -= 1
+        worker = self._world.rng.choice(self._publishers())
         self._kill(worker)
         self._world.coordinator.lose(worker)
 
@@ -178,7 +190,7 @@ class Mishaps:
         for worker in rng.sample(dying, count):
             self._kill(worker)
         for worker in self._live():
-            if worker.member is not None and rng.random() < 0.2:
+            if worker.is_member and rng.random() < 0.2:
                 worker.is_stopped = True
                 self._world.links.stop(worker.name)
         for shard in self._world.shards:
@@ -186,7 +198,7 @@ class Mishaps:
                 shard.set_orphaned(True)
         self._restart_coordinator()
 
-    def _kill(self, worker: SimulatedWorker) -> None:
+    def _kill(self, worker: DrivenWorker) -> None:
         self._world.bury(worker)
         for shard in self._world.shards:
             if self._world.rng.random() < 0.5:
@@ -196,7 +208,7 @@ class Mishaps:
     def _stop_worker(self) -> None:
         """SIGSTOP: its stream breaks when pings stay unanswered."""
         worker = self._random_live()
-        if worker is None or worker.member is None:
+        if worker is None or not worker.is_member:
             return
         self._losses_left -= 1
         worker.is_stopped = True
@@ -207,14 +219,14 @@ class Mishaps:
     def _cut_off(self) -> None:
         """A worker and one shard do not reach each other until it is decided on."""
         worker = self._random_live()
-        if worker is not None and worker.member is not None:
+        if worker is not None and worker.is_member:
             self._cuts_left -= 1
             self._world.cut_off(worker, self._world.rng.choice(self._world.shards))
 
     def _flap_worker(self) -> None:
         """A worker's stream breaks and comes back."""
         worker = self._random_live()
-        if worker is not None and worker.member is not None:
+        if worker is not None and worker.is_member:
             self._world.coordinator.flap(worker)
 
     def _give_up_step(self) -> None:

@@ -29,9 +29,9 @@ from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
 from tests.doubles.declared_specs import FIRST, SCHEMA
+from tests.doubles.driven_worker import DrivenWorker, Stage
 from tests.doubles.links import Links
 from tests.doubles.simulated_shard import Image, SimulatedShard
-from tests.doubles.simulated_worker import SimulatedWorker, Stage
 
 COORDINATOR = "coordinator"
 
@@ -97,7 +97,7 @@ class SimulatedCoordinator:
         self._links = links
         self._rng = rng
         self._shards = shards
-        self._workers: dict[WorkerKey, SimulatedWorker] = {}
+        self._workers: dict[WorkerKey, DrivenWorker] = {}
         self._cuts: dict[int, tuple[DecideCut, Record]] = {}
         self._start_count = 0
         self.disk = Disk()
@@ -109,7 +109,7 @@ class SimulatedCoordinator:
         self.core.tick(self.now_ms)
         self.pump()
 
-    def restart(self) -> list[SimulatedWorker]:
+    def restart(self) -> list[DrivenWorker]:
         """A new process goes on; returns the workers that must connect anew.
 
         With a full disk it does not start, and its supervisor tries until it does.
@@ -230,7 +230,7 @@ class SimulatedCoordinator:
         self._check_known(entry.worker)
         return entry.worker
 
-    def admit(self, worker: SimulatedWorker) -> None:
+    def admit(self, worker: DrivenWorker) -> None:
         """A worker opens its watch and asks to join, unless nobody knows it now."""
         self._workers[worker.key] = worker
 
@@ -243,7 +243,7 @@ class SimulatedCoordinator:
 
         self._links.send(worker.name, COORDINATOR, joined)
 
-    def declare(self, worker: SimulatedWorker, spec: OptimizerSpec) -> None:
+    def declare(self, worker: DrivenWorker, spec: OptimizerSpec) -> None:
         """A worker tells what its optimizer is from now on."""
 
         def told() -> None:
@@ -259,7 +259,7 @@ class SimulatedCoordinator:
 
         self._links.send(worker.name, COORDINATOR, told)
 
-    def leave(self, worker: SimulatedWorker) -> None:
+    def leave(self, worker: DrivenWorker) -> None:
         """A worker asks to leave; it is gone when the record is written."""
 
         def left() -> None:
@@ -272,14 +272,14 @@ class SimulatedCoordinator:
 
         self._links.send(worker.name, COORDINATOR, left)
 
-    def lose(self, worker: SimulatedWorker) -> None:
+    def lose(self, worker: DrivenWorker) -> None:
         """A worker's stream broke, and it is gone."""
         entry = self._present(worker)
         if entry is not None:
             self.core.worker_broken(entry, self.now_ms)
         self.tick(self.core.settings.reconnect_grace_ms)
 
-    def flap(self, worker: SimulatedWorker) -> None:
+    def flap(self, worker: DrivenWorker) -> None:
         """A worker's stream breaks and is opened again."""
         entry = self._present(worker)
         if entry is not None and entry.is_watching:
@@ -288,16 +288,14 @@ class SimulatedCoordinator:
             self.pump()
             self._reconnect_worker(worker)
 
-    def report_silence(
-        self, worker: SimulatedWorker, silent_ms: dict[int, int]
-    ) -> None:
+    def report_silence(self, worker: DrivenWorker, silent_ms: dict[int, int]) -> None:
         """A worker tells for how long shards that it waits for have been silent."""
         entry = self._present(worker)
         if entry is not None and entry.is_watching:
             self.core.report_silence(entry, silent_ms, self.now_ms)
             self.pump()
 
-    def find_again(self, worker: SimulatedWorker) -> None:
+    def find_again(self, worker: DrivenWorker) -> None:
         """A worker that was stopped goes on: its stream is opened again if broken."""
         entry = self._present(worker)
         if entry is None or not entry.is_watching:
@@ -325,12 +323,12 @@ class SimulatedCoordinator:
 
     # Inside
 
-    def _ask_to_join(self, worker: SimulatedWorker, entry: WorkerEntry) -> None:
+    def _ask_to_join(self, worker: DrivenWorker, entry: WorkerEntry) -> None:
         """It asks again if it is told that the disk takes nothing."""
         if not self._join(entry):
             self._links.send(worker.name, COORDINATOR, lambda: self._join_again(worker))
 
-    def _join_again(self, worker: SimulatedWorker) -> None:
+    def _join_again(self, worker: DrivenWorker) -> None:
         entry = self._present(worker)
         if entry is not None and entry.state is WorkerState.REGISTERED:
             self._ask_to_join(worker, entry)
@@ -357,11 +355,11 @@ class SimulatedCoordinator:
         )
         return self.pump()
 
-    def _present(self, worker: SimulatedWorker) -> WorkerEntry | None:
+    def _present(self, worker: DrivenWorker) -> WorkerEntry | None:
         entry = self.core.roster.find(worker.key)
         return None if entry is None or entry.state in GONE else entry
 
-    def _reconnect_worker(self, worker: SimulatedWorker) -> None:
+    def _reconnect_worker(self, worker: DrivenWorker) -> None:
         def watching() -> None:
             entry = self._present(worker)
             if entry is None:
@@ -381,7 +379,7 @@ class SimulatedCoordinator:
 
         self._links.send(worker.name, COORDINATOR, watching)
 
-    def _tell_evicted(self, worker: SimulatedWorker) -> None:
+    def _tell_evicted(self, worker: DrivenWorker) -> None:
         """A worker's watch is refused: it has left, or was taken out."""
 
         def told() -> None:

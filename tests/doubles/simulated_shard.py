@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from psserver.edge.fence_report import FenceReport
-from psserver.shard.core.dedupe import ChunkState
 from psserver.shard.core.effects import (
     ApplyChunk,
     ContributionAwaited,
@@ -31,6 +30,7 @@ from psserver.shard.host.staged_states import StagedStates
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
+from psworker.transport.values import ShardSession
 
 Values = dict[int, Counter[PushId]]
 Consists = tuple[int, tuple[WorkerKey, ...]]
@@ -246,18 +246,17 @@ class SimulatedShard:
         self.pump()
         return True
 
-    def held(self, push: PushId) -> frozenset[int]:
-        """What `GetSession` says of an unfinished push."""
-        window = self.core.dedupe.window_of(push.worker)
-        entry = window.entries.get(push.sequence)
-        if push.sequence <= window.done_sequence:
-            return frozenset(self.chunk_indexes)
-        if entry is None:
-            return frozenset()
-        return frozenset(
-            index
-            for index in self.chunk_indexes
-            if entry.state_of(index) is not ChunkState.ABSENT
+    def session(self, worker: WorkerKey) -> ShardSession:
+        """What `GetSession` says of a worker's pushes."""
+        closed = self.core.closed_sequence(worker)
+        entries = self.core.dedupe.window_of(worker).entries
+        return ShardSession(
+            sequence_done_max=closed,
+            held_chunks={
+                sequence: frozenset(entry.digests)
+                for sequence, entry in entries.items()
+                if sequence > closed
+            },
         )
 
     def hang_up(self, worker: WorkerKey) -> None:

@@ -21,12 +21,13 @@ from pswire.membership import (
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
 from pswire.schema import OptimizerSpec
+from psworker.member.core import Pull
+from tests.doubles.driven_worker import DrivenWorker, OwnPush, Stage
 from tests.doubles.links import Links
 from tests.doubles.mishaps import Mishaps
 from tests.doubles.scenario import Scenario
 from tests.doubles.simulated_coordinator import COORDINATOR, SimulatedCoordinator
 from tests.doubles.simulated_shard import Call, SimulatedShard
-from tests.doubles.simulated_worker import OwnPush, SimulatedWorker, Stage
 
 QUIET_TICK_COUNT_MAX = 600
 """Ticks of 100 ms without any message after which a world counts as stuck: longer
@@ -79,7 +80,7 @@ class World:
         self.rng = random.Random(seed)
         self.links = Links(self.rng)
         self.lost: set[WorkerKey] = set()
-        self.workers: dict[WorkerKey, SimulatedWorker] = {}
+        self.workers: dict[WorkerKey, DrivenWorker] = {}
         self.event_count = 0
         self._cut_off_ms: dict[tuple[WorkerKey, int], int] = {}
         self._held_ms: dict[tuple[WorkerKey, int], int] = {}
@@ -171,7 +172,7 @@ class World:
                 pass
             self.coordinator.tick(100)
 
-    def cut_off(self, worker: SimulatedWorker, shard: SimulatedShard) -> None:
+    def cut_off(self, worker: DrivenWorker, shard: SimulatedShard) -> None:
         """A worker and a shard do not reach each other any more."""
         self.links.sever(worker.name, shard.name)
         now_ms = self.coordinator.now_ms
@@ -266,12 +267,12 @@ class World:
             self.rng.choice(busy).run_thread(self.rng)
         return bool(busy)
 
-    def _continue_worker(self, worker: SimulatedWorker) -> None:
+    def _continue_worker(self, worker: DrivenWorker) -> None:
         worker.is_stopped = False
         self.links.go_on(worker.name)
         self.coordinator.find_again(worker)
 
-    def bury(self, worker: SimulatedWorker) -> None:
+    def bury(self, worker: DrivenWorker) -> None:
         """A worker is no member any more, or will not be."""
         self.lost.add(worker.key)
         worker.stage = Stage.GONE
@@ -280,40 +281,49 @@ class World:
     # Workers, as `Network`
 
     def start_worker(
-        self, worker_id: str, predecessor: SimulatedWorker | None = None
+        self, worker_id: str, predecessor: DrivenWorker | None = None
     ) -> None:
         """A process asks for an id and joins, unless somebody else has it."""
         key = self.coordinator.register(worker_id, len(self.workers))
         if key is None:
             return
         count = self.rng.randint(1, 6)
-        worker = SimulatedWorker(key, self, count, predecessor)
+        worker = DrivenWorker(key, self, count, predecessor)
         self.workers[key] = worker
         self.coordinator.admit(worker)
 
-    def evicted(self, worker: SimulatedWorker) -> None:
+    def evicted(self, worker: DrivenWorker) -> None:
         """It rejoins by itself, unless its user has had enough."""
         self.bury(worker)
         if self.rng.random() < 0.8:
-            self.start_worker(worker.key.worker_id, predecessor=worker)
+            lost = worker.predecessor or worker
+            self.start_worker(worker.key.worker_id, predecessor=lost)
 
-    def settle_predecessor(self, worker: SimulatedWorker) -> None:
-        """What became of the push that was under way, as every shard says the same."""
-        old = worker.predecessor
-        assert old is not None
-        closed = {shard.core.closed_sequence(old.key) for shard in self.shards}
-        assert len(closed) == 1, f"shards differ in how far {old.key} got: {closed}"
-        old.sequence = max(old.sequence, min(closed.pop(), max(old.pushes, default=0)))
+    def sequences_done(self, key: WorkerKey) -> list[int]:
+        """Of every shard, the last push of a worker that has ended that counts."""
+        return [shard.core.closed_sequence(key) for shard in self.shards]
 
-    def pull(self, worker: SimulatedWorker) -> None:
+    def ask_session(self, worker: DrivenWorker, call: Call) -> None:
+        """Asks a shard what it has of the worker's pushes."""
+        shard = self.shards[call.shard_index]
+
+        def asked() -> None:
+            session = shard.session(worker.key)
+            self.links.send(
+                shard.name, worker.name, lambda: worker.found(call, session)
+            )
+
+        self.links.send(worker.name, shard.name, asked)
+
+    def pull(self, worker: DrivenWorker, pull: Pull) -> None:
         """Asks every shard for values at the worker's clock."""
         for shard in self.shards:
-            self._pull_one(worker, shard, worker.clock, worker.pull_number)
+            self._pull_one(worker, shard, pull, worker.pull_number)
 
     def _pull_one(
-        self, worker: SimulatedWorker, shard: SimulatedShard, clock: int, number: int
+        self, worker: DrivenWorker, shard: SimulatedShard, pull: Pull, number: int
     ) -> None:
-        generation = worker.generation
+        generation, clock = pull.generation, pull.clock
 
         def reached() -> bool:
             core = shard.core
@@ -332,7 +342,7 @@ class World:
         self.links.send(f"{worker.name} pull", shard.name, reached)
 
     def deliver_push(
-        self, worker: SimulatedWorker, call: Call, skip: frozenset[int]
+        self, worker: DrivenWorker, call: Call, skip: frozenset[int]
     ) -> None:
         """Sends a push to a shard, without the chunks it has."""
         own = worker.pushes[call.push.sequence]
@@ -340,7 +350,7 @@ class World:
 
     def send_push(
         self,
-        worker: SimulatedWorker,
+        worker: DrivenWorker,
         call: Call,
         own: OwnPush,
         source: str,
@@ -352,16 +362,13 @@ class World:
         chunks = [i for i in sorted(trailer.chunk_indexes) if i not in skip]
         parts: list[int] = [*chunks, *chunks[: self.rng.randint(0, 1)]]
         self.rng.shuffle(parts)
-        generation = worker.generation
-        member = worker.member
-        assert member is not None
-        clock = member.clock_of(call.push.sequence)
+        place = own.place
 
         def send(what: Callable[[], bool | None]) -> None:
             self.links.send(source, shard.name, what)
 
-        lowest = call.push.sequence
-        send(lambda: shard.begin(call, clock, generation, lowest))
+        lowest = place.sequence_unacknowledged_min
+        send(lambda: shard.begin(call, place.clock, place.generation, lowest))
         is_first = self.rng.random() < 0.7
         if is_first:
             send(lambda: shard.take(call, trailer))
@@ -370,9 +377,9 @@ class World:
         if not is_first:
             send(lambda: shard.take(call, trailer))
 
-    def commit(self, worker: SimulatedWorker, choice: ClockChoice) -> None:
+    def commit(self, worker: DrivenWorker, choice: ClockChoice) -> None:
         """Commits a clock on every shard."""
-        generation = worker.generation
+        generation = worker.core.generation
         for shard in self.shards:
 
             def committed(shard: SimulatedShard = shard) -> bool:
@@ -384,9 +391,9 @@ class World:
 
             self.links.send(f"{worker.name} commits", shard.name, committed)
 
-    def ready(self, worker: SimulatedWorker, sequence: int) -> None:
+    def ready(self, worker: DrivenWorker, sequence: int) -> None:
         """Tells shard 0 that every shard has all of a push, and asks who counts."""
-        shard, generation = self.shards[0], worker.generation
+        shard, generation = self.shards[0], worker.core.generation
 
         def waited() -> bool:
             is_member = shard.core.clocks.member_of(worker.key) is not None
@@ -411,7 +418,7 @@ class World:
 
         self.links.send(f"{worker.name} ready", shard.name, told)
 
-    def await_contribution(self, worker: SimulatedWorker) -> None:
+    def await_contribution(self, worker: DrivenWorker) -> None:
         """Tells shard 0 that there is no data for the next push."""
         shard, sequence = self.shards[0], worker.sequence + 1
 
@@ -424,7 +431,7 @@ class World:
 
         self.links.send(worker.name, shard.name, told)
 
-    def withdraw_awaiting(self, worker: SimulatedWorker) -> None:
+    def withdraw_awaiting(self, worker: DrivenWorker) -> None:
         """There is data after all."""
         shard = self.shards[0]
         self.links.send(
@@ -433,7 +440,7 @@ class World:
             lambda: shard.core.withdraw_awaiting(worker.key),
         )
 
-    def declare(self, worker: SimulatedWorker, spec: OptimizerSpec) -> None:
+    def declare(self, worker: DrivenWorker, spec: OptimizerSpec) -> None:
         """Tells the coordinator what the script's optimizer is from now on."""
         self.coordinator.declare(worker, spec)
 
@@ -445,7 +452,7 @@ class World:
             return self.rng.random() < 0.3
         return sequence % 3 == self.settings.workers_min % 3
 
-    def stage_state(self, worker: SimulatedWorker, push: PushId) -> None:
+    def stage_state(self, worker: DrivenWorker, push: PushId) -> None:
         """Sends every shard the state that a push will load, sometimes twice."""
         for shard in self.shards:
             self._stage_one(worker, shard, push, f"{worker.name} stages")
@@ -453,9 +460,9 @@ class World:
                 self._stage_one(worker, shard, push, f"{worker.name} stages again")
 
     def _stage_one(
-        self, worker: SimulatedWorker, shard: SimulatedShard, push: PushId, source: str
+        self, worker: DrivenWorker, shard: SimulatedShard, push: PushId, source: str
     ) -> None:
-        generation, digest = worker.generation, worker.spec_digest
+        generation, digest = worker.core.generation, worker.spec_digest
 
         def staged() -> bool:
             if not shard.knows(generation) or digest not in shard.declared:
@@ -473,7 +480,7 @@ class World:
 
         self.links.send(source, shard.name, staged)
 
-    def leave(self, worker: SimulatedWorker) -> None:
+    def leave(self, worker: DrivenWorker) -> None:
         """Asks to leave; gone when the record is written."""
         self.coordinator.leave(worker)
 
@@ -540,6 +547,11 @@ class World:
         is_old = call.push.worker in self.lost or worker.is_stopped or worker.is_gone
         is_closed = not self.coordinator.is_member(call.push.worker)
         assert is_ghost or is_old or is_closed, str(refusal)
+        self.links.send(
+            self.shards[call.shard_index].name,
+            worker.name,
+            lambda: worker.refused(call),
+        )
 
     def stage(self, call: Call, choice: ClockChoice) -> None:
         """Word that a clock is staged is on its way."""
@@ -574,7 +586,7 @@ class World:
         """Where everybody stands, for a person who debugs."""
         workers = ", ".join(
             f"{w.name} {w.stage.value}{' stopped' if w.is_stopped else ''} at "
-            f"{w.sequence} {w.member and w.clock}"
+            f"{w.sequence} {w.core.member}"
             for w in self.workers.values()
         )
         shards = "; ".join(

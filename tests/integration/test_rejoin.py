@@ -1,6 +1,7 @@
 """A worker that was evicted and lives: it joins again by itself, and nothing counts
 twice."""
 
+import math
 import signal
 import threading
 from collections import deque
@@ -126,7 +127,13 @@ def test_a_gradient_is_thrown_away_once_by_what_finds_the_eviction(
             assert worker.value == other.value
 
 
-def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others_gradient", "outcome", "value"),
+    [(1.0, "applied", -1), (math.inf, "skipped", 0)],
+)
+def test_a_push_under_way_that_was_complete_everywhere_counts(
+    tmp_path: Path, others_gradient: float, outcome: str, value: int
+) -> None:
     with (
         Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
         FaultProxy(job.address) as proxy,
@@ -138,12 +145,14 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(tmp_path: Path) ->
             evict(job, proxy, "w0")
             job.wait_record(lambda record: len(record.members) == 2)
             # Both parts of clock 1 count, though one is of a start that is gone.
-            other.step()
+            for parameter in other.model.parameters():
+                parameter.grad = torch.full_like(parameter, others_gradient)
+            other.optimizer.step()
             result = crew.results()["w0"]
 
-            assert (result.outcome, result.rejoined) == ("applied", True)
-            assert other.value == -1
-            assert worker.value == -1
+            assert (result.outcome, result.rejoined) == (outcome, True)
+            assert other.value == value
+            assert worker.value == value
             assert worker.ps.clock == 1
 
 

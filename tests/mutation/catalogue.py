@@ -852,6 +852,73 @@ BUGS = (
         tests=(f"{WORKER_TESTS}/member/test_outgoing_push.py",),
     ),
     PlantedBug(
+        "a push that counts and was skipped is taken for applied after an eviction",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                '    return worst_outcome(outcomes).replace("duplicate", "applied")\n',
+                '    return "applied"\n',
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_core.py",
+            "tests/property/test_core_schedules.py",
+        ),
+    ),
+    PlantedBug(
+        "a worker goes on after a drop by an older record than the shards'",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                "        if self.generation < missed.generation:\n",
+                "        if self.generation < 0:\n",
+            ),
+        ),
+        tests=(f"{WORKER_TESTS}/member/test_core.py",),
+    ),
+    PlantedBug(
+        "a worker goes on after a drop with the push after it",
+        (
+            Edit(
+                f"{WORKER}/member/core.py",
+                "max(sequence, *(reply.closed_sequence for reply in replies))",
+                "sequence",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_core.py",
+            "tests/property/test_core_schedules.py",
+        ),
+    ),
+    PlantedBug(
+        "a commit before the last shard has staged the clock",
+        (
+            Edit(
+                f"{WORKER}/member/open_push.py",
+                "        if len(staged) < self.shard_count:\n",
+                "        if 0 not in staged:\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_open_push.py",
+            "tests/property/test_core_schedules.py",
+        ),
+    ),
+    PlantedBug(
+        "a shard that has a part of a push is taken to have all of it",
+        (
+            Edit(
+                f"{WORKER}/member/open_push.py",
+                "        if self.sequence <= session.sequence_done_max:\n",
+                "        if self.sequence in session.held_chunks:\n",
+            ),
+        ),
+        tests=(
+            f"{WORKER_TESTS}/member/test_open_push.py",
+            "tests/property/test_core_schedules.py",
+        ),
+    ),
+    PlantedBug(
         "nobody is cut off from a shard",
         (
             Edit(

@@ -11,8 +11,8 @@ from psserver.shard.core.push import PushId
 from pswire.clipping import gradient_scale
 from pswire.membership import Departure, Mode, WorkerKey
 from pswire.outcome import Outcome
+from tests.doubles.driven_worker import OwnPush
 from tests.doubles.simulated_coordinator import Snapshot
-from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World
 
 
@@ -87,8 +87,10 @@ def check_acknowledgements(world: World) -> None:
     """What a worker was told is what happened."""
     for worker in world.workers.values():
         for own in worker.acknowledged:
-            if own.answers:
-                assert worker.outcome_of(own) is outcome_of(world, own.push)
+            if own.outcome:
+                assert worker.outcome_of(own) is outcome_of(world, own.push), (
+                    f"{worker.key} was told that {own.push} is {own.outcome}"
+                )
 
 
 def check_order(world: World) -> None:

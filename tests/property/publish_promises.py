@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from psserver.shard.core.push import PushId
 from pswire.outcome import Outcome
+from tests.doubles.driven_worker import OwnPush
 from tests.doubles.simulated_shard import SimulatedShard, Written
-from tests.doubles.simulated_worker import OwnPush
 from tests.doubles.world import World
 from tests.property.promises import closed_steps, outcome_of
 from tests.property.settings_promises import clocks_of, sources_of, torn_clocks

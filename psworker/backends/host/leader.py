@@ -273,7 +273,7 @@ class HostLeader:
     def _model_of(self, session: Session) -> HostModel:
         if self._model is None:
             self._model = HostModel.of(self._given, self._memory, session.settings)
-            session.shards.clip_grad_norm = self._given.clip_grad_norm
+            session.core.clip_grad_norm = self._given.clip_grad_norm
         return self._model
 
     def _made_stepper(

@@ -43,7 +43,7 @@ class SharedStepper(Stepper):
 
     def resume(self, status: GroupStatus) -> None:
         """Goes on where the leader before was, as the same start or another one."""
-        self.sequence_acknowledged = status.sequence
+        self._session.core.acknowledge(status.sequence)
         self.rejoin_count = status.rejoin_count
         self.last_push = status.last_push
         self.pending.acknowledge(status.unreported.consumed)

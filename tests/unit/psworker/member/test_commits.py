@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from pswire.membership import ClockChoice, WorkerKey
-from psworker.member.commits import Commits, PushPlace
+from psworker.member.commits import Commits
+from psworker.member.open_push import OpenPush
 
 ME = WorkerKey("w0", 1)
 OTHER = WorkerKey("w1", 1)
@@ -34,7 +35,9 @@ class Calls:
         self.answering.set()
         self.cancelled_count = 0
 
-    async def commit(self, shard_index: int, choice: ClockChoice) -> None:
+    async def commit(
+        self, shard_index: int, choice: ClockChoice, deadline: float
+    ) -> None:
         self.committed.append((shard_index, choice))
         try:
             await self.answering.wait()
@@ -44,7 +47,7 @@ class Calls:
         if self.refusal is not None:
             raise self.refusal
 
-    async def choose(self, clock: int, sequence: int) -> ClockChoice:
+    async def choose(self, clock: int, sequence: int, deadline: float) -> ClockChoice:
         self.ready.append((clock, sequence))
         return self.choice
 
@@ -52,12 +55,9 @@ class Calls:
 class Push:
     """A push that two shards are told of, and its commits."""
 
-    def __init__(self, clip_grad_norm: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.calls = Calls()
-        place = PushPlace(
-            worker=ME, sequence=3, shard_count=2, clip_grad_norm=clip_grad_norm
-        )
-        self.commits = Commits(self.calls, place)
+        self.commits = Commits(OpenPush(ME, 3, [(), ()]), self.calls, deadline=10.0)
         self.answered = asyncio.Event()
         self.task = asyncio.ensure_future(self.commits.drive_until(self._push()))
 
@@ -96,20 +96,6 @@ async def test_what_all_shards_have_staged_is_committed_on_all() -> None:
     assert await push.end() == "answered"
 
 
-async def test_shards_that_differ_are_told_nothing_until_they_agree() -> None:
-    push = Push()
-
-    push.commits.take_staged(0, BOTH)
-    push.commits.take_staged(1, ALONE)
-    await push.settle()
-    assert push.calls.committed == []
-    push.commits.take_staged(0, ALONE)
-    await push.settle()
-
-    assert push.calls.committed == [(0, ALONE), (1, ALONE)]
-    await push.end()
-
-
 async def test_a_shard_that_tells_it_again_is_told_to_commit_again() -> None:
     push = Push()
     for shard_index in (0, 1):
@@ -142,33 +128,21 @@ async def test_with_backup_workers_shard_0_chooses_and_the_chosen_commit(
     await push.end()
 
 
-async def test_the_scale_follows_from_what_all_shards_have_measured() -> None:
-    push = Push(clip_grad_norm=1.5)
-
-    push.commits.take_staged(1, BOTH._replace(sum_of_squares=8.0))
-    push.commits.take_staged(0, BOTH._replace(sum_of_squares=1.0))
-    await push.settle()
-
-    scale = 1.5 / (3.0 + 1e-6)
-    whole = BOTH._replace(sum_of_squares=9.0, gradient_scale=scale)
-    assert push.calls.committed == [(0, whole), (1, whole)]
-    await push.end()
-
-
-async def test_what_is_measured_anew_replaces_what_was_told() -> None:
-    push = Push(clip_grad_norm=10.0)
+async def test_what_is_staged_anew_meanwhile_is_committed_afterwards() -> None:
+    push = Push()
+    push.calls.answering.clear()
     for shard_index in (0, 1):
-        push.commits.take_staged(shard_index, BOTH._replace(sum_of_squares=8.0))
+        push.commits.take_staged(shard_index, BOTH)
     await push.settle()
-    push.calls.committed.clear()
 
     for shard_index in (0, 1):
-        push.commits.take_staged(shard_index, ALONE._replace(sum_of_squares=2.0))
+        push.commits.take_staged(shard_index, ALONE)
+    await push.settle()
+    assert push.calls.committed == [(0, BOTH), (1, BOTH)]
+    push.calls.answering.set()
     await push.settle()
 
-    whole = ALONE._replace(sum_of_squares=4.0, gradient_scale=1.0)
-    assert push.calls.committed[-2:] == [(0, whole), (1, whole)]
-    assert all(choice == whole for _, choice in push.calls.committed)
+    assert push.calls.committed[2:] == [(0, ALONE), (1, ALONE)]
     await push.end()
 
 

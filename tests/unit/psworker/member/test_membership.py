@@ -146,8 +146,9 @@ async def test_a_generation_is_waited_for() -> None:
     assert not waiting.done()
     membership.take(record(4, ME))
 
-    assert (await waiting).generation == 4
-    assert (await membership.wait_generation(4)).generation == 4
+    await waiting
+    await membership.wait_generation(4)
+    assert membership.generation == 4
 
 
 async def test_a_record_without_a_member_evicts_it() -> None:

@@ -5,14 +5,12 @@ In the user's thread.
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from pswire.membership import Member, Record, WorkerKey
 from pswire.reasons import ErrorReason
-from psworker.errors import EvictedError, StepTimeoutError, WaitTimeoutError
+from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.event_loop import EventLoop
+from psworker.member.core import Missed, Pull
 from psworker.member.exchange import receive
 from psworker.member.session import Session
 from psworker.optim.push_result import PushResult
@@ -22,61 +20,39 @@ from psworker.transport.values import PushReply
 logger: Final = logging.getLogger("psworker")
 
 
-@dataclass(frozen=True, slots=True)
-class Jump:
-    """Where a worker goes on.
-
-    Attributes:
-        generation: Of the record that says what clocks mean.
-        clock: Newest clock that is closed.
-        sequence: Its push of that clock, up to which all are settled.
-    """
-
-    generation: int
-    clock: int
-    sequence: int
-
-
-def find_jump(
-    loop: EventLoop,
-    session: Session,
-    replies: Sequence[PushReply],
-    *,
-    sequence: int,
-    deadline: float,
-) -> Jump:
-    """Where a worker goes on whose push was dropped.
+def catch_up(
+    loop: EventLoop, session: Session, missed: Missed, deadline: float
+) -> Pull:
+    """Where a worker goes on whose push was dropped, once the record is here.
 
     Args:
         loop: Where calls run.
         session: The worker.
-        replies: What the shards have answered to the push.
-        sequence: Its number.
+        missed: What the job has closed without it.
         deadline: Time of the monotonic clock.
 
     Raises:
         StepTimeoutError: The record that the shards go by did not come in time.
         EvictedError: It has no place for this worker.
     """
-    generation = max(reply.generation for reply in replies)
     try:
-        record = loop.run(
-            session.membership.wait_generation(generation), left_s(deadline)
+        loop.run(
+            session.membership.wait_generation(missed.generation), left_s(deadline)
         )
     except TimeoutError:
         raise StepTimeoutError(
-            f"the shards are in generation {generation}, of which "
+            f"the shards are in generation {missed.generation}, of which "
             f"{session.control.peer} has not told in time; step() again goes on with "
             "the same push",
             reason=ErrorReason.WAIT_TIMEOUT,
         ) from None
-    member = member_in(record, session.worker)
-    newest = max(sequence, *(reply.closed_sequence for reply in replies))
-    return Jump(record.generation, member.clock_of(newest), newest)
+    pull = session.core.catch_up(missed)
+    assert pull is not None, "the record is here"
+    return pull
 
 
-def pull_jump(
-    loop: EventLoop, session: Session, store: ValueStore, jump: Jump, deadline: float
+def pull_values(
+    loop: EventLoop, session: Session, store: ValueStore, pull: Pull, deadline: float
 ) -> list[PushReply]:
     """Pulls the values of the clock after which the worker goes on.
 
@@ -88,8 +64,8 @@ def pull_jump(
         return receive(
             loop,
             lambda receiver: session.shards.pull(
-                jump.generation,
-                jump.clock,
+                pull.generation,
+                pull.clock,
                 receiver,
                 held_digests=held_digests,
                 timeout_s=left_s(deadline),
@@ -119,25 +95,9 @@ def pull_lost(
     logger.warning(
         "a shard has sent changes of other values than this worker has: it pulls all"
     )
-    record = session.membership.record
-    generation = record.generation if record is not None else 0
-    jump = Jump(generation, result.clock, 0)
-    pull_jump(loop, session, store, jump, deadline)
+    pull = Pull(session.core.generation, result.clock)
+    pull_values(loop, session, store, pull, deadline)
     store.held.is_lost = False
-
-
-def member_in(record: Record | None, worker: WorkerKey) -> Member:
-    """A worker's place in a record.
-
-    Raises:
-        EvictedError: It has none.
-    """
-    member = record.member_of(worker) if record is not None else None
-    if member is None:
-        raise EvictedError(
-            f"worker {worker.worker_id} is no member of the job any more"
-        )
-    return member
 
 
 def left_s(deadline: float) -> float:
