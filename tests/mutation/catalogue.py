@@ -885,10 +885,7 @@ BUGS = (
                 "sequence",
             ),
         ),
-        tests=(
-            f"{WORKER_TESTS}/member/test_core.py",
-            "tests/property/test_core_schedules.py",
-        ),
+        tests=(f"{WORKER_TESTS}/member/test_core.py",),
     ),
     PlantedBug(
         "a commit before the last shard has staged the clock",

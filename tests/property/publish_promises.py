@@ -72,19 +72,9 @@ def check_streamed_values(world: World) -> None:
                     assert (own.push in written) is is_due, f"{own.push} is not there"
 
 
-def check_kinds(world: World) -> None:
-    """In BSP a clock is of steps or of values, in all places, be it that it is torn."""
-    if not world.is_bsp:
-        return
-    kinds: dict[int, bool] = {}
-    for shard, chunk_index, held in _places(world):
-        for each in held:
-            assert kinds.setdefault(each.clock, each.replaces) is each.replaces, (
-                f"{shard.name} has {each} in chunk {chunk_index}, others the other kind"
-            )
-
-
-PUBLISH_PROMISES = (check_replaced, check_streamed_values, check_kinds)
+# That a torn clock stays of one kind is shown by `test_mixed_clocks.py`: no drawn
+# schedule has noticed a shard that forgets it.
+PUBLISH_PROMISES = (check_replaced, check_streamed_values)
 
 
 def _places(world: World) -> Iterator[tuple[SimulatedShard, int, list[Written]]]:
