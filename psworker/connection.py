@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from pswire import failpoints
 from pswire.leased_data import DataReport
-from pswire.placement import Placement, place
+from pswire.placement import Placement
 from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard, own_places, termination
 from psworker.backends.data_link import DataLink
@@ -580,9 +580,7 @@ class Connection:
         return given, self._join_in_order(given, overlap=overlap)
 
     def _join_in_order(self, given: Prepared, *, overlap: bool) -> Stepper:
-        schema, settings = given.bound.schema, self._session.settings
-        chunk_bytes = given.compression.chunk_bytes(settings.chunk_bytes)
-        placement = place(schema, settings.shard_count, chunk_bytes)
+        placement = given.terms.placement(self._session.settings)
         buffers = Buffers(
             given.bound, given.buffers, given.specs.values(), given.followed
         )

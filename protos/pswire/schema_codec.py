@@ -1,11 +1,14 @@
-"""Schema and optimizers to protobuf and back.
+"""A job's terms, its schema and optimizers, to protobuf and back.
 
 What comes back is checked as far as the contract goes: known enums, indexes in range,
 counts that agree. Whether a shard can run an optimizer is the shard's to say.
 """
 
 from collections.abc import Sequence
+from typing import TypedDict
 
+from pswire.compression import Compression
+from pswire.job_terms import JobTerms
 from pswire.limits import GROUP_COUNT_MAX
 from pswire.names import check_name
 from pswire.object_marks import ObjectMark
@@ -18,7 +21,49 @@ from pswire.schema import (
     ParameterGroup,
     SchemaEntry,
 )
-from pswire.v1 import schema_pb2
+from pswire.v1 import coordinator_service_pb2, schema_pb2
+
+
+class TermsFields(TypedDict):
+    """Fields of every message that carries a job's terms."""
+
+    schema: schema_pb2.ModelSchema
+    optimizers: list[schema_pb2.OptimizerSpec]
+    clip_grad_norm: float
+    compression: str
+
+
+def terms_fields(terms: JobTerms) -> TermsFields:
+    """Writes terms, for any message that has the fields.
+
+    Raises:
+        Refusal: As the other side would refuse them.
+    """
+    return {
+        "schema": schema_to_message(terms.schema),
+        "optimizers": [optimizer_to_message(spec) for spec in terms.optimizers],
+        "clip_grad_norm": terms.clip_grad_norm,
+        "compression": str(terms.compression),
+    }
+
+
+def read_terms(
+    message: coordinator_service_pb2.JoinRequest | coordinator_service_pb2.ShardView,
+) -> JobTerms:
+    """Reads terms, of any message that has the fields.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`, or what else makes them useless.
+    """
+    schema = schema_from_message(message.schema)
+    return JobTerms(
+        schema=schema,
+        optimizers=tuple(
+            optimizer_from_message(spec, schema) for spec in message.optimizers
+        ),
+        clip_grad_norm=message.clip_grad_norm,
+        compression=Compression.parse(message.compression),
+    )
 
 
 def schema_to_message(schema: ModelSchema) -> schema_pb2.ModelSchema:

@@ -106,14 +106,9 @@ class Joining:
         looks = Samples(self._store.tensors).looks()
         values_digest = _digest_of_all(held_digests)
         state_digest = self._state_digest(given)
-        specs = list(given.specs.values())
-        loaders = list(given.loaders)
         asking = self._session.join(
-            given.bound.schema,
-            specs,
-            loaders,
-            clip_grad_norm=given.clip_grad_norm,
-            compression=str(given.compression),
+            given.terms,
+            list(given.loaders),
             values_digest=values_digest,
             state_digest=state_digest,
         )

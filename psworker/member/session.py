@@ -10,12 +10,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataReport
 from pswire.membership import Member, WorkerKey
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
-from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema import OptimizerSpec
 from psworker.config import WorkerConfig
 from psworker.errors import (
     EvictedError,
@@ -200,12 +201,9 @@ class Session:
 
     async def join(
         self,
-        schema: ModelSchema,
-        optimizers: Sequence[OptimizerSpec],
+        terms: JobTerms,
         loaders: Sequence[str],
         *,
-        clip_grad_norm: float = 0.0,
-        compression: str = "",
         values_digest: int = 0,
         state_digest: int = 0,
     ) -> JoinAnswer:
@@ -219,25 +217,19 @@ class Session:
         async def attempt(timeout_s: float) -> JoinAnswer:
             return await self.control.join(
                 self.worker,
-                schema,
-                optimizers,
+                terms,
                 loaders,
-                clip_grad_norm=clip_grad_norm,
-                compression=compression,
                 values_digest=values_digest,
                 state_digest=state_digest,
                 timeout_s=timeout_s,
             )
 
-        self.core.clip_grad_norm = clip_grad_norm
+        self.core.clip_grad_norm = terms.clip_grad_norm
 
         async def ask_again() -> None:
             answer = await self.join(
-                schema,
-                optimizers,
+                terms,
                 loaders,
-                clip_grad_norm=clip_grad_norm,
-                compression=compression,
                 values_digest=values_digest,
                 state_digest=state_digest,
             )

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from pswire.clipping import is_clip_norm
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.job_terms import JobTerms
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
@@ -72,6 +73,16 @@ class Prepared:
     compression: Compression = NO_COMPRESSION
     held: frozenset[int] = frozenset()
     followed: frozenset[int] = frozenset()
+
+    @property
+    def terms(self) -> JobTerms:
+        """What all workers of the job must agree on."""
+        return JobTerms(
+            schema=self.bound.schema,
+            optimizers=tuple(self.specs.values()),
+            clip_grad_norm=self.clip_grad_norm,
+            compression=self.compression,
+        )
 
     @property
     def loss(self) -> str:

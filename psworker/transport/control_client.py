@@ -15,6 +15,7 @@ from pswire.data_codec import (
 )
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
@@ -22,8 +23,8 @@ from pswire.membership_codec import identity_message, read_identity, read_settin
 from pswire.model_parts import MergedModel, cut_model
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
-from pswire.schema import ModelSchema, OptimizerSpec
-from pswire.schema_codec import optimizer_to_message, schema_to_message
+from pswire.schema import OptimizerSpec
+from pswire.schema_codec import optimizer_to_message, terms_fields
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
@@ -102,12 +103,9 @@ class ControlClient(CoordinatorPort):
     async def join(
         self,
         worker: WorkerKey,
-        schema: ModelSchema,
-        optimizers: Sequence[OptimizerSpec],
+        terms: JobTerms,
         loaders: Sequence[str],
         *,
-        clip_grad_norm: float = 0.0,
-        compression: str = "",
         values_digest: int = 0,
         state_digest: int = 0,
         timeout_s: float,
@@ -115,11 +113,8 @@ class ControlClient(CoordinatorPort):
         request = pb.JoinRequest(
             job_id=self._job_id,
             worker=identity_message(worker),
-            schema=schema_to_message(schema),
-            optimizers=[optimizer_to_message(spec) for spec in optimizers],
             loaders=loaders,
-            clip_grad_norm=clip_grad_norm,
-            compression=compression,
+            **terms_fields(terms),
             values_digest=values_digest,
             state_digest=state_digest,
         )

@@ -9,11 +9,12 @@ from typing import Protocol
 
 from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
-from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema import OptimizerSpec
 from psworker.transport import values
 from psworker.transport.shard_segments import Declined, ShardSegments, SharedValues
 
@@ -236,12 +237,9 @@ class CoordinatorPort(Protocol):
     async def join(
         self,
         worker: WorkerKey,
-        schema: ModelSchema,
-        optimizers: Sequence[OptimizerSpec],
+        terms: JobTerms,
         loaders: Sequence[str],
         *,
-        clip_grad_norm: float = 0.0,
-        compression: str = "",
         values_digest: int = 0,
         state_digest: int = 0,
         timeout_s: float,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from psserver.shard.core.push import PushId, StagedChunk, Trailer
+from pswire.job_terms import JobTerms
 from pswire.membership import (
     ClockChoice,
     Departure,
@@ -42,6 +43,7 @@ def sgd(
 
 
 OPTIMIZERS = (sgd(),)
+TERMS = JobTerms(schema=SCHEMA, optimizers=OPTIMIZERS)
 
 
 def key(name: str) -> WorkerKey:

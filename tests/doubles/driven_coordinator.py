@@ -1,5 +1,6 @@
 """A coordinator's core among shards and workers that do as told."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from psserver.coordinator.core.coordinator import CoordinatorCore
@@ -15,7 +16,7 @@ from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport, WorkerHolding
 from pswire.membership import ClockChoice, FenceKind, Member, Record
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+from tests.doubles.core_values import TERMS
 
 Effect = TypeVar("Effect", bound=CoordinatorEffect)
 
@@ -214,9 +215,7 @@ class DrivenCoordinator:
     def join(self, entry: WorkerEntry, *loaders: str) -> None:
         self.core.join(
             entry,
-            schema=SCHEMA,
-            optimizers=OPTIMIZERS,
-            clip_grad_norm=self.clip_grad_norm,
+            terms=replace(TERMS, clip_grad_norm=self.clip_grad_norm),
             loaders=loaders,
             now_ms=self.now_ms,
         )

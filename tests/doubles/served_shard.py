@@ -23,10 +23,10 @@ from pswire.frames import (
     split_fields,
 )
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind, Member, Mode, Record
 from pswire.membership_codec import identity_message
-from pswire.placement import place
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import SharedRun
@@ -90,7 +90,7 @@ class ServedShard:
     ) -> Record:
         """Seeds ones, from the first worker, and opens the first clock."""
         host = self.host
-        host.adopt(self._schema, place(self._schema, 1), (self._optimizer,))
+        host.adopt(JobTerms(schema=self._schema, optimizers=(self._optimizer,)))
         host.prepare_fence(1, FenceKind.START, key(names[0]))
         for chunk in host.model.chunks:
             dtype = TORCH_DTYPES[chunk.element_type]

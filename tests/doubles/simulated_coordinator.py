@@ -25,6 +25,7 @@ from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
+from pswire.job_terms import JobTerms
 from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -46,13 +47,13 @@ class Disk:
         is_full: Whether it takes nothing now.
         incarnations: Last incarnation of each worker id.
         processes: Which process is which start of a worker.
-        optimizers: Of the job's model, as they were declared.
+        terms: Of the job.
     """
 
     is_full: bool = False
     incarnations: dict[str, int] = field(default_factory=dict)
     processes: dict[WorkerKey, str] = field(default_factory=dict)
-    optimizers: tuple[OptimizerSpec, ...] = ()
+    terms: JobTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,7 @@ class SimulatedCoordinator:
         self._start_count += 1
         core = CoordinatorCore(old.settings, self._start_count)
         core.restore(
-            schema=SCHEMA if self.disk.optimizers else None,
-            optimizers=self.disk.optimizers,
-            clip_grad_norm=self.clip_grad_norm,
+            terms=self.disk.terms,
             record=self.records[-1] if self.records else None,
             incarnations=self.disk.incarnations,
             processes=self.disk.processes,
@@ -347,9 +346,9 @@ class SimulatedCoordinator:
     def _join(self, entry: WorkerEntry) -> bool:
         self.core.join(
             entry,
-            schema=SCHEMA,
-            optimizers=(FIRST,),
-            clip_grad_norm=self.clip_grad_norm,
+            terms=JobTerms(
+                schema=SCHEMA, optimizers=(FIRST,), clip_grad_norm=self.clip_grad_norm
+            ),
             loaders=(),
             now_ms=self.now_ms,
         )
@@ -410,8 +409,8 @@ class SimulatedCoordinator:
             self.disk.incarnations = dict(change.incarnations)
         if change.processes is not None:
             self.disk.processes = dict(change.processes)
-        if change.model is not None:
-            self.disk.optimizers = change.model.all_optimizers
+        if change.terms is not None:
+            self.disk.terms = change.terms
         if change.record is not None:
             self.records.append(change.record)
         self.core.written()
@@ -455,9 +454,10 @@ class SimulatedCoordinator:
 
     def _adoption(self, shard: SimulatedShard) -> Callable[[], None]:
         """What the job's optimizers are declared as now, on its way to a shard."""
-        told = self.core.model.all_optimizers
-        assert told == self.disk.optimizers, "told what is not on the disk"
-        digests = [spec.digest for spec in told]
+        told = self.core.model.terms
+        assert told is not None
+        assert told == self.disk.terms, "told what is not on the disk"
+        digests = [spec.digest for spec in told.optimizers]
         return lambda: shard.adopt(digests)
 
     def _tell_effect(self, shard: SimulatedShard, effect: CoordinatorEffect) -> None:

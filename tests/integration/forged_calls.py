@@ -89,7 +89,7 @@ class Target:
 
     def hyperparameters(self, **changes: float) -> list[float]:
         """Those of the job's one group, but for the changes."""
-        spec = self.job.coordinator.core.model.optimizers[0]
+        spec = self.job.terms.optimizers[0]
         pairs = zip(
             spec.hyperparameter_names, spec.groups[0].hyperparameters, strict=True
         )

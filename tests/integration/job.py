@@ -33,6 +33,7 @@ from psserver.edge.job_failed import JobFailedError
 from psserver.shard import daemon as shard_daemon
 from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
+from pswire.job_terms import JobTerms
 from pswire.membership import Record, WorkerKey, WorkerState
 from tests.doubles.free_addresses import free_address
 from tests.doubles.memory_network import MEMORY_HOST, NETWORK, MemoryNetwork
@@ -270,6 +271,13 @@ class Job:
     def start_coordinator(self) -> None:
         """Starts it again where it was, on the state that it has left."""
         self.run(self._start_coordinator(parse_address(self.address).port))
+
+    @property
+    def terms(self) -> JobTerms:
+        """What the job trains, once a worker has joined."""
+        terms = self.coordinator.core.model.terms
+        assert terms is not None
+        return terms
 
     def wait_record(self, is_wanted: Callable[[Record], bool]) -> Record:
         """Returns the newest record once it is as wanted."""

@@ -56,7 +56,7 @@ def _identity() -> membership_pb2.WorkerIdentity:
 def _push_message(job: Job, sequence: int, gradient: torch.Tensor) -> bytes:
     """Header, trailer and the one chunk of a push of w0, in one message."""
     host = job.shards[0]
-    spec = job.coordinator.core.model.optimizers[0]
+    spec = job.terms.optimizers[0]
     header = push_pb2.PushHeader(
         protocol_version=PROTOCOL_VERSION,
         job_id=host.job_id,

@@ -5,6 +5,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -269,7 +270,7 @@ def test_workers_change_at_the_same_place(case: str, tmp_path: Path) -> None:
     }
     with Job(tmp_path, workers_min=2, **settings[case]) as job:
         results = run_workers(dict.fromkeys(ROWS, work))
-        assert job.ask(lambda: len(job.coordinator.core.model.declared)) == 2
+        assert job.ask(lambda: len(job.terms.declared)) == 2
     if case == "asp":
         finite = [found.isfinite().all() for each in results.values() for found in each]
         assert all(finite)
@@ -337,7 +338,7 @@ def test_declarations_survive_a_restart_of_the_coordinator(tmp_path: Path) -> No
         job.stop_coordinator()
         job.start_coordinator()
         job.wait_record(lambda record: True)
-        (declared,) = job.ask(lambda: job.coordinator.core.model.declared)
+        (declared,) = job.ask(lambda: job.terms.declared)
         assert declared == optimizer.spec
         train(model, optimizer, range(2, 3))
         optimizer = ps.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -355,7 +356,7 @@ def test_a_group_of_a_foreign_parameter_changes_nothing(tmp_path: Path) -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(7))]})
         train(model, optimizer, range(1))
         assert len(optimizer.param_groups) == 1
-        assert not job.ask(lambda: job.coordinator.core.model.declared)
+        assert not job.ask(lambda: job.terms.declared)
 
 
 def test_groups_can_not_be_changed_without_end(
@@ -467,12 +468,11 @@ def test_a_shard_holds_a_push_until_it_has_heard_of_its_groups(
             optimizer._steps._states, "declare", lambda spec, clock: None
         )
         optimizer.add_param_group({"params": [model[2].weight]})
-        declared = (*host.model.optimizers, optimizer.spec)
+        terms = host.model.terms
+        declared = replace(terms, optimizers=(*terms.optimizers, optimizer.spec))
         with Crew({"w0": lambda _: train(model, optimizer, range(1))}) as crew:
             assert asked.wait(20)
             assert not job.ask(lambda: host.model.core.clocks.applied_clock)
-            job.ask(
-                lambda: host.adopt(host.model.schema, host.model.placement, declared)
-            )
+            job.ask(lambda: host.adopt(declared))
             crew.results()
         assert job.step_counts(2) == {1}, "of the group that was added"

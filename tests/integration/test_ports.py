@@ -40,7 +40,7 @@ from psworker.transport.ports import CoordinatorPort, Receiver, ShardPort, Traff
 from psworker.transport.retries import pause
 from psworker.transport.shard_client import ShardClient
 from psworker.transport.snapshot_client import SnapshotClient
-from tests.doubles.core_values import SCHEMA, sgd
+from tests.doubles.core_values import SCHEMA, TERMS, sgd
 from tests.integration.job import Job
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ async def joined(job: Job, worker_id: str = "w0") -> AsyncIterator[Worker]:
         )
         worker = Worker(coordinator, shard, identity, settings, events)
         try:
-            await coordinator.join(identity, SCHEMA, (sgd(),), (), timeout_s=TIMEOUT_S)
+            await coordinator.join(identity, TERMS, (), timeout_s=TIMEOUT_S)
             if view.record is None:
                 order = await next_of(events, values.SeedOrder)
                 seed = [chunk(SEED_CHUNK_FIELD, FIRST)]
@@ -465,7 +465,9 @@ async def test_another_model_is_refused_with_the_difference(job: Job) -> None:
         shape = (4,)
         other = ModelSchema((replace(SCHEMA.entries[0], shape=shape),))
         error = await failure_of(
-            coordinator.join(identity, other, (sgd(),), (), timeout_s=TIMEOUT_S)
+            coordinator.join(
+                identity, replace(TERMS, schema=other), (), timeout_s=TIMEOUT_S
+            )
         )
         await events.aclose()
     assert error.refusal is not None

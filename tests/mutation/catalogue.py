@@ -323,8 +323,8 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/job_model.py",
-                "        self.declared = optimizers[len(first) :]\n",
-                "",
+                "        self.terms = terms\n\n    def declare(",
+                "        self.terms = first.terms\n\n    def declare(",
             ),
         ),
         tests=(

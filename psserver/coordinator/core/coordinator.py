@@ -35,11 +35,11 @@ from psserver.coordinator.core.shard_memory import ModelMemory
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from pswire.compression import NO_COMPRESSION, Compression
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange
 from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema import OptimizerSpec
 
 NEW_JOB_CURE = (
     "for a new run start a new coordinator and shards with other --state-dir folders"
@@ -174,10 +174,7 @@ class CoordinatorCore:
     def restore(
         self,
         *,
-        schema: ModelSchema | None,
-        optimizers: tuple[OptimizerSpec, ...],
-        clip_grad_norm: float = 0.0,
-        compression: Compression = NO_COMPRESSION,
+        terms: JobTerms | None,
         record: Record | None,
         incarnations: dict[str, int],
         processes: dict[WorkerKey, str],
@@ -188,8 +185,8 @@ class CoordinatorCore:
         No member is lost before all have had time to come back (`return_ms`). A
         worker that was not yet a member keeps its place in the queue, too.
         """
-        if schema is not None:
-            self.model.restore(schema, optimizers, clip_grad_norm, compression)
+        if terms is not None:
+            self.model.restore(terms)
         self._progress.restore(record)
         self._progress.roster = Roster(incarnations)
         self._patient_until_ms = now_ms + self.settings.return_ms
@@ -396,10 +393,7 @@ class CoordinatorCore:
         self,
         entry: WorkerEntry,
         *,
-        schema: ModelSchema,
-        optimizers: tuple[OptimizerSpec, ...],
-        clip_grad_norm: float = 0.0,
-        compression: Compression = NO_COMPRESSION,
+        terms: JobTerms,
         loaders: tuple[str, ...],
         now_ms: int,
         brought: Brought = NOTHING_BROUGHT,
@@ -423,7 +417,7 @@ class CoordinatorCore:
         self._note_finished()
         finished = self._finished_text()
         try:
-            is_first = model.agree(schema, optimizers, clip_grad_norm, compression)
+            is_first = model.agree(terms)
         except Refusal as refusal:
             if not finished:
                 raise
@@ -762,17 +756,19 @@ class CoordinatorCore:
         Raises:
             Refusal: `MEMORY_EXCEEDED`.
         """
-        slots = self.shards.slots
-        if model.schema is None or not any(slot.memory.byte_count for slot in slots):
+        slots, terms = self.shards.slots, model.terms
+        if terms is None or not any(slot.memory.byte_count for slot in slots):
             return
         settings = self.settings
         member_count = settings.workers_min
         # Those of one member are applied as they come.
         keeps_gradients = settings.mode is Mode.BSP and member_count > 1
-        keeps_values = bool(settings.delay_compensation or str(model.compression))
+        keeps_values = bool(
+            settings.delay_compensation or not terms.compression.is_none
+        )
         ModelMemory.of(
-            model.schema,
-            model.all_optimizers,
+            terms.schema,
+            terms.optimizers,
             kept_count=member_count * (keeps_gradients + keeps_values),
         ).check_fits(slots)
 
@@ -786,7 +782,7 @@ class CoordinatorCore:
             self._progress.effects.append(SchemaFixed())
             then()
 
-        self.keep(Persist(model=model), now_ms, then=follow)
+        self.keep(Persist(terms=model.terms), now_ms, then=follow)
 
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import Enrolments
-from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.shard_map import ShardSlot
+from pswire.job_terms import JobTerms
 from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.recorded_split import RecordedSplit
 
@@ -25,7 +25,7 @@ class Persist:
         incarnations: Last incarnation of each worker id.
         processes: Which process is which start of a worker, of those not over.
         shards: The shard map.
-        model: What the job trains.
+        terms: What the job trains, and how.
         split: A split of data that is recorded.
     """
 
@@ -35,7 +35,7 @@ class Persist:
     incarnations: Mapping[str, int] | None = None
     processes: Mapping[WorkerKey, str] | None = None
     shards: tuple[ShardSlot, ...] | None = None
-    model: JobModel | None = None
+    terms: JobTerms | None = None
     split: RecordedSplit | None = None
 
 

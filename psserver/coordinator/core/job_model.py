@@ -5,7 +5,8 @@ from copy import copy
 from dataclasses import replace
 
 from pswire.clipping import is_clip_norm
-from pswire.compression import NO_COMPRESSION, Compression
+from pswire.compression import Compression
+from pswire.job_terms import JobTerms
 from pswire.object_marks import LOADER, MODEL, doubts, exchanged, order_difference
 from pswire.optimizers import check_supported, check_values
 from pswire.reasons import ErrorReason, Refusal
@@ -24,31 +25,27 @@ DIFFERENCE_LINES_MAX = 40
 
 
 class JobModel:
-    """Schema and optimizers of a job.
+    """The terms of a job.
 
     Attributes:
-        schema: None until the first worker has told it.
-        optimizers: In the order in which `prepare` got them.
-        declared: What was declared of them since, oldest first.
-        clip_grad_norm: Global norm that gradients are clipped to, 0 for no clipping.
-        compression: How gradients and values are sent.
+        terms: None until the first worker has asked to join.
     """
 
-    def __init__(self) -> None:
-        self.schema: ModelSchema | None = None
-        self.optimizers: tuple[OptimizerSpec, ...] = ()
-        self.declared: tuple[OptimizerSpec, ...] = ()
-        self.clip_grad_norm = 0.0
-        self.compression = Compression()
+    def __init__(self, terms: JobTerms | None = None) -> None:
+        self.terms = terms
 
-    def agree(
-        self,
-        schema: ModelSchema,
-        optimizers: tuple[OptimizerSpec, ...],
-        clip_grad_norm: float = 0.0,
-        compression: Compression = NO_COMPRESSION,
-    ) -> bool:
-        """Takes the first worker's word, and holds every later one to it.
+    @property
+    def schema(self) -> ModelSchema | None:
+        """Tensors of the job, once they are known."""
+        return self.terms.schema if self.terms is not None else None
+
+    @property
+    def clip_grad_norm(self) -> float:
+        """Global norm that gradients are clipped to, 0 for no clipping."""
+        return self.terms.clip_grad_norm if self.terms is not None else 0.0
+
+    def agree(self, theirs: JobTerms) -> bool:
+        """Takes the first worker's terms, and holds every later one to them.
 
         Returns:
             Whether this was the first.
@@ -57,31 +54,30 @@ class JobModel:
             Refusal: `SCHEMA_MISMATCH` or `OPTIMIZER_MISMATCH` with a readable
                 difference, or what makes a first one useless; no state changed.
         """
-        if self.schema is None:
+        job, schema = self.terms, theirs.schema
+        if job is None:
             schema.validate()
-            _check_runnable(schema, optimizers)
-            _check_clip(clip_grad_norm)
-            self.schema = schema
-            self.optimizers = optimizers
-            self.clip_grad_norm = clip_grad_norm
-            self.compression = compression
+            _check_runnable(schema, theirs.optimizers)
+            _check_clip(theirs.clip_grad_norm)
+            self.terms = theirs
             return True
         self._refuse_other_order(schema)
-        order = self.schema.order_of(schema)
+        order = job.schema.order_of(schema)
         if order is None:
-            lines = self.schema.differences(schema)
+            lines = job.schema.differences(schema)
             raise Refusal(
                 ErrorReason.SCHEMA_MISMATCH,
                 _listed("this worker's model differs from the job's", lines),
             )
-        self._compare_optimizers([_in_order(each, order) for each in optimizers])
-        if clip_grad_norm != self.clip_grad_norm:
+        self._compare_optimizers([_in_order(each, order) for each in theirs.optimizers])
+        if theirs.clip_grad_norm != job.clip_grad_norm:
             raise _otherwise(
-                _clip_text(self.clip_grad_norm), _clip_text(clip_grad_norm)
+                _clip_text(job.clip_grad_norm), _clip_text(theirs.clip_grad_norm)
             )
-        if str(compression) != str(self.compression):
+        if str(theirs.compression) != str(job.compression):
             raise _otherwise(
-                _compression_text(self.compression), _compression_text(compression)
+                _compression_text(job.compression),
+                _compression_text(theirs.compression),
             )
         return False
 
@@ -103,31 +99,15 @@ class JobModel:
         """The same word, which does not change with this one."""
         return copy(self)
 
-    @property
-    def all_optimizers(self) -> tuple[OptimizerSpec, ...]:
-        """All declarations, of each optimizer the first one first."""
-        return self.optimizers + self.declared
-
-    def restore(
-        self,
-        schema: ModelSchema,
-        optimizers: tuple[OptimizerSpec, ...],
-        clip_grad_norm: float,
-        compression: Compression = NO_COMPRESSION,
-    ) -> None:
+    def restore(self, terms: JobTerms) -> None:
         """Goes on with what was kept.
 
-        Args:
-            schema: Tensors of the job.
-            optimizers: As `all_optimizers`.
-            clip_grad_norm: As it was.
-            compression: As it was.
+        Raises:
+            Refusal: What was kept is no longer possible; no state changed.
         """
-        first: dict[str, OptimizerSpec] = {}
-        for spec in optimizers:
-            first.setdefault(spec.name, spec)
-        self.agree(schema, tuple(first.values()), clip_grad_norm, compression)
-        self.declared = optimizers[len(first) :]
+        first = JobModel()
+        first.agree(replace(terms, optimizers=terms.first_optimizers))
+        self.terms = terms
 
     def declare(self, spec: OptimizerSpec) -> bool:
         """Takes a later declaration of an optimizer.
@@ -139,43 +119,42 @@ class JobModel:
             Refusal: `OPTIMIZER_MISMATCH`, `LIMIT_EXCEEDED`, or what makes it useless;
                 no state changed.
         """
-        if self.schema is None or spec.name not in {o.name for o in self.optimizers}:
+        job = self.terms
+        first = {each.name: each for each in job.first_optimizers} if job else {}
+        if job is None or spec.name not in first:
             raise Refusal(
                 ErrorReason.OPTIMIZER_MISMATCH,
-                f"{spec.name[:64]!r} is not one of the job's optimizers "
-                f"{[o.name for o in self.optimizers]}",
+                f"{spec.name[:64]!r} is not one of the job's optimizers {list(first)}",
             )
-        for first in self.optimizers:
-            if first.name == spec.name:
-                _check_loss(first, spec)
-        known = self.all_optimizers
-        if (spec.name, spec.digest) in {(each.name, each.digest) for each in known}:
+        _check_loss(first[spec.name], spec)
+        if (spec.name, spec.digest) in {(o.name, o.digest) for o in job.optimizers}:
             return False
-        _check_runnable(self.schema, (spec,))
+        _check_runnable(job.schema, (spec,))
         entry_count = sum(
-            len(group.entry_indexes) for each in (*known, spec) for group in each.groups
+            len(group.entry_indexes)
+            for each in (*job.optimizers, spec)
+            for group in each.groups
         )
+        declared_count = len(job.declared)
         if (
-            len(self.declared) >= DECLARATION_COUNT_MAX
+            declared_count >= DECLARATION_COUNT_MAX
             or entry_count > DECLARED_ENTRY_COUNT_MAX
         ):
             raise Refusal(
                 ErrorReason.LIMIT_EXCEEDED,
-                f"the groups of the job's optimizers were changed {len(self.declared)} "
+                f"the groups of the job's optimizers were changed {declared_count} "
                 f"times, the limit is {DECLARATION_COUNT_MAX} times, or "
                 f"{DECLARED_ENTRY_COUNT_MAX} parameters in all",
                 cure="give the optimizer its groups at once, with lr=0 until they "
                 "shall train",
             )
-        self.declared += (spec,)
+        self.terms = replace(job, optimizers=(*job.optimizers, spec))
         return True
 
     @property
     def byte_count(self) -> int:
         """Bytes of all tensors."""
-        if self.schema is None:
-            return 0
-        return sum(entry.byte_count for entry in self.schema.entries)
+        return self.terms.byte_count if self.terms is not None else 0
 
     def _refuse_other_order(self, schema: ModelSchema) -> None:
         """Refuses models or loaders that come in another order than the job's.
@@ -195,7 +174,8 @@ class JobModel:
 
     def _compare_optimizers(self, optimizers: Sequence[OptimizerSpec]) -> None:
         """Compares what a worker has, in terms of the job's tensors."""
-        mine = {each.name: each for each in self.optimizers}
+        assert self.terms is not None, "compared with a job's"
+        mine = {each.name: each for each in self.terms.first_optimizers}
         theirs = {each.name: each for each in optimizers}
         if sorted(mine) != sorted(theirs) or len(theirs) != len(optimizers):
             raise Refusal(

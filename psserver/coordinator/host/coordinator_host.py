@@ -370,7 +370,8 @@ class CoordinatorHost:
     def _carry_out(self, effect: CoordinatorEffect) -> None:
         match effect:
             case SchemaFixed():
-                if not self.core.model.declared:
+                terms = self.core.model.terms
+                if terms is not None and not terms.declared:
                     self._log_clipping()
                 self._queues.tell_shards(effect)
             case Abort():

@@ -53,10 +53,7 @@ def restored_core(
         # As if the connection broke when the time to come back is over.
         slot.broken_ms = now_ms + settings.return_ms
     core.restore(
-        schema=stored.schema,
-        optimizers=stored.optimizers,
-        clip_grad_norm=stored.clip_grad_norm,
-        compression=stored.compression,
+        terms=stored.terms,
         record=stored.record,
         incarnations=stored.incarnations,
         processes=stored.worker_processes,

@@ -47,7 +47,8 @@ class PublicControl:
         pinned = await self._host.snapshots.get(
             newer_than=request.newer_than, timeout_s=max(0, request.timeout_ms) / 1000
         )
-        assert core.model.schema is not None
+        terms = core.model.terms
+        assert terms is not None
         response = messages.RequestSnapshotResponse(
             job_id=core.settings.job_id,
             snapshot_id=pinned.entry.snapshot_id,
@@ -55,10 +56,10 @@ class PublicControl:
             clock=pinned.entry.clock,
             generation=pinned.entry.generation,
             shards=[address_message(slot) for slot in core.shards.slots],
-            schema=schema_to_message(core.model.schema),
+            schema=schema_to_message(terms.schema),
             pin_ttl_ms=pinned.ttl_ms,
             pin_id=pinned.pin_id,
-            chunk_bytes=core.model.compression.chunk_bytes(core.settings.chunk_bytes),
+            chunk_bytes=terms.chunk_bytes(core.settings),
         )
         for part in cut_model(response):
             yield part

@@ -21,7 +21,7 @@ def status_message(
 ) -> messages.GetStatusResponse:
     """Writes the status."""
     newest = core.snapshots.newest
-    schema = core.model.schema
+    terms = core.model.terms
     record = core.record
     mode, bound = (
         (core.settings.mode, core.settings.staleness_bound)
@@ -36,7 +36,7 @@ def status_message(
         shards=[_shard_status(core, slot, now_ms) for slot in core.shards.slots],
         waiting_for=waits.text(now_ms),
         snapshot_version=newest.version if newest is not None else -1,
-        tensor_count=len(schema.entries) if schema is not None else 0,
+        tensor_count=len(terms.schema.entries) if terms is not None else 0,
         parameter_bytes=core.model.byte_count,
         failure=core.failure,
         mode=membership_pb2.Mode.ValueType(mode),
@@ -45,7 +45,7 @@ def status_message(
         workers_floor=core.workers_floor,
         evicted_count=core.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
-        compression=str(core.model.compression),
+        compression=str(terms.compression) if terms is not None else "",
         epochs=[
             epoch_message(ledger.report)
             for ledger in core.ledger.newest(EPOCH_COUNT_MAX)

@@ -21,24 +21,21 @@ from pswire.membership_codec import (
     sequence_messages,
 )
 from pswire.model_parts import cut_model
-from pswire.schema_codec import optimizer_to_message, schema_to_message
+from pswire.schema_codec import terms_fields
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 
 
 def shard_view(core: CoordinatorCore) -> messages.ShardView:
     """The job as a shard sees it."""
-    view = messages.ShardView(
-        fence_closed_number=core.fence_closed_number,
-        snapshot_closed_id=core.snapshots.closed_id,
+    terms = core.model.terms
+    view = (
+        messages.ShardView()
+        if terms is None
+        else messages.ShardView(**terms_fields(terms))
     )
-    if core.model.schema is not None:
-        view.schema.CopyFrom(schema_to_message(core.model.schema))
-        view.optimizers.extend(
-            optimizer_to_message(optimizer) for optimizer in core.model.all_optimizers
-        )
-        view.clip_grad_norm = core.model.clip_grad_norm
-        view.compression = str(core.model.compression)
+    view.fence_closed_number = core.fence_closed_number
+    view.snapshot_closed_id = core.snapshots.closed_id
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
     return view

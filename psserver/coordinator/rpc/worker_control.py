@@ -17,7 +17,6 @@ from psserver.edge.methods import Methods, answered, gathered, streamed
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
-from pswire.compression import Compression
 from pswire.data_codec import read_report
 from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.membership import WorkerState
@@ -25,7 +24,7 @@ from pswire.membership_codec import identity_message, settings_message
 from pswire.model_parts import MergedModel
 from pswire.names import check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
-from pswire.schema_codec import optimizer_from_message, schema_from_message
+from pswire.schema_codec import optimizer_from_message, read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 
@@ -135,11 +134,7 @@ class WorkerControl:
     ) -> messages.JoinResponse:
         """Queues a worker for membership."""
         entry, request = await self._read_join(requests)
-        schema = schema_from_message(request.schema)
-        optimizers = tuple(
-            optimizer_from_message(optimizer, schema)
-            for optimizer in request.optimizers
-        )
+        terms = read_terms(request)
         if len(request.loaders) > LOADER_COUNT_MAX:
             raise Refusal(
                 ErrorReason.LIMIT_EXCEEDED,
@@ -151,10 +146,7 @@ class WorkerControl:
         try:
             self._host.core.join(
                 entry,
-                schema=schema,
-                optimizers=optimizers,
-                clip_grad_norm=request.clip_grad_norm,
-                compression=Compression.parse(request.compression),
+                terms=terms,
                 loaders=tuple(request.loaders),
                 now_ms=now_ms(),
                 brought=Brought(request.values_digest, request.state_digest),
@@ -169,8 +161,8 @@ class WorkerControl:
         self._host.pump_for_caller()
         model = self._host.core.model
         return messages.JoinResponse(
-            order=model.order_of(schema),
-            notes=[*([note] if note else ()), *model.doubts(schema)],
+            order=model.order_of(terms.schema),
+            notes=[*([note] if note else ()), *model.doubts(terms.schema)],
         )
 
     async def _read_join(

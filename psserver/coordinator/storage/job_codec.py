@@ -15,7 +15,8 @@ from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
-from pswire.compression import NO_COMPRESSION, Compression
+from pswire.compression import Compression
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
     ClockChoice,
@@ -56,10 +57,7 @@ class StoredJob:
     job_id: str
     job_seed: int
     shard_count: int
-    schema: ModelSchema | None = None
-    optimizers: tuple[OptimizerSpec, ...] = ()
-    clip_grad_norm: float = 0.0
-    compression: Compression = NO_COMPRESSION
+    terms: JobTerms | None = None
     record: Record | None = None
     shards: tuple[StoredShard, ...] = ()
     incarnations: dict[str, int] = field(default_factory=dict)
@@ -172,34 +170,27 @@ def _fields_of(
     return {each: getattr(value, each) for each in value.__slots__}
 
 
-def dump_model(
-    schema: ModelSchema,
-    optimizers: tuple[OptimizerSpec, ...],
-    clip_grad_norm: float = 0.0,
-    compression: Compression = NO_COMPRESSION,
-) -> str:
-    """Writes what a job trains."""
+def dump_terms(terms: JobTerms) -> str:
+    """Writes what a job trains, and how."""
     return json.dumps(
         {
             "schema": {
-                "entries": [_fields_of(entry) for entry in schema.entries],
-                "marks": [_fields_of(mark) for mark in schema.marks],
+                "entries": [_fields_of(entry) for entry in terms.schema.entries],
+                "marks": [_fields_of(mark) for mark in terms.schema.marks],
             },
             "optimizers": [
                 _fields_of(optimizer)
                 | {"groups": [_fields_of(group) for group in optimizer.groups]}
-                for optimizer in optimizers
+                for optimizer in terms.optimizers
             ],
-            "clip_grad_norm": clip_grad_norm,
-            "compression": str(compression),
+            "clip_grad_norm": terms.clip_grad_norm,
+            "compression": str(terms.compression),
         }
     )
 
 
-def load_model(
-    text: str,
-) -> tuple[ModelSchema, tuple[OptimizerSpec, ...], float, Compression]:
-    """Reads what a job trains."""
+def load_terms(text: str) -> JobTerms:
+    """Reads what a job trains, and how."""
     data = json.loads(text)
     entries = tuple(
         SchemaEntry(
@@ -231,11 +222,11 @@ def load_model(
     )
     # A file of an earlier release has no marks.
     marks = tuple(ObjectMark(**mark) for mark in data["schema"].get("marks", []))
-    return (
-        ModelSchema(entries, marks),
-        optimizers,
-        data.get("clip_grad_norm", 0.0),
-        Compression.parse(data.get("compression", "")),
+    return JobTerms(
+        schema=ModelSchema(entries, marks),
+        optimizers=optimizers,
+        clip_grad_norm=data.get("clip_grad_norm", 0.0),
+        compression=Compression.parse(data.get("compression", "")),
     )
 
 

@@ -21,20 +21,19 @@ from psserver.coordinator.storage.job_codec import (
     StoredJob,
     dump_enrolments,
     dump_epoch,
-    dump_model,
     dump_processes,
     dump_record,
     dump_shards,
+    dump_terms,
     load_enrolments,
     load_epoch,
-    load_model,
     load_processes,
     load_record,
     load_shards,
+    load_terms,
 )
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
-from pswire.compression import NO_COMPRESSION
 from pswire.names import printable
 from pswire.reasons import Refusal
 from pswire.recorded_split import RecordedSplit
@@ -135,15 +134,10 @@ class JobStore:
         job = self._read("job", json.loads)
         if job is None:
             return None
-        model = self._read("model", load_model)
-        schema, optimizers, clip, compression = model or (None, (), 0.0, NO_COMPRESSION)
         with self._reading("the entry 'job'"):
             return StoredJob(
                 **job,
-                schema=schema,
-                optimizers=optimizers,
-                clip_grad_norm=clip,
-                compression=compression,
+                terms=self._read("model", load_terms),
                 record=self._read("record", load_record),
                 shards=self._read("shards", load_shards) or (),
                 incarnations=self._read("incarnations", _load_counts) or {},
@@ -440,14 +434,8 @@ def _facts_of(change: Persist) -> dict[str, str]:
         facts["worker_processes"] = dump_processes(change.processes)
     if change.shards is not None:
         facts["shards"] = dump_shards(change.shards)
-    if change.model is not None and change.model.schema is not None:
-        model = change.model
-        facts["model"] = dump_model(
-            change.model.schema,
-            model.all_optimizers,
-            model.clip_grad_norm,
-            model.compression,
-        )
+    if change.terms is not None:
+        facts["model"] = dump_terms(change.terms)
     if not facts and not change.epochs and change.split is None:
         # A try: what it writes says nothing.
         facts["format"] = str(FORMAT_VERSION)

@@ -46,14 +46,12 @@ from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.host.staged_states import StagedStates
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
-from pswire.compression import NO_COMPRESSION, Compression
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.membership import FenceKind, Mode, Record, WorkerKey
 from pswire.optimizer_states import encode_state
-from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, OptimizerSpec
 
 log = logging.getLogger("psserver.shard")
 
@@ -210,41 +208,25 @@ class ShardHost:
 
     # From the coordinator
 
-    def adopt(
-        self,
-        schema: ModelSchema,
-        placement: Placement,
-        optimizers: tuple[OptimizerSpec, ...],
-        *,
-        clip_grad_norm: float = 0.0,
-        compression: Compression = NO_COMPRESSION,
-    ) -> None:
+    def adopt(self, terms: JobTerms) -> None:
         """Learns what the job trains, which may change until the job starts.
 
         After that only declarations of its optimizers are added.
         """
         known = self._model
         if known is not None and known.core.clocks.record is not None:
-            known.declare(optimizers)
+            known.declare(terms)
             self.changes.notify()
             return
-        if known is not None and (
-            (known.schema, known.optimizers, known.core.rules.clip_grad_norm)
-            == (schema, optimizers, clip_grad_norm)
-            and known.compression == compression
-        ):
+        if known is not None and known.terms == terms:
             return
         self._model = shard_model(
-            schema,
-            placement,
-            optimizers,
+            terms,
             settings=self.settings,
             shard_index=self.shard_index,
-            clip_grad_norm=clip_grad_norm,
-            compression=compression,
             memory=(
                 shared_memory
-                if self.shared.is_wanted and compression == NO_COMPRESSION
+                if self.shared.is_wanted and terms.compression.is_none
                 else private_memory
             ),
         )

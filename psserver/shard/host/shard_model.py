@@ -8,10 +8,9 @@ from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.compressed_gradients import CompressedGradients
 from psserver.shard.tensors.delay_rules import DelayRules
 from psserver.shard.tensors.shard_vectors import VectorMemory, private_memory
-from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_settings import JobSettings
+from pswire.job_terms import JobTerms
 from pswire.placement import Chunk, Placement
-from pswire.schema import ModelSchema, OptimizerSpec
 
 
 @dataclass(slots=True)
@@ -19,34 +18,30 @@ class ShardModel:
     """A shard's protocol and its numbers.
 
     Attributes:
-        schema: Tensors of the job.
-        optimizers: Optimizers of the job, as declared, of each the first one first.
+        terms: What the job trains, and how.
         placement: How the tensors are cut.
         engine: Values and optimizer state.
         core: The protocol.
         chunks: Chunks of this shard, in schema order.
-        compression: How gradients and values are sent.
         compressed: Reads gradients of fewer bytes.
     """
 
-    schema: ModelSchema
-    optimizers: tuple[OptimizerSpec, ...]
+    terms: JobTerms
     placement: Placement
     engine: ApplyEngine
     core: ShardCore
     chunks: tuple[Chunk, ...]
-    compression: Compression
     compressed: CompressedGradients
 
-    def declare(self, optimizers: tuple[OptimizerSpec, ...]) -> None:
+    def declare(self, terms: JobTerms) -> None:
         """Takes what was declared of the optimizers since; what is known stays.
 
         Raises:
             Refusal: For an optimizer that this shard can't run.
         """
-        for spec in optimizers[len(self.optimizers) :]:
+        for spec in terms.optimizers[len(self.terms.optimizers) :]:
             self.engine.declare(spec)
-        self.optimizers = optimizers
+        self.terms = terms
 
 
 def shard_rules(
@@ -62,14 +57,10 @@ def shard_rules(
 
 
 def shard_model(
-    schema: ModelSchema,
-    placement: Placement,
-    optimizers: tuple[OptimizerSpec, ...],
+    terms: JobTerms,
     *,
     settings: JobSettings,
     shard_index: int,
-    clip_grad_norm: float = 0.0,
-    compression: Compression = NO_COMPRESSION,
     memory: VectorMemory = private_memory,
 ) -> ShardModel:
     """A shard at its beginning: values are zeros, to be seeded.
@@ -77,32 +68,31 @@ def shard_model(
     Raises:
         Refusal: For an optimizer that this shard can't run, or too little memory.
     """
+    placement = terms.placement(settings)
     chunks = placement.chunks_by_shard[shard_index]
     delay = DelayRules(
         is_rate_scaled=settings.is_staleness_scaled,
         compensation=settings.delay_compensation,
     )
     engine = ApplyEngine(
-        schema,
+        terms.schema,
         placement,
         shard_index,
-        optimizers,
+        terms.optimizers,
         delay=delay,
-        compression=compression,
+        compression=terms.compression,
         memory=memory,
     )
     return ShardModel(
-        schema=schema,
-        optimizers=optimizers,
+        terms=terms,
         placement=placement,
         engine=engine,
         core=ShardCore(
             [chunk.index for chunk in chunks],
-            rules=shard_rules(settings, shard_index, clip_grad_norm),
+            rules=shard_rules(settings, shard_index, terms.clip_grad_norm),
         ),
         chunks=chunks,
-        compression=compression,
         compressed=CompressedGradients(
-            compression.push_encoding, engine.buffer_entries
+            terms.compression.push_encoding, engine.buffer_entries
         ),
     )

@@ -19,15 +19,13 @@ from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
 from psserver.shard.rpc.progress_report import ProgressReport
-from pswire.compression import Compression
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
 from pswire.model_parts import MergedModel
-from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema_codec import optimizer_from_message, schema_from_message
+from pswire.schema_codec import read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -256,17 +254,7 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
 def _take_view(host: ShardHost, view: messages.ShardView) -> None:
     if not view.HasField("schema"):
         return
-    schema = schema_from_message(view.schema)
-    settings = host.settings
-    compression = Compression.parse(view.compression)
-    chunk_bytes = compression.chunk_bytes(settings.chunk_bytes)
-    host.adopt(
-        schema,
-        place(schema, settings.shard_count, chunk_bytes),
-        tuple(optimizer_from_message(o, schema) for o in view.optimizers),
-        clip_grad_norm=view.clip_grad_norm,
-        compression=compression,
-    )
+    host.adopt(read_terms(view))
     if view.HasField("record"):
         host.install_record(read_record(view.record))
     host.abort_fence(view.fence_closed_number)

@@ -237,7 +237,7 @@ def value_entries_of(model: ShardModel, header: push_pb2.PushHeader) -> frozense
     """
     if not header.value_entries:
         return frozenset()
-    return _entries_of(header.value_entries, len(model.schema.entries))
+    return _entries_of(header.value_entries, len(model.terms.schema.entries))
 
 
 @lru_cache(maxsize=64)
@@ -360,7 +360,7 @@ def reply_message(
         grad_norm=reply.grad_norm,
         hyperparameter_difference=None
         if difference is None
-        else difference_message(host.model.optimizers, difference),
+        else difference_message(host.model.terms.optimizers, difference),
     )
 
 

@@ -44,7 +44,7 @@ def _declined(host: ShardHost, worker_boot_id: str) -> str:
         return "it is switched off there, or its system lacks it"
     if not worker_boot_id or worker_boot_id != boot_id():
         return "it runs on another machine"
-    if not host.model.compression.is_none:
+    if not host.model.terms.compression.is_none:
         return "the job compresses what is sent"
     if not host.shared.socket_name or host.model.engine.shared_values is None:
         return "its system lacks what it takes"

@@ -16,7 +16,7 @@ from pswire.membership import (
     WorkerKey,
 )
 from pswire.reasons import ErrorReason, Refusal
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
+from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 from tests.doubles.driven_modes import SETTINGS, ask, far_apart, running
 
@@ -320,8 +320,7 @@ def test_the_mode_outlives_the_coordinator() -> None:
     newest = job.record
     core = WritingCore(SETTINGS, start_count=1)
     core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=newest,
         incarnations={"a": 1},
         processes={},

@@ -24,7 +24,7 @@ from pswire.reasons import CATALOGUE, ErrorReason, Refusal
 from pswire.schema_codec import optimizer_to_message, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+from tests.doubles.core_values import OPTIMIZERS, SCHEMA, TERMS
 
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
@@ -66,9 +66,7 @@ async def stream_of(
 
 def join(host: CoordinatorHost) -> None:
     entry = host.register_worker(process_id="p", worker_id="a", address="host:9")
-    host.core.join(
-        entry, schema=SCHEMA, optimizers=OPTIMIZERS, loaders=(), now_ms=now_ms()
-    )
+    host.core.join(entry, terms=TERMS, loaders=(), now_ms=now_ms())
     host.pump()
 
 

@@ -18,8 +18,7 @@ from pswire.membership import (
 )
 from pswire.reasons import ErrorReason, Refusal
 from tests.doubles.core_values import (
-    OPTIMIZERS,
-    SCHEMA,
+    TERMS,
     choice,
     departure,
     key,
@@ -169,9 +168,7 @@ def test_a_coordinator_that_is_started_again_asks_for_it_too() -> None:
     job = DrivenCoordinator(settings=old.core.settings)
     job.core = WritingCore(old.core.settings, 1)
     job.core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
-        clip_grad_norm=1.5,
+        terms=replace(TERMS, clip_grad_norm=1.5),
         record=old.record,
         incarnations={"a": 1, "b": 1},
         processes={},
@@ -204,9 +201,7 @@ def test_the_norm_is_one_for_the_whole_job() -> None:
         with pytest.raises(Refusal) as caught:
             job.core.join(
                 other,
-                schema=SCHEMA,
-                optimizers=OPTIMIZERS,
-                clip_grad_norm=theirs,
+                terms=replace(TERMS, clip_grad_norm=theirs),
                 loaders=(),
                 now_ms=0,
             )

@@ -16,7 +16,7 @@ from pswire.membership import (
     WorkerState,
 )
 from pswire.reasons import ErrorReason, Refusal
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
+from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
 SETTINGS = CoordinatorSettings(job_id="job", shard_count=2)
@@ -177,8 +177,7 @@ def test_a_coordinator_started_again_with_a_lower_minimum_goes_on() -> None:
     assert newest.workers_floor == 2
     job.core = WritingCore(SETTINGS, start_count=1)
     job.core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=newest,
         incarnations={"a": 1, "b": 1},
         processes={key("a"): "process-a", key("b"): "process-b"},

@@ -10,7 +10,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import FenceKind, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, departure, key, record
+from tests.doubles.core_values import SCHEMA, TERMS, departure, key, record
 from tests.doubles.driven_coordinator import DrivenCoordinator, WritingCore
 
 SETTINGS = CoordinatorSettings(job_id="job", shard_count=1, lease_ttl_ms=10_000)
@@ -24,8 +24,7 @@ def restarted(
 ) -> WritingCore:
     core = WritingCore(settings, start_count)
     core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=newest,
         incarnations={"a": 1, "b": 3},
         processes={key("a"): "process-a"},
@@ -110,8 +109,7 @@ def test_a_member_that_comes_back_is_a_member_again() -> None:
 def restarted_with(processes: dict[WorkerKey, str]) -> WritingCore:
     core = WritingCore(SETTINGS, 1)
     core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=record({"a": 0}, generation=7),
         incarnations={"a": 1, "b": 3},
         processes=processes,
@@ -212,8 +210,7 @@ def test_a_replacement_is_not_taken_for_the_lost_one_whose_id_it_has() -> None:
     """The lost one is the member of the record, and stays lost."""
     core = WritingCore(SETTINGS, 1)
     core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=record({"a": 0}, generation=7),
         incarnations={"a": 2},
         processes={key("a/1"): "lost", key("a/2"): "replacement"},

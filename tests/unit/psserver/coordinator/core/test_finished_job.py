@@ -7,11 +7,12 @@ from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.roster import PRESENT, WorkerEntry
 from psserver.coordinator.core.shard_standing import ShardStanding
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import LossPolicy, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
+from tests.doubles.core_values import OPTIMIZERS, TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 
 SHAPE = EpochShape(position_count=4, batch_size=4, drop_last=False)
@@ -101,7 +102,12 @@ def test_another_model_on_a_finished_job_is_a_new_run() -> None:
         (SchemaEntry(name="other", shape=(3,), element_type=ElementType.FLOAT32),)
     )
     with pytest.raises(Refusal, match=r"^this job is finished") as caught:
-        job.core.join(entry, schema=other, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+        job.core.join(
+            entry,
+            terms=JobTerms(schema=other, optimizers=OPTIMIZERS),
+            loaders=(),
+            now_ms=0,
+        )
     assert caught.value.reason is ErrorReason.SCHEMA_MISMATCH
     assert caught.value.cure == NEW_JOB_CURE
 
@@ -175,8 +181,7 @@ def test_a_coordinator_that_starts_again_meanwhile_knows_that_nobody_trained() -
     (entry,) = joined(before, "b")
     job = DrivenCoordinator(settings=before.core.settings)
     job.core.restore(
-        schema=SCHEMA,
-        optimizers=OPTIMIZERS,
+        terms=TERMS,
         record=before.record,
         incarnations=before.core.roster.incarnations,
         processes=before.core.roster.processes,

@@ -10,6 +10,7 @@ from psserver.coordinator.core.job_model import (
     DIFFERENCE_LINES_MAX,
     JobModel,
 )
+from pswire.job_terms import JobTerms
 from pswire.membership import WorkerState
 from pswire.object_marks import LOADER, MODEL, ObjectMark
 from pswire.reasons import ErrorReason, Refusal
@@ -27,6 +28,15 @@ def schema(*names: str, shape: tuple[int, ...] = (3,)) -> ModelSchema:
     )
 
 
+def terms(of: ModelSchema, optimizers: tuple[OptimizerSpec, ...]) -> JobTerms:
+    return JobTerms(schema=of, optimizers=optimizers)
+
+
+def declared_of(model: JobModel) -> tuple[OptimizerSpec, ...]:
+    assert model.terms is not None
+    return model.terms.declared
+
+
 def with_rate(rate: float) -> OptimizerSpec:
     (group,) = sgd().groups
     values = (rate, *group.hyperparameters[1:])
@@ -35,11 +45,10 @@ def with_rate(rate: float) -> OptimizerSpec:
 
 def refusal_of(theirs: ModelSchema, *optimizers: OptimizerSpec) -> Refusal:
     model = JobModel()
-    model.agree(schema("a"), OPTIMIZERS)
+    model.agree(terms(schema("a"), OPTIMIZERS))
     with pytest.raises(Refusal) as caught:
-        model.agree(theirs, optimizers)
-    assert model.schema == schema("a")
-    assert model.optimizers == OPTIMIZERS
+        model.agree(terms(theirs, optimizers))
+    assert model.terms == terms(schema("a"), OPTIMIZERS)
     return caught.value
 
 
@@ -47,8 +56,8 @@ def test_the_first_word_counts_and_the_same_word_agrees() -> None:
     model = JobModel()
     assert model.byte_count == 0
 
-    assert model.agree(schema("a"), OPTIMIZERS)
-    assert not model.agree(schema("a"), (with_rate(0.7),))
+    assert model.agree(terms(schema("a"), OPTIMIZERS))
+    assert not model.agree(terms(schema("a"), (with_rate(0.7),)))
 
     assert model.byte_count == 12
 
@@ -56,7 +65,7 @@ def test_the_first_word_counts_and_the_same_word_agrees() -> None:
 def test_a_schema_that_is_none_is_refused_and_fixes_nothing() -> None:
     model = JobModel()
     with pytest.raises(Refusal):
-        model.agree(schema("a", "a"), ())
+        model.agree(terms(schema("a", "a"), ()))
     assert model.schema is None
 
 
@@ -111,15 +120,15 @@ def two(name: str, index: int, rate: float = 0.1) -> OptimizerSpec:
 
 def test_the_same_tensors_in_another_order_agree_and_the_order_is_told() -> None:
     model = JobModel()
-    model.agree(schema("a", "b", "c"), (two("o", 2),))
+    model.agree(terms(schema("a", "b", "c"), (two("o", 2),)))
     theirs = schema("c", "a", "b")
 
-    assert not model.agree(theirs, (two("o", 0),))
+    assert not model.agree(terms(theirs, (two("o", 0),)))
 
     assert model.order_of(theirs) == (2, 0, 1)
     assert model.order_of(schema("a", "b", "c")) == ()
     with pytest.raises(Refusal, match=r"only here model\.a is in group 0"):
-        model.agree(theirs, (two("o", 1),))
+        model.agree(terms(theirs, (two("o", 1),)))
 
 
 def test_a_tied_tensor_is_the_same_by_whichever_name_it_was_registered_first() -> None:
@@ -128,15 +137,15 @@ def test_a_tied_tensor_is_the_same_by_whichever_name_it_was_registered_first() -
         for first, second in ("ab", "ba")
     )
     model = JobModel()
-    model.agree(job, OPTIMIZERS)
-    assert not model.agree(here, OPTIMIZERS)
+    model.agree(terms(job, OPTIMIZERS))
+    assert not model.agree(terms(here, OPTIMIZERS))
     assert model.order_of(here) == ()
 
 
 def test_optimizers_agree_in_any_order_by_name() -> None:
     model = JobModel()
-    model.agree(schema("a", "b"), (two("x", 0), two("y", 1)))
-    assert not model.agree(schema("a", "b"), (two("y", 1), two("x", 0)))
+    model.agree(terms(schema("a", "b"), (two("x", 0), two("y", 1))))
+    assert not model.agree(terms(schema("a", "b"), (two("y", 1), two("x", 0))))
 
 
 @pytest.mark.parametrize(
@@ -154,19 +163,19 @@ def test_optimizers_in_another_order_are_named_with_both_orders(
     theirs: tuple[OptimizerSpec, ...], text: str
 ) -> None:
     model = JobModel()
-    model.agree(schema("a", "b"), (two("x", 0), two("y", 1)))
+    model.agree(terms(schema("a", "b"), (two("x", 0), two("y", 1))))
     with pytest.raises(Refusal, match=text) as caught:
-        model.agree(schema("a", "b"), theirs)
+        model.agree(terms(schema("a", "b"), theirs))
     assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
 
 
 def test_two_optimizers_of_the_same_tensors_are_told_by_their_first_rates() -> None:
     model = JobModel()
-    model.agree(schema("a"), (two("x", 0, 0.1), two("y", 0, 0.2)))
+    model.agree(terms(schema("a"), (two("x", 0, 0.1), two("y", 0, 0.2))))
     with pytest.raises(Refusal, match="optimizers come in another order"):
-        model.agree(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.1)))
+        model.agree(terms(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.1))))
     # Another rate is no other order: they need not agree.
-    assert not model.agree(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.3)))
+    assert not model.agree(terms(schema("a"), (two("x", 0, 0.2), two("y", 0, 0.3))))
 
 
 def marked(*contents: str, structures: str = "AA", kind: str = MODEL) -> ModelSchema:
@@ -205,9 +214,9 @@ def test_models_and_loaders_in_another_order_are_refused(
     job: ModelSchema, here: ModelSchema, reason: ErrorReason
 ) -> None:
     model = JobModel()
-    model.agree(job, OPTIMIZERS)
+    model.agree(terms(job, OPTIMIZERS))
     with pytest.raises(Refusal, match="in another order than the job's") as caught:
-        model.agree(here, OPTIMIZERS)
+        model.agree(terms(here, OPTIMIZERS))
     assert caught.value.reason is reason
     assert "generator=G" in caught.value.message
 
@@ -215,9 +224,9 @@ def test_models_and_loaders_in_another_order_are_refused(
 def test_models_that_nothing_tells_apart_agree_with_a_doubt() -> None:
     model = JobModel()
     assert model.doubts(marked("1", "2")) == []
-    model.agree(marked("1", "2"), OPTIMIZERS)
+    model.agree(terms(marked("1", "2"), OPTIMIZERS))
     here = marked("3", "4")
-    assert not model.agree(here, OPTIMIZERS)
+    assert not model.agree(terms(here, OPTIMIZERS))
     assert len(model.doubts(here)) == 1
 
 
@@ -232,7 +241,12 @@ def test_the_first_worker_fixes_what_is_trained() -> None:
         (SchemaEntry(name="weight", shape=(4,), element_type=ElementType.FLOAT32),)
     )
     with pytest.raises(Refusal) as caught:
-        job.core.join(other, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+        job.core.join(
+            other,
+            terms=JobTerms(schema=wide, optimizers=OPTIMIZERS),
+            loaders=(),
+            now_ms=0,
+        )
     assert caught.value.reason is ErrorReason.SCHEMA_MISMATCH
     assert other.state is WorkerState.REGISTERED
 
@@ -245,7 +259,9 @@ def test_before_the_start_a_model_goes_with_the_last_who_stood_for_it() -> None:
     )
     wrong = job.register("a")
     job.watch(wrong)
-    job.core.join(wrong, schema=wide, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+    job.core.join(
+        wrong, terms=JobTerms(schema=wide, optimizers=OPTIMIZERS), loaders=(), now_ms=0
+    )
     job.lose(wrong)
 
     job.add_worker("a", process_id="again")
@@ -256,7 +272,7 @@ def test_before_the_start_a_model_goes_with_the_last_who_stood_for_it() -> None:
 
 def test_a_declaration_is_kept_once_and_the_first_word_still_agrees() -> None:
     model = JobModel()
-    model.agree(schema("a", "b"), OPTIMIZERS)
+    model.agree(terms(schema("a", "b"), OPTIMIZERS))
     (group,) = sgd().groups
     grown = replace(sgd(), groups=(group, replace(group, entry_indexes=(1,))))
 
@@ -264,11 +280,13 @@ def test_a_declaration_is_kept_once_and_the_first_word_still_agrees() -> None:
     assert model.declare(grown)
     assert not model.declare(grown)
 
-    assert model.all_optimizers == (*OPTIMIZERS, grown)
-    assert not model.agree(schema("a", "b"), OPTIMIZERS)
+    assert model.terms == terms(schema("a", "b"), (*OPTIMIZERS, grown))
+    assert not model.agree(terms(schema("a", "b"), OPTIMIZERS))
     other = JobModel()
-    other.restore(schema("a", "b"), model.all_optimizers, 0.0)
-    assert (other.optimizers, other.declared) == (OPTIMIZERS, (grown,))
+    other.restore(model.terms)
+    assert other.terms == model.terms
+    assert model.terms.first_optimizers == OPTIMIZERS
+    assert declared_of(model) == (grown,)
 
 
 @pytest.mark.parametrize(
@@ -282,31 +300,31 @@ def test_a_declaration_that_is_none_is_refused(
     changes: dict[str, str], reason: ErrorReason, says: str
 ) -> None:
     model = JobModel()
-    model.agree(schema("a"), OPTIMIZERS)
+    model.agree(terms(schema("a"), OPTIMIZERS))
     spec = replace(sgd(), exchange_count=1, **changes)  # type: ignore[arg-type]
     with pytest.raises(Refusal, match=says) as caught:
         model.declare(spec)
     assert caught.value.reason is reason
-    assert not model.declared
+    assert model.terms == terms(schema("a"), OPTIMIZERS)
 
 
 def test_a_later_declaration_keeps_the_word_of_the_loss() -> None:
     model = JobModel()
     summed = replace(sgd(), loss_is_sum=True)
-    model.agree(schema("a"), (summed,))
+    model.agree(terms(schema("a"), (summed,)))
     assert model.declare(replace(summed, exchange_count=1))
     for other in (sgd(), replace(sgd(), exchange_count=2)):
         with pytest.raises(Refusal, match='has loss="sum", this worker has') as caught:
             model.declare(other)
         assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
-    assert len(model.declared) == 1
+    assert len(declared_of(model)) == 1
 
 
 def test_a_declaration_counts_before_it_is_taken() -> None:
     """With it, and not only before it, there must be no more than a shard can hear."""
     model = JobModel()
     names = [str(index) for index in range(DECLARED_ENTRY_COUNT_MAX // 10)]
-    model.agree(schema(*names, shape=(1,)), OPTIMIZERS)
+    model.agree(terms(schema(*names, shape=(1,)), OPTIMIZERS))
     (group,) = sgd().groups
     whole = replace(group, entry_indexes=tuple(range(len(names))))
     for exchange_count in range(1, 10):
@@ -316,4 +334,4 @@ def test_a_declaration_counts_before_it_is_taken() -> None:
     with pytest.raises(Refusal, match="500000 parameters in all") as caught:
         model.declare(replace(sgd(), groups=(whole,), exchange_count=10))
     assert caught.value.reason is ErrorReason.LIMIT_EXCEEDED
-    assert len(model.declared) == 9
+    assert len(declared_of(model)) == 9

@@ -8,6 +8,7 @@ from psserver.coordinator.core.shard_memory import PROCESS_BYTES, ModelMemory
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.memory_grant import MemoryGrant
 from pswire.compression import NO_COMPRESSION, Compression
+from pswire.job_terms import JobTerms
 from pswire.membership import Mode, WorkerState
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import ErrorReason, Refusal
@@ -167,11 +168,9 @@ def join(
     driven.watch(entry)
     driven.core.join(
         entry,
-        schema=schema,
-        optimizers=(spec,),
+        terms=JobTerms(schema=schema, optimizers=(spec,), compression=compression),
         loaders=(),
         now_ms=0,
-        compression=compression,
     )
 
 
@@ -197,7 +196,8 @@ def test_optimizer_state_counts_at_the_join_and_when_it_is_declared_later() -> N
     (entry,) = driven.core.roster.in_state(WorkerState.JOINING)
     with pytest.raises(Refusal, match=r"optimizer state 8\.0 MiB"):
         driven.core.declare_optimizer(entry, later, 0)
-    assert driven.core.model.declared == ()
+    assert driven.core.model.terms is not None
+    assert driven.core.model.terms.declared == ()
 
 
 def test_gradients_of_several_members_count_in_bsp() -> None:

@@ -23,7 +23,7 @@ from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2 as messages
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key
+from tests.doubles.core_values import TERMS, key
 from tests.doubles.driven_coordinator import DrivenCoordinator
 from tests.doubles.full_disk import full_disk
 
@@ -79,8 +79,7 @@ class Job:
         self.host.open_worker_watch(entry)
         self.host.core.join(
             entry,
-            schema=SCHEMA,
-            optimizers=OPTIMIZERS,
+            terms=TERMS,
             loaders=("loader",),
             now_ms=now_ms(),
         )
@@ -128,8 +127,7 @@ class Job:
         assert [(s.process_id, s.incarnation) for s in stored.shards] == [
             (s.process_id, s.incarnation) for s in core.shards.slots
         ]
-        assert stored.schema == core.model.schema
-        assert stored.optimizers == core.model.all_optimizers
+        assert stored.terms == core.model.terms
         assert self.store.load_epochs() == core.ledger.epochs()
         assert self.store.load_splits() == self.host.splits.all()
         assert not core.writes.is_open

@@ -17,7 +17,7 @@ from pswire.membership import Mode, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2, push_pb2
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA
+from tests.doubles.core_values import TERMS
 
 if TYPE_CHECKING:
     from psserver.edge.guard import Context
@@ -45,7 +45,7 @@ async def host(tmp_path: Path) -> AsyncIterator[CoordinatorHost]:
 def join(host: CoordinatorHost, name: str) -> None:
     entry = host.register_worker(process_id=name, worker_id=name, address="host:9")
     host.open_worker_watch(entry)
-    host.core.join(entry, schema=SCHEMA, optimizers=OPTIMIZERS, loaders=(), now_ms=0)
+    host.core.join(entry, terms=TERMS, loaders=(), now_ms=0)
     host.pump()
 
 

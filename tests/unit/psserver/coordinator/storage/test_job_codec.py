@@ -11,16 +11,17 @@ from psserver.coordinator.core.data.position_set import PositionSet
 from psserver.coordinator.storage.job_codec import (
     dump_enrolments,
     dump_epoch,
-    dump_model,
     dump_processes,
     dump_record,
+    dump_terms,
     load_enrolments,
     load_epoch,
-    load_model,
     load_processes,
     load_record,
+    load_terms,
 )
 from pswire.compression import Compression
+from pswire.job_terms import JobTerms
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import (
     ClockChoice,
@@ -92,13 +93,14 @@ def test_a_model_survives() -> None:
     )
 
     chosen = Compression("topk", "int8", 0.25)
-    text = dump_model(schema, optimizers, 0.5, chosen)
-    loaded_schema, loaded_optimizers, clip_grad_norm, compression = load_model(text)
+    terms = JobTerms(
+        schema=schema, optimizers=optimizers, clip_grad_norm=0.5, compression=chosen
+    )
 
-    assert (loaded_schema, loaded_optimizers) == (schema, optimizers)
-    assert loaded_schema.digest() == schema.digest()
-    assert clip_grad_norm == 0.5
-    assert compression == chosen
+    loaded = load_terms(dump_terms(terms))
+
+    assert loaded == terms
+    assert loaded.schema.digest() == schema.digest()
 
 
 def test_an_epoch_survives() -> None:

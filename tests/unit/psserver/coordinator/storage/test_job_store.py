@@ -10,7 +10,6 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.storage.job_codec import StoredJob, StoredShard
 from psserver.coordinator.storage.job_store import (
@@ -23,7 +22,7 @@ from psserver.coordinator.storage.job_store import (
 from psserver.edge.memory_grant import MemoryGrant
 from psserver.edge.state_folder import StateFolderError
 from pswire.leased_data import EpochShape
-from tests.doubles.core_values import OPTIMIZERS, SCHEMA, key, record
+from tests.doubles.core_values import TERMS, key, record
 from tests.doubles.full_disk import file_size_limit
 
 MEMORY = MemoryGrant(1 << 40, "host")
@@ -61,9 +60,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     epochs = (EpochLedger("loader", 0, shape), EpochLedger("loader", 1, shape))
     epochs[0].lease(key("a"), (key("a"), key("b")), 1)
     with new_job(tmp_path) as store:
-        model = JobModel()
-        model.restore(SCHEMA, OPTIMIZERS, 0.0)
-        store.write(Persist(model=model))
+        store.write(Persist(terms=TERMS))
         newest = record({"a": 0, "b": 3}, generation=4)
         store.write(Persist(record=newest, enrolments=ENROLMENTS))
         store.write(Persist(shards=SLOTS))
@@ -78,8 +75,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
             job_id="job-1",
             job_seed=(1 << 62) - 1,
             shard_count=2,
-            schema=SCHEMA,
-            optimizers=OPTIMIZERS,
+            terms=TERMS,
             record=record({"a": 0, "b": 3}, generation=4),
             shards=SHARDS,
             incarnations={"a": 1, "b": 7},
