@@ -1,4 +1,4 @@
-"""What a shard remembers of a push, measured alone: the table of pushes.
+"""What a shard remembers of a push, measured alone.
 
 `python -m psserver.bench.dedupe CHUNK_COUNT REPETITION_COUNT` prints a JSON list, the
 seconds of each push.
@@ -8,16 +8,15 @@ import json
 import sys
 import time
 
-from psserver.shard.core.dedupe import DedupeTable
+from psserver.shard.core.dedupe import PushWindow
 from psserver.shard.core.push import StagedChunk, Trailer
 from pswire.membership import WorkerKey
 from pswire.outcome import Outcome
 
 
 def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:
-    """Time of all that the table does for a push, of each of several pushes."""
-    table = DedupeTable()
-    worker = WorkerKey("w0", 1)
+    """Time of all that it does for a push, of each of several pushes."""
+    window = PushWindow(WorkerKey("w0", 1))
     trailer = Trailer(
         optimizer="optimizer", weight=1.0, chunk_indexes=frozenset(range(chunk_count))
     )
@@ -28,13 +27,13 @@ def push_durations_s(chunk_count: int, repetition_count: int) -> list[float]:
             for index in range(chunk_count)
         ]
         began = time.perf_counter()
-        entry = table.open(worker, sequence)
+        entry = window.open(sequence)
         assert entry is not None
-        table.add_trailer(entry, trailer)
+        entry.add_trailer(trailer)
         for index, chunk in enumerate(chunks):
-            table.add_chunk(entry, index, chunk)
-        table.finish(worker, sequence, Outcome.APPLIED)
-        table.acknowledge(worker, sequence)
+            entry.add_chunk(index, chunk)
+        window.finish(sequence, Outcome.APPLIED)
+        window.acknowledge(sequence)
         durations.append(time.perf_counter() - began)
     return durations
 

@@ -249,7 +249,7 @@ class SimulatedShard:
     def session(self, worker: WorkerKey) -> ShardSession:
         """What `GetSession` says of a worker's pushes."""
         closed = self.core.closed_sequence(worker)
-        entries = self.core.dedupe.window_of(worker).entries
+        entries = self.core.on_shard.window_of(worker).entries
         return ShardSession(
             sequence_done_max=closed,
             held_chunks={
@@ -360,7 +360,7 @@ class SimulatedShard:
             self.values[order.chunk_index][part.payload] += 1
         if order.pusher is not None and not order.contributions:
             # Values that do not count have their turn all the same, once.
-            done = self.core.dedupe.window_of(order.pusher).done_sequence
+            done = self.core.on_shard.window_of(order.pusher).done_sequence
             self.values[order.chunk_index][PushId(order.pusher, done + 1)] += 1
         self.core.chunk_applied(order.chunk_index)
 

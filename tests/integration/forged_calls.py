@@ -117,7 +117,7 @@ class Target:
 
 def _kept(host: ShardHost) -> tuple[object, ...]:
     core = host.model.core
-    window = core.dedupe.window_of(key("w0"))
+    window = core.on_shard.window_of(key("w0"))
     # What the next push acknowledges is forgotten, by an honest one and a forged one.
     open_pushes = [
         (sequence, entry.trailer, dict(entry.digests))

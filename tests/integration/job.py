@@ -415,7 +415,7 @@ def _has_pushed(host: ShardHost, worker_id: str, clock: int) -> bool:
         return True
     for push in core.pushes_of(clock):
         if push.worker.worker_id == worker_id:
-            entry = core.dedupe.window(push.worker).entries.get(push.sequence)
+            entry = core.on_shard.window_of(push.worker).entries.get(push.sequence)
             return entry is not None and entry.is_complete
     return False
 

@@ -289,7 +289,7 @@ async def test_a_push_goes_on_where_a_lost_call_ended(job: Job) -> None:
 def wait_opened(job: Job) -> None:
     """Returns once the shard has a part of a push."""
     (host,) = job.shards
-    windows = host.model.core.dedupe
+    windows = host.model.core.on_shard
     first = WorkerKey("w0", 1)
     assert job.run(
         host.changes.wait_until(

@@ -164,7 +164,7 @@ def test_of_two_that_each_refuse_the_other_on_a_shard_one_goes_on_with_the_same_
         chunks: Mapping[int, StagedChunk],
     ) -> None:
         first = key("w0") if core is job.shards[0].model.core else key("w1")
-        known = core.dedupe.window_of(first).next_entry
+        known = core.on_shard.window_of(first).next_entry
         is_early = known is None or known.trailer is None
         if push.worker != first and is_early and core.clocks.member_of(first):
             raise Refusal(ErrorReason.RECOVERING, "the other one comes first")

@@ -13,10 +13,10 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/dedupe.py",
-                "        return window.entries.get(sequence)\n\n    def has_chunk",
-                "        window.done_sequence = sequence - 1\n"
-                "        window.entries[sequence] = PushEntry()\n"
-                "        return window.entries[sequence]\n\n    def has_chunk",
+                "        return self.entries.get(sequence)\n\n    def has_chunk",
+                "        self.done_sequence = sequence - 1\n"
+                "        self.entries[sequence] = PushEntry()\n"
+                "        return self.entries[sequence]\n\n    def has_chunk",
             ),
         ),
         tests=(
@@ -28,8 +28,8 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/dedupe.py",
-                "            return window.entries.setdefault(sequence, PushEntry())\n",
-                "            entry = window.entries.setdefault(sequence, PushEntry())\n"
+                "            return self.entries.setdefault(sequence, PushEntry())\n",
+                "            entry = self.entries.setdefault(sequence, PushEntry())\n"
                 "            if entry.trailer is not None and not entry.is_complete:\n"
                 "                entry.digests.clear()\n"
                 "            return entry\n",
@@ -124,30 +124,45 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/clock_table.py",
-                "            self._departures[worker] = departure\n",
-                "            held = self._dedupe.window_of(worker).complete_sequence\n"
-                "            own = departure.member.clock_of(held)\n"
+                "            self._on_shard.close(departure, self._era)\n",
+                "            worker = departure.member.worker\n"
+                "            own = self._on_shard.window_of(worker).complete_sequence\n"
+                "            own = departure.member.clock_of(own)\n"
                 "            departure = Departure(\n"
                 "                member=departure.member,\n"
                 "                last_clock=max(departure.last_clock, own),\n"
                 "                evicted=departure.evicted,\n"
                 "            )\n"
-                "            ended[worker] = self._departures[worker] = departure\n",
+                "            self._on_shard.close(departure, self._era)\n",
             ),
             Edit(
                 f"{SHARD_CORE}/clock_table.py",
                 "[*known_ends, *record.departures]",
-                "[*known_ends, *ended.values()]",
+                "[*known_ends, *map(self.departure_of, sorted(ended))]",
             ),
             Edit(
                 f"{SHARD_CORE}/shard_progress.py",
-                "            worker, departure.last_sequence\n        ).items():",
-                "            worker, self._table.departure_of(worker).last_sequence\n"
+                "window.discard_after(departure.last_sequence).items():",
+                "window.discard_after(\n"
+                "            self._table.departure_of(worker).last_sequence\n"
                 "        ).items():",
             ),
         ),
         tests=(
             "tests/unit/psserver/shard/core/test_clipped_clocks.py::test_others_are_measured_anew_when_a_record_has_changed_them",
+        ),
+    ),
+    PlantedBug(
+        "settings of one that ended are kept with its pushes",
+        (
+            Edit(
+                f"{SHARD_CORE}/member_on_shard.py",
+                "            departure=departure,\n",
+                "            departure=departure,\n            newest=known.newest,\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/core/test_member_on_shard.py::test_of_one_that_ended_only_its_pushes_are_kept",
         ),
     ),
     PlantedBug(
@@ -168,11 +183,11 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/dedupe.py",
-                "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
-                "        kept = window.done_sequence - len(window.entries)\n"
+                "        if sequence < 1 or sequence > self.done_sequence + 1:\n",
+                "        kept = self.done_sequence - len(self.entries)\n"
                 "        if 0 < sequence <= kept:\n"
-                "            window.done_sequence = sequence - 1\n"
-                "        if sequence < 1 or sequence > window.done_sequence + 1:\n",
+                "            self.done_sequence = sequence - 1\n"
+                "        if sequence < 1 or sequence > self.done_sequence + 1:\n",
             ),
         ),
         tests=(
@@ -213,9 +228,9 @@ BUGS = (
                 f"{SHARD_CORE}/shard_report.py",
                 "        skip_clocks=(applied,) if is_skipped else (),\n",
                 "        skip_clocks=tuple(\n"
-                "            m.clock_of(dedupe.window_of(m.worker).done_sequence + 1)\n"
+                "            m.clock_of(state.of(m.worker).window.done_sequence + 1)\n"
                 "            for m in clocks.members\n"
-                "            if (e := dedupe.window_of(m.worker).next_entry)\n"
+                "            if (e := state.of(m.worker).window.next_entry)\n"
                 "            and e.trailer and not e.trailer.finite\n"
                 "        ),\n",
             ),
@@ -818,8 +833,8 @@ BUGS = (
         (
             Edit(
                 "psserver/shard/rpc/push_call.py",
-                "        if self._host.model.core.dedupe.has_chunk("
-                "self.push, frame.index, frame.digest):\n"
+                "        if window.has_chunk("
+                "self.push.sequence, frame.index, frame.digest):\n"
                 "            return  # sent again\n",
                 "",
             ),
@@ -834,7 +849,7 @@ BUGS = (
         (
             Edit(
                 f"{SHARD_CORE}/dedupe.py",
-                "        return push.sequence <= window.done_sequence\n",
+                "        return sequence <= self.done_sequence\n",
                 "        return False\n",
             ),
         ),

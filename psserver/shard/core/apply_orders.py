@@ -9,6 +9,7 @@ from psserver.shard.core.effects import (
     HyperparametersDiffer,
     StagedContribution,
 )
+from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import Trailer
 from pswire.membership import Member, WorkerKey, longest_of
 
@@ -128,9 +129,8 @@ def source_of(contributors: tuple[Member, ...], trailers: Trailers) -> WorkerKey
 class HyperparameterComparison:
     """Names each pair of workers that differ once."""
 
-    def __init__(self) -> None:
-        self._warned: set[tuple[WorkerKey, WorkerKey]] = set()
-        self._told: set[tuple[WorkerKey, WorkerKey]] = set()
+    def __init__(self, on_shard: MembersOnShard) -> None:
+        self._on_shard = on_shard
 
     def differences(
         self, clock: int, used: WorkerKey, trailers: Trailers
@@ -138,11 +138,14 @@ class HyperparameterComparison:
         """Workers with weight whose values differ from those used, not yet named."""
         found: list[HyperparametersDiffer | DeclarationsDiffer] = []
         for other, trailer in trailers.items():
-            if trailer.weight == 0 or (used, other) in self._warned:
+            if trailer.weight == 0 or other == used:
+                continue
+            known = self._on_shard.of(other)
+            if used in known.differing:
                 continue
             if trailer.spec_digest != trailers[used].spec_digest:
-                if (used, other) not in self._told:
-                    self._told.add((used, other))
+                if used not in known.redeclared:
+                    known.redeclared.add(used)
                     found.append(
                         DeclarationsDiffer(
                             clock=clock,
@@ -155,7 +158,7 @@ class HyperparameterComparison:
             group = _first_difference(trailers[used], trailer)
             if group is None:
                 continue
-            self._warned.add((used, other))
+            known.differing.add(used)
             found.append(
                 HyperparametersDiffer(
                     clock=clock,

@@ -36,8 +36,7 @@ class ClockCommits:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        self._told: dict[WorkerKey, ClockChoice] = {}
-        self._ready: dict[WorkerKey, int] = {}
+        self._ready_count = 0
         self.chosen: ClockChoice | None = None
         self.measure = ClockMeasure(state)
         self.standing: ClockChoice | None = None
@@ -106,12 +105,7 @@ class ClockCommits:
 
     def tell_again(self, worker: WorkerKey) -> None:
         """The worker's call is a new one: it may not have heard."""
-        self._told.pop(worker, None)
-
-    def forget(self, worker: WorkerKey) -> None:
-        """A record has closed this start of the worker."""
-        self._told.pop(worker, None)
-        self._ready.pop(worker, None)
+        self._state.of(worker).staged = None
 
     def commit(self, choice: ClockChoice, contributors: tuple[Member, ...]) -> bool:
         """A driver says that every shard holds all of the next clock.
@@ -147,15 +141,16 @@ class ClockCommits:
         if is_right and self.measure.admits_commit(choice):
             self._state.committed = choice
             return True
-        self._told.clear()
+        for each in self._state.on_shard:
+            each.staged = None
         return False
 
     def note_ready(self, worker: WorkerKey, sequence: int) -> None:
         """Every shard holds all of a worker's push, as the worker says."""
-        self._ready.setdefault(worker, sequence)
-        if self._ready[worker] < sequence:
-            del self._ready[worker]  # to the end of the order
-            self._ready[worker] = sequence
+        known = self._state.of(worker)
+        if known.ready[0] < sequence:
+            self._ready_count += 1
+            known.ready = sequence, self._ready_count
 
     # Inside
 
@@ -191,9 +186,10 @@ class ClockCommits:
         contributors: tuple[Member, ...],
         choice: ClockChoice,
     ) -> None:
-        if self._told.get(worker) == choice:
+        known = self._state.of(worker)
+        if known.staged == choice:
             return
-        self._told[worker] = choice
+        known.staged = choice
         member = next(m for m in contributors if m.worker == worker)
         push = PushId(worker, member.sequence_of(choice.clock))
         self._state.effects.append(Staged(push=push, choice=choice))
@@ -215,8 +211,9 @@ class ClockCommits:
         is_chosen = self.chosen is not None and self.chosen.clock >= clock
         if not rules.is_first or is_chosen:
             return
-        sequences = {m.worker: m.sequence_of(clock) for m in contributors}
-        ready = [w for w, s in self._ready.items() if sequences.get(w) == s]
+        said = [(self._state.of(m.worker).ready, m) for m in contributors]
+        said = [each for each in said if each[0][0] == each[1].sequence_of(clock)]
+        ready = [m.worker for _, m in sorted(said, key=lambda each: each[0][1])]
         ready += [
             member.worker
             for member in contributors

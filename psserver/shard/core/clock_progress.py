@@ -282,15 +282,14 @@ class ClockProgress:
         particular, so those that are idle are asked at once.
         """
         trailers = trailers_of(entries)
-        attendance = self._state.attendance
         pushes = [PushId(m.worker, m.sequence_of(clock)) for m in lacking]
-        idle = [push for push in pushes if attendance.is_idle(push)]
+        idle = [push for push in pushes if self._state.on_shard.is_idle(push)]
         is_due = len(idle) == len(pushes) or self._state.rules.has_backups
         if not trailers or not idle or not is_due:
             return
         first = max(trailers.values(), key=lambda trailer: trailer.weight > 0)
         for push in idle:
-            attendance.withdraw(push.worker)
+            self._state.of(push.worker).idle_sequence = 0
             self._state.effects.append(
                 ContributionAwaited(
                     worker=push.worker, clock=clock, optimizer=first.optimizer

@@ -6,35 +6,11 @@ Synchronous Parallel Parameter Server", NIPS 2013.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from psserver.shard.core.dedupe import DedupeTable
+from psserver.shard.core.member_on_shard import Era, MembersOnShard
 from psserver.shard.core.push import PushId
 from pswire.membership import Departure, Member, Mode, Record, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
-
-DEPARTED_COUNT_MAX = 1_024
-"""Departed workers that are remembered, so that they can learn how far they got. A
-push of one that is forgotten is refused as stale all the same."""
-
-
-class _Era(NamedTuple):
-    """The mode under which a member pushed, or ended."""
-
-    mode: Mode
-    mode_clock: int
-
-    def streams(self, member: Member, sequence: int) -> bool:
-        """Whether a push is applied by itself and not as part of a clock.
-
-        Up to its base a member has what it pushed before the mode changed from one
-        without clocks; after the clock at which a mode without clocks began, too.
-        """
-        if sequence <= member.base_sequence:
-            return True
-        if self.mode is Mode.BSP:
-            return False
-        return member.clock_of(sequence) > self.mode_clock
 
 
 class ClockTable:
@@ -46,14 +22,11 @@ class ClockTable:
             the one after which pushes are applied by themselves.
     """
 
-    def __init__(self, dedupe: DedupeTable) -> None:
+    def __init__(self, on_shard: MembersOnShard) -> None:
         self.record: Record | None = None
         self.applied_clock = 0
-        self._dedupe = dedupe
-        self._departures: dict[WorkerKey, Departure] = {}
-        self._eras: dict[WorkerKey, _Era] = {}
+        self._on_shard = on_shard
         self._unfinished: list[Departure] = []
-        self._unshrunk: set[WorkerKey] = set()
         self._contributors: dict[int, tuple[Member, ...]] = {}
         self._is_draining = False  # BSP begins after the pushes of the mode before
         self._frontier = 0
@@ -72,15 +45,13 @@ class ClockTable:
         if known is not None and known.mode is not Mode.BSP and record.mode is Mode.BSP:
             self._is_draining = True
         self.record = record
-        ended = {departure.member.worker: departure for departure in record.departures}
-        for worker, departure in ended.items():
-            if worker not in self._departures:
-                self._eras[worker] = self._era
-                self._unshrunk.add(worker)
-            self._departures[worker] = departure
+        ended = {departure.member.worker for departure in record.departures}
+        for departure in record.departures:
+            self._on_shard.close(departure, self._era)
         known_ends = (e for e in self._unfinished if e.member.worker not in ended)
         self._unfinished = [*known_ends, *record.departures]
-        self._forget_departed()
+        unfinished = {end.member.worker for end in self._unfinished}
+        self._on_shard.forget_departed(unfinished)
         self.note_progress()
 
     def complete(self, clock: int) -> None:
@@ -110,7 +81,7 @@ class ClockTable:
 
     def departure_of(self, worker: WorkerKey) -> Departure | None:
         """How a member ended, if it has."""
-        return self._departures.get(worker)
+        return self._on_shard.departure_of(worker)
 
     def member_of(self, worker: WorkerKey) -> Member | None:
         """The present member, if it is one."""
@@ -137,8 +108,8 @@ class ClockTable:
 
     def done_of(self, worker: WorkerKey) -> int:
         """A worker's last push that is done here, and counts."""
-        done = self._dedupe.window_of(worker).done_sequence
-        ended = self._departures.get(worker)
+        done = self._on_shard.window_of(worker).done_sequence
+        ended = self._on_shard.departure_of(worker)
         return done if ended is None else min(done, ended.last_sequence)
 
     def clock_of(self, member: Member) -> int:
@@ -174,7 +145,7 @@ class ClockTable:
 
     def is_streamed(self, member: Member, sequence: int) -> bool:
         """Whether a push is applied by itself and not as part of a clock."""
-        era = self._eras.get(member.worker, self._era)
+        era = self._on_shard.era_of(member.worker) or self._era
         return era.streams(member, sequence)
 
     @property
@@ -270,9 +241,9 @@ class ClockTable:
     # Inside
 
     @property
-    def _era(self) -> _Era:
+    def _era(self) -> Era:
         assert self.record is not None
-        return _Era(self.record.mode, self.record.mode_clock)
+        return Era(self.record.mode, self.record.mode_clock)
 
     @property
     def _is_drained(self) -> bool:
@@ -285,23 +256,6 @@ class ClockTable:
         return not has_streamed and all(
             self.done_of(m.worker) >= m.base_sequence for m in self.members
         )
-
-    def _forget_departed(self) -> None:
-        """Drops the oldest of those that have ended, when there are too many.
-
-        Not sooner: whoever comes back asks how far it got, be it that others had its id
-        in between.
-        """
-        unfinished = {end.member.worker for end in self._unfinished}
-        for worker in self._unshrunk - unfinished:
-            self._dedupe.shrink(worker)
-        self._unshrunk &= unfinished
-        too_many = max(0, len(self._departures) - DEPARTED_COUNT_MAX)
-        for worker in list(self._departures)[:too_many]:
-            if worker not in unfinished:
-                del self._departures[worker]
-                del self._eras[worker]
-                self._dedupe.forget(worker)
 
 
 def admitted_member(

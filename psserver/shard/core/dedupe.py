@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psserver.shard.core.push import PushId, StagedChunk, Trailer
+from psserver.shard.core.push import StagedChunk, Trailer
 from pswire.leased_data import DataRange
 from pswire.membership import WorkerKey
 from pswire.outcome import Outcome
@@ -67,18 +67,92 @@ class PushEntry:
             return ChunkState.STAGED
         return ChunkState.ABSENT
 
+    def add_trailer(self, trailer: Trailer) -> bool:
+        """Keeps a trailer.
+
+        Returns:
+            Whether it is new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when it differs from the one received before;
+                no state changed.
+        """
+        if self.trailer is None:
+            extra = set(self.digests) - trailer.chunk_indexes
+            if extra:
+                raise Refusal(
+                    ErrorReason.PUSH_CONFLICT,
+                    f"the trailer leaves out chunk {min(extra)}, which was received",
+                )
+            self.trailer = trailer
+            return True
+        if self.trailer != trailer:
+            raise Refusal(
+                ErrorReason.PUSH_CONFLICT,
+                "the trailer differs from the one received before under the same id",
+            )
+        return False
+
+    def add_chunk(self, chunk_index: int, chunk: StagedChunk) -> bool:
+        """Stages a chunk.
+
+        Returns:
+            Whether it is new; False for a resend of the same bytes.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
+        """
+        known = self.digests.get(chunk_index)
+        if known is not None:
+            if known != chunk.digest:
+                raise _conflict(chunk_index)
+            return False
+        if self.outcome is not None:
+            return False
+        if self.trailer and chunk_index not in self.trailer.chunk_indexes:
+            raise Refusal(
+                ErrorReason.CHUNK_INVALID,
+                f"chunk {chunk_index} is not in the push's bitmap",
+            )
+        self.digests[chunk_index] = chunk.digest
+        self.staged[chunk_index] = chunk
+        return True
+
+    def add_push(
+        self, trailer: Trailer, chunks: Mapping[int, StagedChunk]
+    ) -> list[int]:
+        """Keeps a trailer with the chunks that went ahead of it, in one change.
+
+        Chunks that the trailer's bitmap leaves out were withdrawn by their sender.
+
+        Returns:
+            The chunks that are new.
+
+        Raises:
+            Refusal: `PUSH_CONFLICT` when anything differs from what was received
+                before under the same id; no state changed.
+        """
+        counted = {i: chunks[i] for i in trailer.chunk_indexes if i in chunks}
+        for index, chunk in counted.items():
+            if self.digests.get(index, chunk.digest) != chunk.digest:
+                raise _conflict(index)
+        self.add_trailer(trailer)
+        return [i for i, chunk in counted.items() if self.add_chunk(i, chunk)]
+
 
 @dataclass(slots=True)
 class PushWindow:
     """Pushes of one incarnation of one worker.
 
     Attributes:
+        worker: Whose they are.
         done_sequence: Every sequence up to it is done.
         entries: Pushes that are not done, and done ones not yet acknowledged.
         ranges: Data of done pushes, oldest first, of the newest two epochs of each
             loader: what an epoch before consumed was reported when the next began.
     """
 
+    worker: WorkerKey
     done_sequence: int = 0
     entries: dict[int, PushEntry] = field(default_factory=dict)
     ranges: list[tuple[int, DataRange]] = field(default_factory=list)
@@ -130,48 +204,32 @@ class PushWindow:
             known += [(self.done_sequence + 1, each) for each in entry.trailer.ranges]
         return tuple(known)
 
-
-class DedupeTable:
-    """Windows of all workers that a record has named."""
-
-    def __init__(self) -> None:
-        self._windows: dict[WorkerKey, PushWindow] = {}
-
-    def window(self, worker: WorkerKey) -> PushWindow:
-        """The worker's window, made when it is new."""
-        return self._windows.setdefault(worker, PushWindow())
-
-    def window_of(self, worker: WorkerKey) -> PushWindow:
-        """What is known of a worker, without making anything."""
-        return self._windows.get(worker) or PushWindow()
-
-    def discard_after(self, worker: WorkerKey, sequence: int) -> dict[int, PushEntry]:
+    def discard_after(self, sequence: int) -> dict[int, PushEntry]:
         """Forgets the pushes of a closed incarnation after its last one.
 
         The window itself stays, so that the last one can still be answered; not its
         data, which the record that closed it has settled.
         """
-        self.window(worker).ranges.clear()
-        entries = self.window(worker).entries
-        beyond = [number for number in entries if number > sequence]
-        return {number: entries.pop(number) for number in sorted(beyond)}
+        self.ranges.clear()
+        beyond = [number for number in self.entries if number > sequence]
+        return {number: self.entries.pop(number) for number in sorted(beyond)}
 
-    def check_sequence(self, worker: WorkerKey, sequence: int) -> None:
+    def check_sequence(self, sequence: int) -> None:
         """Checks that a push is the next one or an earlier one.
 
         Raises:
             Refusal: `SEQUENCE_GAP`; no state changed.
         """
-        window = self.window_of(worker)
-        if sequence < 1 or sequence > window.done_sequence + 1:
+        if sequence < 1 or sequence > self.done_sequence + 1:
             raise Refusal(
                 ErrorReason.SEQUENCE_GAP,
-                f"push {sequence} of {worker} came after push {window.done_sequence}",
+                f"push {sequence} of {self.worker} came after push "
+                f"{self.done_sequence}",
                 sequence=sequence,
-                sequence_done_max=window.done_sequence,
+                sequence_done_max=self.done_sequence,
             )
 
-    def open(self, worker: WorkerKey, sequence: int) -> PushEntry | None:
+    def open(self, sequence: int) -> PushEntry | None:
         """Finds or makes the entry of a push.
 
         Returns:
@@ -180,144 +238,62 @@ class DedupeTable:
         Raises:
             Refusal: `SEQUENCE_GAP`; no state changed.
         """
-        self.check_sequence(worker, sequence)
-        window = self.window(worker)
-        if sequence == window.done_sequence + 1:
-            return window.entries.setdefault(sequence, PushEntry())
-        return window.entries.get(sequence)
+        self.check_sequence(sequence)
+        if sequence == self.done_sequence + 1:
+            return self.entries.setdefault(sequence, PushEntry())
+        return self.entries.get(sequence)
 
-    def has_chunk(self, push: PushId, chunk_index: int, digest: int) -> bool:
+    def has_chunk(self, sequence: int, chunk_index: int, digest: int) -> bool:
         """Whether these bytes of a chunk came before, or its push is done.
 
         Nothing of such a resend needs to be looked up: where its bytes were may be
         gone by now.
         """
-        window = self.window_of(push.worker)
-        entry = window.entries.get(push.sequence)
+        entry = self.entries.get(sequence)
         known = entry.digests.get(chunk_index) if entry is not None else None
         if known is not None:
             return known == digest
-        return push.sequence <= window.done_sequence
-
-    def add_trailer(self, entry: PushEntry, trailer: Trailer) -> bool:
-        """Keeps a trailer.
-
-        Returns:
-            Whether it is new.
-
-        Raises:
-            Refusal: `PUSH_CONFLICT` when it differs from the one received before;
-                no state changed.
-        """
-        if entry.trailer is None:
-            extra = set(entry.digests) - trailer.chunk_indexes
-            if extra:
-                raise Refusal(
-                    ErrorReason.PUSH_CONFLICT,
-                    f"the trailer leaves out chunk {min(extra)}, which was received",
-                )
-            entry.trailer = trailer
-            return True
-        if entry.trailer != trailer:
-            raise Refusal(
-                ErrorReason.PUSH_CONFLICT,
-                "the trailer differs from the one received before under the same id",
-            )
-        return False
-
-    def add_chunk(self, entry: PushEntry, chunk_index: int, chunk: StagedChunk) -> bool:
-        """Stages a chunk.
-
-        Returns:
-            Whether it is new; False for a resend of the same bytes.
-
-        Raises:
-            Refusal: `PUSH_CONFLICT` or `CHUNK_INVALID`; no state changed.
-        """
-        known = entry.digests.get(chunk_index)
-        if known is not None:
-            if known != chunk.digest:
-                raise _conflict(chunk_index)
-            return False
-        if entry.outcome is not None:
-            return False
-        if entry.trailer and chunk_index not in entry.trailer.chunk_indexes:
-            raise Refusal(
-                ErrorReason.CHUNK_INVALID,
-                f"chunk {chunk_index} is not in the push's bitmap",
-            )
-        entry.digests[chunk_index] = chunk.digest
-        entry.staged[chunk_index] = chunk
-        return True
-
-    def add_push(
-        self, entry: PushEntry, trailer: Trailer, chunks: Mapping[int, StagedChunk]
-    ) -> list[int]:
-        """Keeps a trailer with the chunks that went ahead of it, in one change.
-
-        Chunks that the trailer's bitmap leaves out were withdrawn by their sender.
-
-        Returns:
-            The chunks that are new.
-
-        Raises:
-            Refusal: `PUSH_CONFLICT` when anything differs from what was received
-                before under the same id; no state changed.
-        """
-        counted = {i: chunks[i] for i in trailer.chunk_indexes if i in chunks}
-        for index, chunk in counted.items():
-            if entry.digests.get(index, chunk.digest) != chunk.digest:
-                raise _conflict(index)
-        self.add_trailer(entry, trailer)
-        return [i for i, chunk in counted.items() if self.add_chunk(entry, i, chunk)]
+        return sequence <= self.done_sequence
 
     def finish(
         self,
-        worker: WorkerKey,
         sequence: int,
         outcome: Outcome,
         nonfinite_worker_ids: tuple[str, ...] = (),
     ) -> None:
         """Marks a push as done and frees its bytes."""
-        window = self.window(worker)
-        assert sequence == window.done_sequence + 1
-        window.done_sequence = sequence
-        entry = window.entries.setdefault(sequence, PushEntry())
+        assert sequence == self.done_sequence + 1
+        self.done_sequence = sequence
+        entry = self.entries.setdefault(sequence, PushEntry())
         entry.outcome = outcome
         entry.nonfinite_worker_ids = nonfinite_worker_ids
         entry.staged.clear()
         if entry.trailer is not None and outcome is not Outcome.DROPPED:
-            window.note_ranges(sequence, entry.trailer.ranges)
+            self.note_ranges(sequence, entry.trailer.ranges)
 
-    def shrink(self, worker: WorkerKey) -> None:
+    def shrink(self) -> None:
         """Keeps of the done pushes of a closed incarnation only what came of them.
 
         Their digests take 100 bytes for each chunk of the shard. Nobody sends them
-        again but a worker that has not heard of its end, and it is told the outcome.
+        again but a worker that has not heard of its end, and it gets the outcome.
         """
-        for sequence, entry in self.window_of(worker).entries.items():
+        for sequence, entry in self.entries.items():
             if entry.outcome is not None:
-                self._windows[worker].entries[sequence] = PushEntry(
+                self.entries[sequence] = PushEntry(
                     outcome=entry.outcome,
                     nonfinite_worker_ids=entry.nonfinite_worker_ids,
                     grad_norm=entry.grad_norm,
                 )
 
-    def forget(self, worker: WorkerKey) -> None:
-        """Drops the window of a closed incarnation that nobody asks after."""
-        self._windows.pop(worker, None)
-
-    def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
+    def acknowledge(self, sequence_unacknowledged_min: int) -> None:
         """Forgets done pushes below the worker's lowest unacknowledged sequence."""
-        window = self.window(worker)
         known = [
             sequence
-            for sequence in window.entries
-            if sequence < sequence_unacknowledged_min
-            and sequence <= window.done_sequence
+            for sequence in self.entries
+            if sequence < sequence_unacknowledged_min and sequence <= self.done_sequence
         ]
         for sequence in known:
-            del window.entries[sequence]
+            del self.entries[sequence]
 
 
 def _conflict(chunk_index: int) -> Refusal:

@@ -113,10 +113,7 @@ class PushProgress:
         self._open: dict[PushId, OpenPush] = {}
         self._blocked: dict[PushId, DonePush] = {}
         self._told: dict[PushId, ClockChoice] = {}
-        self._numbered: dict[WorkerKey, dict[int, int]] = {}
-        self._committed: dict[WorkerKey, int] = {}
-        self._newest: dict[tuple[str, WorkerKey], Trailer] = {}
-        self.staleness = StalenessCounter()
+        self.staleness = StalenessCounter(state.on_shard)
 
     @property
     def is_applying(self) -> bool:
@@ -176,8 +173,8 @@ class PushProgress:
         A mode that began since `staged` was told may have numbered clocks anew, and
         another shard has perhaps committed already: the number of then still counts.
         """
-        told = self._numbered.get(member.worker, {})
-        return told.get(clock, member.sequence_of(clock))
+        numbered = self._state.of(member.worker).numbered
+        return numbered.get(clock, member.sequence_of(clock))
 
     def commit(self, worker: WorkerKey, sequence: int) -> bool:
         """A driver says that every shard holds all of its push.
@@ -185,14 +182,14 @@ class PushProgress:
         Returns:
             Whether it is committed.
         """
-        if sequence <= self._state.dedupe.window_of(worker).done_sequence:
+        if sequence <= self._state.of(worker).window.done_sequence:
             return True
         push = PushId(worker, sequence)
         entry = self._state.entry_of(push)
         if entry is None or not entry.is_complete:
             self._told.pop(push, None)
             return False
-        self._committed[worker] = sequence
+        self._state.of(worker).committed_sequence = sequence
         return True
 
     def tell_again(self, push: PushId) -> None:
@@ -206,19 +203,11 @@ class PushProgress:
         self._told.pop(push, None)
         self._updates.discard(push)
 
-    def forget(self, worker: WorkerKey) -> None:
-        """A record has closed this start of a worker."""
-        self.staleness.forget(worker)
-        self._numbered.pop(worker, None)
-        self._committed.pop(worker, None)
-        for known in [known for known in self._newest if known[1] == worker]:
-            del self._newest[known]
-
     def advance(self) -> bool:
         """Does what has become possible; returns whether anything is done now."""
         is_moved = False
         for member in self._clocks.senders:
-            window = self._state.dedupe.window_of(member.worker)
+            window = self._state.of(member.worker).window
             push = PushId(member.worker, window.done_sequence + 1)
             entry = window.next_entry
             if entry is not None and entry.trailer is not None and self._admits(push):
@@ -326,16 +315,16 @@ class PushProgress:
         own = self._state.known_member(push.worker)
         assert own is not None
         if self._clocks.member_of(push.worker) is not None:
-            self._newest[trailer.optimizer, push.worker] = trailer
+            self._state.of(push.worker).newest[trailer.optimizer] = trailer
         pushers = [
             member
             for member in self._clocks.members
-            if (trailer.optimizer, member.worker) in self._newest
+            if trailer.optimizer in self._state.of(member.worker).newest
         ]
         source = longest_of((own, *pushers)).worker
         used = trailer
         if source != push.worker:
-            used = self._newest[trailer.optimizer, source]
+            used = self._state.of(source).newest[trailer.optimizer]
         self._state.effects += self._state.comparison.differences(
             self._clock_of(push), source, {source: used, push.worker: trailer}
         )
@@ -405,7 +394,8 @@ class PushProgress:
 
     def _is_committed(self, push: PushId, entry: PushEntry) -> bool:
         """Whether a push may be applied as far as two-phase steps go."""
-        if self._committed.get(push.worker) == push.sequence:
+        known = self._state.of(push.worker)
+        if known.committed_sequence == push.sequence:
             return True
         if not entry.is_complete:
             return False
@@ -414,14 +404,14 @@ class PushProgress:
         choice = ClockChoice(self._clock_of(push), (push.worker,))
         if self._told.get(push) != choice:
             self._told[push] = choice
-            self._numbered.setdefault(push.worker, {})[choice.clock] = push.sequence
+            known.numbered[choice.clock] = push.sequence
             self._state.effects.append(Staged(push=push, choice=choice))
         return False
 
     def _finish(self, push: PushId, done: DonePush) -> None:
         self._open.pop(push, None)
         self._told.pop(push, None)
-        self._numbered.pop(push.worker, None)
+        self._state.of(push.worker).numbered.clear()
         self._state.end(push, done.outcome, done.nonfinite)
         self._blocked[push] = done
         self._clocks.note_progress()
@@ -459,13 +449,12 @@ class PushProgress:
         """Asks workers without data for a push, when answers wait only for them."""
         lagging = self.laggards() if self._blocked else ()
         pushes = [PushId(m.worker, self._clocks.done_of(m.worker) + 1) for m in lagging]
-        attendance = self._state.attendance
-        if not pushes or not attendance.are_idle(pushes):
+        if not pushes or not all(map(self._state.on_shard.is_idle, pushes)):
             return
         waiting = self._state.entry_of(next(iter(self._blocked)))
         trailer = waiting.trailer if waiting is not None else None
         for member, push in zip(lagging, pushes, strict=True):
-            attendance.withdraw(push.worker)
+            self._state.of(push.worker).idle_sequence = 0
             self._state.effects.append(
                 ContributionAwaited(
                     worker=push.worker,

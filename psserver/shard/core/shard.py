@@ -2,7 +2,7 @@
 
 Pure; see the package. Values are the owner's: the core says when a chunk may be
 applied and with which contributions, and is told when that has happened, so that a
-chunk's state in the dedupe table changes together with its values.
+chunk's state in its push changes together with its values.
 
 Invariant: a push is part of a clock of BSP or applied by itself, as records say, and
 never both; see `docs/decisions/0005-modes-by-sequence.md`.
@@ -30,7 +30,7 @@ class ShardCore:
 
     Attributes:
         clocks: Members and progress.
-        dedupe: What is remembered of pushes.
+        on_shard: What is kept for each worker.
     """
 
     def __init__(
@@ -39,9 +39,8 @@ class ShardCore:
         self._state = ShardState(frozenset(chunk_indexes), rules or ShardRules())
         self._progress = ShardProgress(self._state)
         self._fence = self._state.fence
-        self._attendance = self._state.attendance
         self.clocks = self._state.clocks
-        self.dedupe = self._state.dedupe
+        self.on_shard = self._state.on_shard
 
     @property
     def rules(self) -> ShardRules:
@@ -77,7 +76,7 @@ class ShardCore:
     def queued_push_count(self) -> int:
         """Pushes that have begun to arrive and are not done."""
         return sum(
-            self.dedupe.window_of(member.worker).next_entry is not None
+            self.on_shard.window_of(member.worker).next_entry is not None
             for member in self.clocks.senders
         )
 
@@ -110,8 +109,9 @@ class ShardCore:
             Refusal: As `open_push`; no state changed.
         """
         self._admitted(push, clock, generation)
-        self.dedupe.check_sequence(push.worker, push.sequence)
-        self._attendance.note_heard(push.worker, now_ms)
+        known = self.on_shard.of(push.worker)
+        known.window.check_sequence(push.sequence)
+        known.heard_ms = now_ms
 
     def open_push(
         self, push: PushId, clock: int, now_ms: int, *, generation: int
@@ -133,8 +133,9 @@ class ShardCore:
                 `SEQUENCE_GAP`; no state changed.
         """
         self._admitted(push, clock, generation)
-        entry = self.dedupe.open(push.worker, push.sequence)
-        self._attendance.note_push(push, now_ms)
+        known = self.on_shard.of(push.worker)
+        entry = known.window.open(push.sequence)
+        known.note_push(push.sequence, now_ms)
         if entry is not None and entry.outcome is None:
             self._progress.tell_again(push)
         return entry
@@ -147,7 +148,7 @@ class ShardCore:
                 state changed.
         """
         self._check_trailer(push, entry, trailer)
-        if self.dedupe.add_trailer(entry, trailer):
+        if entry.add_trailer(trailer):
             self._progress.pump()
 
     def add_push(
@@ -167,7 +168,7 @@ class ShardCore:
         """
         self._check_trailer(push, entry, trailer)
         is_resend = entry.trailer is not None
-        new = self.dedupe.add_push(entry, trailer, chunks)
+        new = entry.add_push(trailer, chunks)
         for chunk_index in new if is_resend else ():
             self._progress.note_chunk(push, entry, chunk_index)
         if not is_resend:
@@ -185,16 +186,16 @@ class ShardCore:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID, f"chunk {chunk_index} is not on this shard"
             )
-        if self.dedupe.add_chunk(entry, chunk_index, chunk):
+        if entry.add_chunk(chunk_index, chunk):
             self._progress.note_chunk(push, entry, chunk_index)
 
     def acknowledge(self, worker: WorkerKey, sequence_unacknowledged_min: int) -> None:
         """The worker has the answers to all pushes below this sequence."""
-        self.dedupe.acknowledge(worker, sequence_unacknowledged_min)
+        self.on_shard.of(worker).window.acknowledge(sequence_unacknowledged_min)
 
     def reply_to(self, push: PushId) -> Reply | None:
         """The answer to a push that is done, None while it or its answer waits."""
-        window = self.dedupe.window_of(push.worker)
+        window = self.on_shard.window_of(push.worker)
         if push.sequence > window.done_sequence:
             return None
         entry = window.entries.get(push.sequence)
@@ -269,7 +270,7 @@ class ShardCore:
         chosen = self._progress.clocks.commits.chosen
         if chosen is not None and chosen.clock == clock:
             return chosen
-        if sequence <= self.dedupe.window_of(worker).done_sequence:
+        if sequence <= self.on_shard.window_of(worker).done_sequence:
             return ClockChoice(clock, ())
         return None
 
@@ -317,17 +318,18 @@ class ShardCore:
             Refusal: `WORKER_INCARNATION_STALE` or `RECOVERING`; no state changed.
         """
         admitted_member(self.clocks, worker)
-        self._attendance.note_idle(worker, sequence, now_ms)
+        known = self.on_shard.of(worker)
+        known.heard_ms, known.idle_sequence = now_ms, sequence
         self._progress.pump()
 
     def withdraw_awaiting(self, worker: WorkerKey) -> None:
         """The worker's call has ended."""
-        self._attendance.withdraw(worker)
+        self.on_shard.of(worker).idle_sequence = 0
 
     def note_done(self, worker: WorkerKey, now_ms: int) -> None:
         """A push of the worker is done, so that it goes on with its next step."""
         if self.clocks.member_of(worker) is not None:
-            self._attendance.note_heard(worker, now_ms)
+            self.on_shard.of(worker).heard_ms = now_ms
 
     def note_lost(self, lost_ms: Mapping[WorkerKey, int], now_ms: int) -> None:
         """The coordinator tells of which members it has no sign of life.
@@ -337,7 +339,7 @@ class ShardCore:
                 are alive.
             now_ms: Monotonic time.
         """
-        self._attendance.note_lost(lost_ms, now_ms)
+        self.on_shard.note_lost(lost_ms, now_ms)
 
     def awaited(self, now_ms: int) -> list[Awaited]:
         """Whom this shard waits for.
@@ -345,13 +347,13 @@ class ShardCore:
         Who has no data waits itself for others, and is named only among its like.
         """
         members = self._progress.awaited()
-        busy = [m for m in members if self._attendance.has_data(m.worker)]
+        busy = [m for m in members if not self.on_shard.of(m.worker).idle_sequence]
         return [
             Awaited(
                 member.worker.worker_id,
                 self.clocks.clock_of(member),
-                self._attendance.step_ms(member.worker, now_ms),
-                self._attendance.lost_ms(member.worker, now_ms),
+                self.on_shard.of(member.worker).step_ms(now_ms),
+                self.on_shard.lost_ms(member.worker, now_ms),
             )
             for member in busy or members
         ]

@@ -20,7 +20,6 @@ from pswire.membership import (
     FenceKind,
     Member,
     Record,
-    WorkerKey,
 )
 from pswire.outcome import Outcome
 
@@ -94,7 +93,7 @@ class ShardProgress:
 
     def applied_chunks(self, push: PushId) -> frozenset[int]:
         """Chunks whose values already hold this push, or its clock's update."""
-        window = self._state.dedupe.window_of(push.worker)
+        window = self._state.on_shard.window_of(push.worker)
         if push.sequence <= window.done_sequence:
             entry = window.entries.get(push.sequence)
             is_dropped = entry is not None and entry.outcome is Outcome.DROPPED
@@ -232,9 +231,8 @@ class ShardProgress:
     def _settle(self, departure: Departure) -> None:
         """Throws away what a member sent beyond its last push that counts."""
         worker = departure.member.worker
-        for sequence, entry in self._state.dedupe.discard_after(
-            worker, departure.last_sequence
-        ).items():
+        window = self._state.of(worker).window
+        for sequence, entry in window.discard_after(departure.last_sequence).items():
             push = PushId(worker, sequence)
             if entry.applied:
                 self._state.torn_step_count += 1
@@ -242,12 +240,6 @@ class ShardProgress:
                 refusal = closed_refusal(departure)
                 self._state.effects.append(RefusePush(push=push, refusal=refusal))
             self.pushes.discard(push)
-        self._forget(worker)
-
-    def _forget(self, worker: WorkerKey) -> None:
-        self._state.attendance.forget(worker)
-        self.clocks.commits.forget(worker)
-        self.pushes.forget(worker)
 
     def _report_if_quiet(self) -> None:
         """Reports to the open fence when nothing is being applied any more."""

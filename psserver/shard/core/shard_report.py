@@ -11,12 +11,12 @@ def report_of(
     fence: OpenFence, state: ShardState, progress: ClockProgress
 ) -> FenceReport:
     """One report for all kinds of fences; nothing is being applied meanwhile."""
-    clocks, dedupe = state.clocks, state.dedupe
+    clocks = state.clocks
     applied = clocks.applied_clock
     begun = [
         member.clock_of(window.done_sequence + 1)
         for member in clocks.senders
-        if (window := dedupe.window_of(member.worker)).next_entry is not None
+        if (window := state.of(member.worker).window).next_entry is not None
         and window.next_entry.trailer is not None
     ]
     # A shard that has the verdict has skipped the clock when all were in, while
@@ -49,7 +49,7 @@ def report_of(
 
 
 def _holding(state: ShardState, member: Member, fence: OpenFence) -> WorkerHolding:
-    window = state.dedupe.window_of(member.worker)
+    window = state.of(member.worker).window
     is_evicting = member.worker in fence.evicting
     return WorkerHolding(
         worker=member.worker,

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from psserver.shard.core.apply_orders import HyperparameterComparison
-from psserver.shard.core.attendance import Attendance
 from psserver.shard.core.clock_table import ClockTable
-from psserver.shard.core.dedupe import DedupeTable, PushEntry
+from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import (
     ChunkTorn,
     Finish,
@@ -13,6 +12,7 @@ from psserver.shard.core.effects import (
     PushDone,
     ShardEffect,
 )
+from psserver.shard.core.member_on_shard import MemberOnShard, MembersOnShard
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
 from pswire.membership import ClockChoice, Member, Mode, StepAtomicity, WorkerKey
@@ -65,9 +65,8 @@ class ShardState:
     Attributes:
         rules: When pushes are applied.
         chunk_indexes: Chunks of this shard.
-        dedupe: What is remembered of pushes.
+        on_shard: What is kept for each worker.
         clocks: Members and progress.
-        attendance: Who was heard, and who has no data.
         fence: Fences as this shard sees them.
         comparison: Workers whose hyperparameters differ.
         effects: What the owner is to do, in order.
@@ -80,11 +79,10 @@ class ShardState:
     def __init__(self, chunk_indexes: frozenset[int], rules: ShardRules) -> None:
         self.rules = rules
         self.chunk_indexes = chunk_indexes
-        self.dedupe = DedupeTable()
-        self.clocks = ClockTable(self.dedupe)
-        self.attendance = Attendance()
+        self.on_shard = MembersOnShard()
+        self.clocks = ClockTable(self.on_shard)
         self.fence = ShardFence()
-        self.comparison = HyperparameterComparison()
+        self.comparison = HyperparameterComparison(self.on_shard)
         self.effects: list[ShardEffect] = []
         self.used: dict[str, Trailer] = {}
         self.committed: ClockChoice | None = None
@@ -104,9 +102,13 @@ class ShardState:
         ended = self.clocks.departure_of(worker)
         return ended.member if ended is not None else None
 
+    def of(self, worker: WorkerKey) -> MemberOnShard:
+        """What is kept for a worker."""
+        return self.on_shard.of(worker)
+
     def entry_of(self, push: PushId) -> PushEntry | None:
         """A push, if anything of it is here."""
-        return self.dedupe.window_of(push.worker).entries.get(push.sequence)
+        return self.on_shard.entry_of(push)
 
     def reply(
         self,
@@ -183,7 +185,7 @@ class ShardState:
         self, push: PushId, outcome: Outcome, nonfinite: tuple[str, ...] = ()
     ) -> None:
         """Everything of a push is done."""
-        self.dedupe.finish(push.worker, push.sequence, outcome, nonfinite)
+        self.of(push.worker).window.finish(push.sequence, outcome, nonfinite)
         self.effects.append(PushDone(push=push, outcome=outcome))
 
     def finish(self, push: PushId, reply: Reply, *, needs_all: bool = False) -> None:

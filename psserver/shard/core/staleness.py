@@ -8,6 +8,7 @@ Learning", IJCAI 2016.
 
 from typing import Final
 
+from psserver.shard.core.member_on_shard import MembersOnShard
 from pswire.membership import WorkerKey
 
 COUNTED_MAX: Final = 63
@@ -21,11 +22,10 @@ class StalenessCounter:
         counts: Pushes by staleness, from 0; the last one is for all above, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_shard: MembersOnShard) -> None:
+        self._on_shard = on_shard
         self.counts = [0] * (COUNTED_MAX + 1)
         self._update_count = 0
-        self._seen: dict[WorkerKey, int] = {}
-        self._giving: dict[WorkerKey, int] = {}
 
     def note_update(self) -> None:
         """The values have become newer by a push."""
@@ -36,11 +36,15 @@ class StalenessCounter:
 
         They are as old as the first of them, whatever is applied until it has all.
         """
-        self._giving.setdefault(worker, self._update_count + 1)
+        known = self._on_shard.of(worker)
+        if known.first_update is None:
+            known.first_update = self._update_count + 1
 
     def note_values(self, worker: WorkerKey) -> None:
         """A worker is given the values as they are now, or the last of them."""
-        self._seen[worker] = self._giving.pop(worker, self._update_count)
+        known = self._on_shard.of(worker)
+        first, known.first_update = known.first_update, None
+        known.seen_update = self._update_count if first is None else first
 
     def of_next(self, worker: WorkerKey) -> int:
         """Staleness that a push of a worker has if it is applied now.
@@ -48,19 +52,14 @@ class StalenessCounter:
         A worker that this shard has given nothing since modes have changed has the
         values of the last clock of BSP, which all updates since are newer than.
         """
-        return self._update_count - self._seen.get(worker, 0)
+        return self._update_count - self._on_shard.of(worker).seen_update
 
     def count(self, staleness: int) -> None:
         """A push was applied."""
         self.counts[min(staleness, COUNTED_MAX)] += 1
 
-    def forget(self, worker: WorkerKey) -> None:
-        """A record has closed this start of the worker."""
-        self._seen.pop(worker, None)
-        self._giving.pop(worker, None)
-
     def begin(self) -> None:
         """A mode that applies pushes one by one begins: all have the same values."""
         self._update_count = 0
-        self._seen.clear()
-        self._giving.clear()
+        for known in self._on_shard:
+            known.seen_update, known.first_update = 0, None

@@ -70,7 +70,7 @@ class StagedStates:
                 no state changed.
         """
         self.check_next(core, push)
-        entry = core.dedupe.window_of(push.worker).entries.get(push.sequence)
+        entry = core.on_shard.entry_of(push)
         if entry is not None and entry.trailer is not None and entry.outcome is None:
             raise Refusal(
                 ErrorReason.PUSH_CONFLICT,

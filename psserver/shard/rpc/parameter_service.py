@@ -221,7 +221,7 @@ class ParameterService:
         worker = worker_key(request.worker)
         core = host.model.core
         closed = core.closed_sequence(worker)
-        entries = core.dedupe.window_of(worker).entries
+        entries = core.on_shard.window_of(worker).entries
         return messages.GetSessionResponse(
             shard_incarnation=host.incarnation,
             sequence_done_max=closed,

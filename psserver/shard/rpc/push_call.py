@@ -188,7 +188,8 @@ class PushCall:
 
     def _take_chunk(self, frame: ChunkFrame) -> None:
         check_frame(frame)
-        if self._host.model.core.dedupe.has_chunk(self.push, frame.index, frame.digest):
+        window = self._host.model.core.on_shard.window_of(self.push.worker)
+        if window.has_chunk(self.push.sequence, frame.index, frame.digest):
             return  # sent again
         frame = self._host.shared.resolve(self.push.worker, frame)
         presence = self._presence_of(frame.index, frame.presence)

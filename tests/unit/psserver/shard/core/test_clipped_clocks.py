@@ -192,7 +192,7 @@ def test_the_scale_of_the_commit_is_that_of_the_update() -> None:
     (order,) = shard.apply_all()
     assert order.gradient_scale == NORM_3
     assert {reply.grad_norm for reply in shard.replies().values()} == {3.0}
-    assert shard.core.dedupe.window(key("a")).entries[1].grad_norm == 3.0
+    assert shard.core.on_shard.window_of(key("a")).entries[1].grad_norm == 3.0
 
 
 def test_a_repeated_commit_changes_nothing() -> None:

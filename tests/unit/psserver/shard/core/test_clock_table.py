@@ -3,26 +3,26 @@
 import pytest
 
 from psserver.shard.core.clock_table import ClockTable
-from psserver.shard.core.dedupe import DedupeTable
-from pswire.membership import Record
+from psserver.shard.core.member_on_shard import MembersOnShard
+from pswire.membership import Record, longest_of
 from pswire.outcome import Outcome
-from tests.doubles.core_values import departure, key, record
+from tests.doubles.core_values import departure, key, member, record
 from tests.doubles.driven_shard import DrivenShard
 
 
 def table_with(*records: Record, applied_clock: int = 0) -> ClockTable:
-    dedupe = DedupeTable()
-    table = ClockTable(dedupe)
+    workers = MembersOnShard()
+    table = ClockTable(workers)
     for each in records:
         table.install(each)
     for clock in range(1, applied_clock + 1):
-        complete(table, dedupe, clock)
+        complete(table, workers, clock)
     return table
 
 
-def complete(table: ClockTable, dedupe: DedupeTable, clock: int) -> None:
+def complete(table: ClockTable, workers: MembersOnShard, clock: int) -> None:
     for each in table.contributors(clock):
-        dedupe.finish(each.worker, each.sequence_of(clock), Outcome.APPLIED)
+        workers.of(each.worker).window.finish(each.sequence_of(clock), Outcome.APPLIED)
     table.complete(clock)
     table.note_progress()
 
@@ -32,9 +32,9 @@ def names(table: ClockTable, clock: int) -> list[str]:
 
 
 def test_nobody_contributes_before_the_first_record() -> None:
-    assert ClockTable(DedupeTable()).contributors(1) == ()
-    assert not ClockTable(DedupeTable()).is_empty(1)
-    assert ClockTable(DedupeTable()).version == 0
+    assert ClockTable(MembersOnShard()).contributors(1) == ()
+    assert not ClockTable(MembersOnShard()).is_empty(1)
+    assert ClockTable(MembersOnShard()).version == 0
 
 
 def test_contributors_come_in_the_order_of_worker_ids() -> None:
@@ -100,6 +100,11 @@ def test_clocks_complete_in_order() -> None:
     with pytest.raises(AssertionError):
         table.complete(3)
     assert (table.applied_clock, table.frontier) == (1, 1)
+
+
+def test_the_longest_contributor_comes_first_then_the_lowest_id() -> None:
+    assert longest_of((member("a", 3), member("b", 1))).worker == key("b")
+    assert longest_of((member("b", 1), member("a", 1))).worker == key("a")
 
 
 def test_clocks_before_everybodys_base_are_empty() -> None:

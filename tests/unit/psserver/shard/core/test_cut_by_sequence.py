@@ -54,7 +54,7 @@ def test_what_is_beyond_the_cut_is_staged_until_it_is_copied() -> None:
     shard.push("b", 2, chunks=[0])
     assert shard.applied() == [("b", 1, 0)]
     assert shard.core.waiting_reason == "a snapshot to be copied"
-    assert shard.core.dedupe.window_of(key("a")).entries[1].applied == set()
+    assert shard.core.on_shard.window_of(key("a")).entries[1].applied == set()
 
     shard.core.image_copied(9)
     shard.apply_all()

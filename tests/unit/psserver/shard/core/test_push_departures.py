@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.shard.core.clock_table import DEPARTED_COUNT_MAX
 from psserver.shard.core.effects import ApplyChunk, LoadState, RefusePush
+from psserver.shard.core.member_on_shard import DEPARTED_COUNT_MAX
 from pswire.leased_data import DataRange
 from pswire.membership import Mode
 from pswire.outcome import Outcome
@@ -270,11 +270,11 @@ def test_data_of_a_departed_worker_is_not_kept() -> None:
     piece = DataRange("loader", 0, 0, 4)
     shard.send_trailer(push_id("b"), replace(trailer(), ranges=(piece,)))
     shard.apply_all()
-    assert shard.core.dedupe.window_of(key("b")).ranges == [(1, piece)]
+    assert shard.core.on_shard.window_of(key("b")).ranges == [(1, piece)]
 
     gone_from(shard, "b", 1, "a")
 
-    assert shard.core.dedupe.window_of(key("b")).ranges == []
+    assert shard.core.on_shard.window_of(key("b")).ranges == []
 
 
 def test_of_the_pushes_of_a_departed_worker_only_the_outcome_is_kept() -> None:
@@ -282,11 +282,11 @@ def test_of_the_pushes_of_a_departed_worker_only_the_outcome_is_kept() -> None:
     shard = asp("a", "b", chunks=(0, 1))
     shard.step("b", 1, [0, 1])
     gone_from(shard, "b", 1, "a")
-    assert shard.core.dedupe.window_of(key("b")).entries[1].digests
+    assert shard.core.on_shard.window_of(key("b")).entries[1].digests
 
     shard.install(record({"a": 0}, generation=3, mode=Mode.ASP))
 
-    entry = shard.core.dedupe.window_of(key("b")).entries[1]
+    entry = shard.core.on_shard.window_of(key("b")).entries[1]
     assert entry.outcome is Outcome.APPLIED
     assert entry.trailer is None
     assert not entry.digests

@@ -187,7 +187,7 @@ def test_an_optimizer_out_of_phase_is_refused_with_who_pushed_what() -> None:
     with pytest.raises(Refusal, match=r"b/1 .*'critic'.* a/1 .*'generator'") as caught:
         shard.push("b", chunks=[0], optimizer="critic")
     assert caught.value.reason is ErrorReason.OPTIMIZER_OUT_OF_PHASE
-    assert shard.core.dedupe.window_of(key("b")).entries[1].trailer is None
+    assert shard.core.on_shard.window_of(key("b")).entries[1].trailer is None
 
 
 def test_a_step_where_another_publishes_is_refused_with_who_does_what() -> None:
@@ -340,7 +340,7 @@ def test_a_push_of_a_start_that_no_record_names_is_refused(name: str) -> None:
     with pytest.raises(Refusal) as caught:
         shard.push(name)
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
-    assert shard.core.dedupe.window_of(key(name)).entries == {}
+    assert shard.core.on_shard.window_of(key(name)).entries == {}
 
 
 def test_a_header_that_names_another_clock_is_refused() -> None:

@@ -41,7 +41,7 @@ def test_a_frozen_shard_stages_and_applies_nothing() -> None:
     shard.push("a", chunks=[0, 1])
 
     assert shard.of(ApplyChunk) == []
-    assert set(shard.core.dedupe.window_of(key("a")).entries[1].staged) == {0, 1}
+    assert set(shard.core.on_shard.window_of(key("a")).entries[1].staged) == {0, 1}
     assert shard.core.waiting_reason == (
         "the coordinator to decide a change of the workers"
     )

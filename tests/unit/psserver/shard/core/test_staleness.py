@@ -1,6 +1,7 @@
 """How old the values were that a gradient came from, counted in updates."""
 
 from psserver.shard.core.effects import ApplyChunk
+from psserver.shard.core.member_on_shard import MembersOnShard
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.staleness import COUNTED_MAX, StalenessCounter
 from pswire.membership import Mode
@@ -21,7 +22,7 @@ def pushed(shard: DrivenShard, name: str, sequence: int) -> Reply:
 
 
 def test_a_push_right_after_its_values_is_not_stale() -> None:
-    counter = StalenessCounter()
+    counter = StalenessCounter(MembersOnShard())
     counter.note_update()
     counter.note_values(key("a"))
 
@@ -29,7 +30,7 @@ def test_a_push_right_after_its_values_is_not_stale() -> None:
 
 
 def test_each_update_since_the_values_counts_whoever_pushed_it() -> None:
-    counter = StalenessCounter()
+    counter = StalenessCounter(MembersOnShard())
     counter.note_values(key("a"))
     counter.note_update()
     counter.note_values(key("b"))
@@ -40,7 +41,7 @@ def test_each_update_since_the_values_counts_whoever_pushed_it() -> None:
 
 
 def test_the_last_count_is_for_all_above_too() -> None:
-    counter = StalenessCounter()
+    counter = StalenessCounter(MembersOnShard())
     for staleness in (0, COUNTED_MAX - 1, COUNTED_MAX, COUNTED_MAX + 1, 1_000):
         counter.count(staleness)
 
@@ -50,7 +51,7 @@ def test_the_last_count_is_for_all_above_too() -> None:
 
 
 def test_when_a_mode_begins_all_have_the_same_values() -> None:
-    counter = StalenessCounter()
+    counter = StalenessCounter(MembersOnShard())
     counter.note_update()
     counter.note_values(key("a"))
     counter.note_update()

@@ -234,7 +234,7 @@ async def test_a_chunk_that_is_here_is_not_looked_up_again(make: Make) -> None:
     first = OpenPush(shard)
     first.send(shard.header("a", 1) + shard.trailer((0, 1)))
     first.send(shard.chunk(1, 1.0))
-    window = shard.host.model.core.dedupe.window(key("a"))
+    window = shard.host.model.core.on_shard.window_of(key("a"))
     await shard.until(lambda: 1 in window.entries and bool(window.entries[1].digests))
 
     again = OpenPush(shard)

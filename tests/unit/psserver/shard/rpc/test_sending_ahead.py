@@ -52,7 +52,7 @@ async def test_the_trailer_makes_a_push_of_what_went_ahead(
     shard = make(step_atomicity=atomicity)
     shard.start("a", mode=mode)
     call = await sent_ahead(shard, "a", 1, (1, 1.0), (0, 2.0))
-    assert core_of(shard).dedupe.window_of(key("a")).next_entry is None
+    assert core_of(shard).on_shard.window_of(key("a")).next_entry is None
 
     call.send(shard.trailer([0, 1]))
     if atomicity is StepAtomicity.CLOCK:
