@@ -455,9 +455,8 @@ class SimulatedCoordinator:
     def _adoption(self, shard: SimulatedShard) -> Callable[[], None]:
         """What the job's optimizers are declared as now, on its way to a shard."""
         told = self.core.model.terms
-        assert told is not None
         assert told == self.disk.terms, "told what is not on the disk"
-        digests = [spec.digest for spec in told.optimizers]
+        digests = [] if told is None else [spec.digest for spec in told.optimizers]
         return lambda: shard.adopt(digests)
 
     def _tell_effect(self, shard: SimulatedShard, effect: CoordinatorEffect) -> None:
