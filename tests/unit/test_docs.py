@@ -98,3 +98,11 @@ def test_the_tests_that_the_guarantees_name_are_there() -> None:
             if not test.exists():
                 missing.append(path)
     assert missing == []
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_places_that_a_page_names_are_there(name: str) -> None:
+    text = (REPOSITORY / name).read_text()
+    named = re.findall(r"(?<![\w/])(?:protos|ps\w+|tests)/[\w/.]*[\w/]", text)
+    assert len(named) > 10
+    assert [each for each in named if not (REPOSITORY / each).exists()] == []
