@@ -19,8 +19,7 @@ from psworker.fork_guard import disable_grpc_fork_handlers  # noqa: E402
 disable_grpc_fork_handlers()
 
 if TYPE_CHECKING:
-    from psworker.backends.local_connection import LocalConnection
-    from psworker.connection import Connection
+    from psworker.connection import Connection, LocalConnection, WorkerConnection
     from psworker.entrance import connect
     from psworker.errors import (
         ClosedError,
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from psworker.optim.push_result import PushResult
     from psworker.snapshots.snapshot import Snapshot, SnapshotReader
     from psworker.tensors.compression import Compression
-    from psworker.worker_connection import WorkerConnection
 
 __all__ = [
     "ClosedError",
@@ -99,12 +97,12 @@ __all__ = [
 _MODULES = {
     "Compression": "tensors.compression",
     "Connection": "connection",
-    "LocalConnection": "backends.local_connection",
+    "LocalConnection": "connection",
     "connect": "entrance",
     "PushResult": "optim.push_result",
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",
-    "WorkerConnection": "worker_connection",
+    "WorkerConnection": "connection",
 }
 
 

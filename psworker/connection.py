@@ -1,151 +1,55 @@
-"""What a user holds after `connect()`: one worker of a job."""
+"""What a user holds after `connect()`, whatever is behind it."""
 
 import atexit
-import logging
-import os
 import sys
-import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from pswire import failpoints
-from pswire.leased_data import DataReport
-from pswire.placement import Placement
-from pswire.schema import OptimizerSpec
-from psworker import event_loop, fork_guard, own_places, termination
-from psworker.backends.data_link import DataLink
-from psworker.backends.group_channel import refuse_late_group
-from psworker.backends.prepare_again import refuse_other_choices, sort_again
-from psworker.config import WorkerConfig
-from psworker.data import LeasedLoader, LoaderRefused, Split, prepare_loader
-from psworker.data.batch_tensors import watch_calls
-from psworker.data.pending import PendingData
+from psworker import own_places
+from psworker.backends.backend import Backend, PrepareOptions
+from psworker.backends.local import Local
+from psworker.data import LeasedLoader, Split
 from psworker.data.splitting import check_recorded, to_record
-from psworker.errors import (
-    ConfigurationError,
-    ConnectError,
-    PsError,
-    refuse_closed,
-)
-from psworker.event_loop import EventLoop
-from psworker.launch.reachability import (
-    problem_behind_call,
-    unreachable,
-    wait_reachable,
-)
+from psworker.errors import ConfigurationError, refuse_closed
 from psworker.left_behind import reduced
-from psworker.member.joining import OtherOrderError
-from psworker.member.rejoining import join_first
-from psworker.member.session import Session
-from psworker.optim.buffer_policies import BufferChoice, tell_defaults
-from psworker.optim.buffers import Buffers
-from psworker.optim.gradients import SpentGradients
-from psworker.optim.model_schema import describe_optimizer
+from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.named_objects import NamedObjects
-from psworker.optim.optimizer import PreparedOptimizer
-from psworker.optim.optimizer_state import states_of
-from psworker.optim.prepare import (
-    Prepared,
-    check_loss,
-    check_overlap,
-    check_same_clip_norm,
-    point_schedulers,
-    sort_objects,
-)
-from psworker.optim.published import NOT_PREPARED_TEXT, published_entries
+from psworker.optim.prepare import check_overlap
+from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.refusals import at_entrance
-from psworker.steps.job_tensors import JobTensors
-from psworker.steps.overlap.arriving_values import ArrivingValues
-from psworker.steps.overlap.during_backward import DuringBackward
-from psworker.steps.sending import Sending
-from psworker.steps.stepper import Stepper
 from psworker.tensors.compression import CompressionChoice
-from psworker.tensors.value_store import ValueStore
-from psworker.transport.call_error import CallError
-from psworker.user_calls import UserCalls, in_turn
+from psworker.user_calls import UserCalls
 
-logger: Final = logging.getLogger("psworker")
-
-AT_ONCE_TIMEOUT_S: Final = 5.0
-"""Longest time to leave in when the process is told to end: who has sent the signal
-sends SIGKILL next, mostly after ten seconds or more."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Active:
-    """What `prepare` has made.
-
-    Attributes:
-        given: What the first call was given.
-        link: What loaders have of this connection.
-        optimizers: The job's by name, as prepared last.
-        loaders: Prepared loaders by `id()` of the user's.
-    """
-
-    given: Prepared
-    link: DataLink
-    optimizers: dict[str, PreparedOptimizer]
-    loaders: dict[int, Any]
+T = TypeVar("T")
 
 
 class Connection:
-    """One worker of a job. A context manager: leaving it leaves the job.
+    """A process that trains: as a worker of a job, as a part of one, or alone.
 
-    An exception that passes through it does not: the worker then counts as lost.
+    A context manager: leaving it leaves the job. An exception that passes through it
+    does not: the worker then counts as lost. All processes of a group that push as one
+    have one `worker_id`, `rank` and `clock`, and make the same calls.
     """
 
-    def __init__(self, config: WorkerConfig, loop: EventLoop, session: Session) -> None:
-        self._config = config
-        self._loop = loop
-        self._session = session
-        self._pending = PendingData()
-        self._calls = UserCalls(config.step_timeout_s)
-        self._stepper: Stepper | None = None
-        self._loaders: tuple[LeasedLoader, ...] = ()
-        self._active: _Active | None = None
-        self._is_closed = False
-        self._process_id = os.getpid()
-        self._error_at_start = getattr(sys, "last_value", None)
-        atexit.register(self._at_exit)
+    def __init__(self, backend: Backend, *, wait_s: float = 60.0) -> None:
+        """Connects a script with what trains for it.
 
-    @classmethod
-    def open(cls, config: WorkerConfig) -> Self:
-        """Registers this process as a worker.
-
-        Raises:
-            ConnectError: The coordinator was not reached; the text says why.
+        Args:
+            backend: What trains.
+            wait_s: Longest wait of a call for that of another thread.
         """
-        deadline = time.monotonic() + config.connect_timeout_s
-        wait_reachable(config.coordinator, config.connect_timeout_s, log=logger.warning)
-        loop = event_loop.acquire()
-        fork_guard.guard(config.coordinator)
-        try:
-            left_s = max(0.1, deadline - time.monotonic())
-            session = loop.run(Session.open(config, left_s))
-        except CallError as error:
-            _give_up(config)
-            raise _connect_error(config, error) from None
-        except BaseException:
-            _give_up(config)
-            raise
-        made = cls(config, loop, session)
-        own_places.take(
-            made,
-            str(config.coordinator),
-            config.worker_id,
-            # An evicted worker registers anew, under another record of membership.
-            is_out=lambda: session.membership.failure is not None,
-        )
-        termination.watch(made)
-        return made
+        self._backend = backend
+        self._calls = UserCalls(wait_s)
+        self._loaders: list[LeasedLoader] = []
+        self._is_closed = False
+        if backend.coordinator:  # whoever is alone has nothing to leave
+            self._error_at_start = getattr(sys, "last_value", None)
+            atexit.register(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -159,20 +63,21 @@ class Connection:
         if kind is None:
             self.close()
         else:
-            self._abandon()
+            self._end(leaves=False)
 
     def __repr__(self) -> str:
-        clock = self._stepper.clock if self._stepper else 0
-        state = "closed" if self._is_closed else f"clock {clock}"
-        return (
-            f"<psworker.Connection {self.worker_id} at {self._config.coordinator}, "
-            f"{state}>"
-        )
+        backend, place = self._backend, self._backend.place
+        at = f" at {backend.coordinator}" if backend.coordinator else ""
+        state = "closed" if self._is_closed else f"clock {place.clock}"
+        who = f"{type(self).__name__} {place.worker_id}{at}"
+        return f"<psworker.{', '.join(filter(None, (who, backend.title, state)))}>"
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        """Refused: it is this process that is the worker."""
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:  # noqa: ANN401
+        """Refused, but where there is no job: it is this process that is the worker."""
+        if not self._backend.coordinator:
+            return super().__reduce_ex__(protocol)
         return reduced(
-            f"the connection of worker {self.worker_id}",
+            f"the connection of worker {self.worker_id or 'without an id'}",
             "it is this process that is the worker",
         )
 
@@ -183,13 +88,13 @@ class Connection:
 
     @property
     def worker_id(self) -> str:
-        """Stable name of this worker in the job."""
-        return self._session.worker.worker_id
+        """Stable name of this worker; before it has one, that it wants, if any."""
+        return self._backend.place.worker_id
 
     @property
     def is_leader(self) -> bool:
-        """True: this process speaks to the job by itself; see `HostConnection`."""
-        return True
+        """Whether this process speaks to the job, for itself or for a group."""
+        return self._backend.is_leader
 
     @property
     def rank(self) -> int:
@@ -198,9 +103,10 @@ class Connection:
         Raises:
             ConfigurationError: `prepare` was not called yet.
         """
-        if self._stepper is None:
+        rank = self._backend.place.rank
+        if rank is None:
             raise ConfigurationError("a worker has a rank once prepare() was called")
-        return self._stepper.member.rank
+        return rank
 
     @property
     def worker_count(self) -> int:
@@ -209,10 +115,10 @@ class Connection:
         Raises:
             ConfigurationError: `prepare` was not called yet.
         """
-        record = self._session.membership.record
-        if self._stepper is None or record is None:
+        count = self._backend.place.worker_count
+        if not count:
             raise ConfigurationError("the workers are known once prepare() was called")
-        return len(record.members)
+        return count
 
     @property
     def clock(self) -> int:
@@ -220,42 +126,39 @@ class Connection:
 
         It moves when the mode changes, and when an evicted worker joins again.
         """
-        if self._stepper is None:
-            return 0
-        self._stepper.look()
-        return self._stepper.clock
+        self._look()
+        return self._backend.place.clock
 
     @property
     def generation(self) -> int:
         """Newest generation known here; grows when workers come or go."""
-        return self._stepper.generation if self._stepper else 0
+        return self._backend.place.generation
 
     @property
     def mode(self) -> str:
-        """How workers keep together: `bsp`, `ssp` or `asp`."""
-        record = self._session.membership.record
-        return (record.mode if record else self._session.settings.mode).label
+        """How workers keep together: `bsp`, `ssp` or `asp`; `local` if it is alone.
+
+        Empty in a group of processes whose leader has not joined yet.
+        """
+        return self._backend.place.mode
 
     @property
     def last_push(self) -> PushResult | None:
         """What became of the newest push, `None` before the first."""
-        if self._stepper is None:
-            return None
-        self._stepper.look()
-        return self._stepper.last_push
+        self._look()
+        return self._backend.place.last_push
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of all messages to shards."""
-        return self._session.shards.traffic.sent_bytes
+        """Bytes of all messages to shards; of a group, in the process that leads."""
+        return self._backend.traffic.sent_bytes
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of all messages from shards."""
-        return self._session.shards.traffic.received_bytes
+        """Bytes of all messages from shards; of a group, in the process that leads."""
+        return self._backend.traffic.received_bytes
 
     @at_entrance
-    @in_turn("ps.prepare()")
     def prepare(
         self,
         /,
@@ -275,6 +178,12 @@ class Connection:
         is matched between workers by its place in the call. Called again with the same
         models and a new optimizer, it puts that in the place of the last one, on all
         shards; all workers of a script do so at the same place.
+
+        In a group of processes that push as one all call it with the same; where
+        `DistributedDataParallel` makes the group, a loader needs a
+        `DistributedSampler`, and stays the user's own. A process that is alone checks
+        what it was given, and trains with that; it takes another model, too, when it
+        is called again.
 
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader`,
@@ -313,59 +222,31 @@ class Connection:
             OptimizerMismatchError: The job has another optimizer, clips otherwise, or
                 has another loss.
             OptimizerUnsupportedError: Shards can't run an optimizer.
+            UnsupportedError: A group of processes can't do that.
             StartTimeoutError: The job did not start in time.
         """
-        self._refuse_closed()
-        call = NamedObjects.of(objects, named)
-        refuse_late_group(call.objects)
-        check_overlap(overlap)
-        if self._active is not None:
-            if overlap and not (self._stepper and self._stepper.overlaps):
-                raise ConfigurationError(
-                    "steps overlap if the first prepare() says so, and it did not; "
-                    "leave overlap out when prepare() is called again"
-                )
-            refuse_other_choices(self._active.given, buffers, compression)
-            check_loss(loss, self._active.given.loss)
-            return self._prepare_again(self._active, call, clip_grad_norm)
-        given = sort_objects(
-            call,
+        options = PrepareOptions(
             clip_grad_norm=clip_grad_norm,
             buffers=buffers,
+            overlap=overlap,
             compression=compression,
             loss=loss,
+            calls=self._calls,
         )
-        if buffers is None:
-            tell_defaults(given.buffers)
-        timeout_s = self._config.step_timeout_s
-        link = DataLink(
-            self._loop, self._session, self._pending, wait_timeout_s=timeout_s
-        )
-        replaced: dict[int, Any] = {
-            id(loader): _leased(loader, link, name)
-            for name, loader in given.loaders.items()
-        }
-        self._loaders = tuple(
-            loader for loader in replaced.values() if isinstance(loader, LeasedLoader)
-        )
-        by_loader = dict(replaced)
-        given, stepper = self._join(given, overlap=overlap)
-        self._stepper = stepper
-        optimizers = {
-            name: _made_optimizer(optimizer, given.specs[name], stepper, given)
-            for name, optimizer in given.optimizers.items()
-        }
-        for each in optimizers.values():
-            each.scale_with(given.loss_scales)
-        given.states.clear()  # the shards have it
-        link.start(stepper, optimizers)
-        self._active = _Active(given, link, optimizers, by_loader)
-        by_id = {id(given.optimizers[name]): each for name, each in optimizers.items()}
-        point_schedulers(given.schedulers, by_id)
-        for each in optimizers.values():
-            each.follow(given.schedulers, is_late=stepper.member.base_clock > 0)
-        replaced.update(by_id)
-        return call.returned(replaced)
+
+        def work() -> Any:  # noqa: ANN401, what was given
+            self._refuse_closed()
+            check_overlap(overlap)
+            call = NamedObjects.of(objects, named)
+            is_first = self._backend.place.rank is None
+            take = self._backend.join if is_first else self._backend.exchange
+            replaced = take(call, options)
+            if is_first:
+                made = replaced.values()
+                self._loaders = [e for e in made if isinstance(e, LeasedLoader)]
+            return call.returned(replaced)
+
+        return self._in_turn("ps.prepare()", work)
 
     def wait(self) -> None:
         """Returns once the newest values are in the models.
@@ -380,8 +261,7 @@ class Connection:
             ClosedError: The connection is closed.
         """
         self._refuse_closed()
-        if self._stepper is not None:
-            self._stepper.settle()
+        self._backend.settle()
 
     @at_entrance
     def record_split(self, name: str, split: Split) -> Split:
@@ -403,7 +283,7 @@ class Connection:
         """
         self._refuse_closed()
         record = to_record(name, split)
-        check_recorded(split, self._loop.run(self._session.record_split(record)))
+        check_recorded(split, self._backend.record_split(record))
         return split
 
     @at_entrance
@@ -424,250 +304,86 @@ class Connection:
         Raises:
             ConfigurationError: `prepare` was not called yet, or a tensor belongs to no
                 model that it was given.
+            UnsupportedError: This process is one of several that push as one.
             OptimizerMismatchError: In BSP, another worker steps in the same clock.
             StepTimeoutError: Some worker or shard did not come in time; calling it
                 again goes on with the same values.
         """
         self._refuse_closed()
-        if self._active is None or self._stepper is None:
+        if self._backend.place.rank is None:
             raise ConfigurationError(NOT_PREPARED_TEXT)
-        self._stepper.settle()
-        bound, tensors = self._active.given.bound, self._stepper.tensors
-        optimizer = next(iter(self._active.optimizers.values()))
-        optimizer.publish(published_entries(what, bound, tensors))
-
-    def _prepare_again(
-        self,
-        active: "_Active",
-        call: NamedObjects,
-        clip_grad_norm: float | None,
-    ) -> Any:  # noqa: ANN401, what was given
-        """Puts new optimizers in the place of those of the last call."""
-        assert self._stepper is not None, "the worker has joined"
-        given = active.given
-        check_same_clip_norm(clip_grad_norm, given.clip_grad_norm or None)
-        again = sort_again(call, given, active.optimizers, active.loaders)
-        specs = {
-            name: describe_optimizer(
-                name,
-                optimizer,
-                given.bound,
-                exchange_count=active.optimizers[name].spec.exchange_count + 1,
-                loss_is_sum=active.optimizers[name].spec.loss_is_sum,
-            )
-            for name, optimizer in again.optimizers.items()
-        }
-        for spec in specs.values():
-            self._stepper.declare(spec)
-        replaced: dict[int, Any] = dict(again.loaders)
-        for name, optimizer in again.optimizers.items():
-            states = states_of(optimizer, given.bound.index_of_tensors())
-            made = _made_optimizer(optimizer, specs[name], self._stepper, given)
-            made.take_place(states)
-            made.scale_with(again.loss_scales or given.loss_scales)
-            active.optimizers[name].retire()
-            active.optimizers[name] = replaced[id(optimizer)] = made
-        point_schedulers(again.schedulers, replaced)
-        for name in again.optimizers:
-            active.optimizers[name].follow(again.schedulers, is_late=False)
-        active.link.start(self._stepper, active.optimizers)
-        return call.returned(replaced)
+        self._backend.publish(what)
 
     @at_entrance
     def close(self) -> None:
         """Leaves the job and ends all calls. More calls of it do nothing.
 
-        Nor does one in a forked child, which has no part in the job.
+        Nor does one in a forked child, which has no part in the job. In a group whose
+        processes push as one it is the last of them that leaves the job.
 
         Raises:
             ConfigurationError: Another call is under way, as a step is when a signal
                 handler runs.
         """
-        if self._is_closed:
-            return
-        if self._calls.is_forked:
-            self._is_closed = True
-            return
-        self._calls.run("ps.close()", self._close)
+        if self._is_closed or self._calls.is_forked:
+            self._end(leaves=True)
+        else:
+            self._in_turn("ps.close()", lambda: self._end(leaves=True))
 
-    def _close(self) -> None:
+    def _end(self, *, leaves: bool) -> None:
         if self._is_closed:
             return
-        for loader in self._loaders:
-            loader.tell_missed()
+        is_mine = not (self._backend.coordinator and self._calls.is_forked)
         try:
-            if self._session.membership.failure is None:
-                self._leave()
+            for loader in self._loaders if is_mine and leaves else ():
+                loader.tell_missed()
         finally:
-            self._abandon()
-
-    def _leave(self) -> None:
-        report = self._pending.take_last_report()
-        try:
-            sequence = self._stepper.settled_sequence() if self._stepper else 0
-            self._loop.run(self._session.leave(sequence, report))
-        except PsError as error:
-            # The script is done: an error now would hide that.
-            logger.warning(
-                "could not leave the job in good order, so that it counts worker %s as "
-                "lost: %s",
-                self.worker_id,
-                error,
-            )
-
-    def leave_at_once(self, signal_name: str) -> None:
-        """Leaves the job from a signal handler, in the middle of whatever is under way.
-
-        Of a push that is, and of the data behind what was pushed, the shards know more
-        than can be asked here: it counts as that of a worker that is lost does. Data
-        that was drawn and not pushed goes to the others.
-
-        Args:
-            signal_name: That of the signal which ends this process.
-
-        Raises:
-            PsError: The coordinator did not take it.
-            TimeoutError: It did not answer in time.
-        """
-        if self._is_closed or self._session.membership.failure is not None:
-            return
-        sequence = self._stepper.sequence_acknowledged if self._stepper else 0
-        leaving = self._session.leave(sequence, DataReport(), signal_name=signal_name)
-        self._loop.run(leaving, AT_ONCE_TIMEOUT_S)
-        logger.warning("%s: worker %s has left the job", signal_name, self.worker_id)
-
-    def _abandon(self) -> None:
-        """Ends without leaving."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        own_places.give_up(self)
-        termination.unwatch(self)
-        if self._calls.is_forked:
-            return
-        if self._stepper is not None:
-            self._stepper.close()
-        atexit.unregister(self._at_exit)
-        try:
-            self._loop.run(self._session.close())
-        finally:
-            _give_up(self._config)
+            try:
+                if is_mine:
+                    self._backend.close(leaves=leaves)
+            finally:
+                self._is_closed = True
+                own_places.give_up(self)
+                atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """Leaves when the script ended well, since nobody called `close`."""
-        if os.getpid() != self._process_id:
+        if self._calls.is_forked:
             return  # a forked child has no part in the job
         error = getattr(sys, "last_value", None)
         is_over = error is None or error is self._error_at_start or hasattr(sys, "ps1")
         if is_over and not self._calls.is_busy:
             self.close()
         else:
-            self._abandon()
+            self._end(leaves=False)
+
+    def _in_turn(self, name: str, work: Callable[[], T]) -> T:
+        """Does a call of the script when no other one is under way."""
+        if not self._backend.coordinator:
+            return work()  # in a forked child too
+        return self._calls.run(name, work)
+
+    def _look(self) -> None:
+        """Has what is known be that of the newest step, if that can be waited for."""
+        can_wait = not (self._calls.is_busy or self._calls.is_forked)
+        if can_wait and not self._is_closed:
+            self._backend.settle()
 
     def _refuse_closed(self) -> None:
         refuse_closed(is_closed=self._is_closed)
 
-    def _join(self, given: Prepared, *, overlap: bool) -> tuple[Prepared, Stepper]:
-        """Becomes a member; the models then hold the job's values.
 
-        Returns:
-            What was given, in the job's order, and who steps.
-        """
-        try:
-            return given, self._join_in_order(given, overlap=overlap)
-        except OtherOrderError as other:
-            given = given.in_order(other.positions)
-        return given, self._join_in_order(given, overlap=overlap)
+class LocalConnection(Connection):
+    """A process that trains alone: what `connect()` returns without a coordinator.
 
-    def _join_in_order(self, given: Prepared, *, overlap: bool) -> Stepper:
-        placement = given.terms.placement(self._session.settings)
-        buffers = Buffers(
-            given.bound, given.buffers, given.specs.values(), given.followed
-        )
-        store = _store_of(given, placement, local=buffers.local, overlap=overlap)
-        deadline = time.monotonic() + self._config.start_timeout_s
-        joined = join_first(self._loop, self._session, store, given, deadline)
-        if failpoints.armed:
-            failpoints.hit("worker.joined")
-        tensors = JobTensors.of(given, store, buffers)
-        watch_calls(given.models.values(), self._pending)
-        looked = SpentGradients(len(store.tensors))
-        self._pending.watch(
-            lambda: looked.differ_from(store.tensors),
-            parameters=store.tensors,
-            optimizer_count=len(given.optimizers),
-        )
-        sending = (
-            DuringBackward(self._loop, self._session, tensors, store)
-            if isinstance(store, ArrivingValues)
-            else Sending(self._loop, self._session, tensors)
-        )
-        return Stepper(
-            self._loop,
-            self._session,
-            tensors,
-            pending=self._pending,
-            member=joined.member,
-            stand_in=joined.stand_in,
-            timeout_s=self._config.step_timeout_s,
-            calls=self._calls,
-            sending=sending,
-        )
-
-
-def _made_optimizer(
-    inner: Optimizer, spec: OptimizerSpec, stepper: Stepper, given: Prepared
-) -> PreparedOptimizer:
-    """The optimizer that steps on the shards in place of the user's."""
-    made = PreparedOptimizer(
-        inner,
-        spec,
-        stepper,
-        given.bound,
-        stepper.compression,
-        stepper.calls,
-    )
-    if stepper.overlaps:
-        made.watch_parameters(stepper.settle)
-    return made
-
-
-def _store_of(
-    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
-) -> ValueStore:
-    """Where the values of a job go.
-
-    Args:
-        given: What is trained.
-        placement: How tensors are cut.
-        local: Entries of buffers that are never written to.
-        overlap: Whether values come while a forward pass reads them.
+    `prepare` returns the objects that it was given, and loaders that count what they
+    hand out. Its optimizers take `step(weight=n)` and its loaders `set_epoch(n)` and
+    `report`, as those of a job do.
     """
-    named: dict[str, Any] = {
-        "buffers": given.followed.union(given.buffers),
-        "local": local,
-        "compression": given.compression,
-    }
-    if overlap:
-        specs = given.specs.values()
-        return ArrivingValues.of(given.bound, placement, specs, **named)
-    return ValueStore(given.bound.tensors, placement, **named)
+
+    def __init__(self, worker_id: str = "") -> None:
+        super().__init__(Local(worker_id))
 
 
-def _leased(loader: DataLoader[Any], link: DataLink, name: str) -> Any:  # noqa: ANN401
-    try:
-        return prepare_loader(loader, link, name=name)
-    except LoaderRefused as refused:
-        raise ConfigurationError(f"{name}: {refused}") from None
-
-
-def _give_up(config: WorkerConfig) -> None:
-    fork_guard.unguard(config.coordinator)
-    event_loop.release()
-
-
-def _connect_error(config: WorkerConfig, error: CallError) -> ConnectError | PsError:
-    if error.refusal is not None:
-        return error.to_ps_error()
-    problem = problem_behind_call(config.coordinator, error.code, error.text)
-    return unreachable(config.coordinator, config.connect_timeout_s, problem)
+WorkerConnection = Connection
+"""What `connect()` returns, by the name that scripts have used for it."""

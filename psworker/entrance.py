@@ -7,12 +7,14 @@ from typing import Final
 
 from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook, own_places
+from psworker.backends.backend import Backend
+from psworker.backends.group import Group
 from psworker.backends.group_channel import GroupChannel, is_in_group
-from psworker.backends.group_connection import GroupConnection
+from psworker.backends.host.backend import Host
 from psworker.backends.host.place import find_host_place
 from psworker.backends.host.rendezvous import group_of
-from psworker.backends.host_connection import HostConnection
-from psworker.backends.local_connection import LocalConnection, alone_text
+from psworker.backends.job import Job
+from psworker.backends.local import alone_text
 from psworker.config import (
     WorkerConfig,
     arm_failpoints,
@@ -22,13 +24,12 @@ from psworker.config import (
     named_coordinator,
     shares_memory,
 )
-from psworker.connection import Connection
+from psworker.connection import Connection, LocalConnection
 from psworker.errors import ConfigurationError
 from psworker.launch.launch_plan import LOCAL_RANK_VARIABLE
 from psworker.launch.launched import note_connected, note_started
 from psworker.refusals import at_entrance
 from psworker.torchrun import count_text, find_torchrun, rank_text
-from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
 
@@ -46,7 +47,7 @@ def connect(
     connect_timeout_s: float = 8.0,
     step_timeout_s: float = 600.0,
     start_timeout_s: float = 3600.0,
-) -> WorkerConnection:
+) -> Connection:
     """Connects this process to a job as a worker.
 
     Without a coordinator, neither here nor in `PS_COORDINATOR`, the process trains
@@ -61,9 +62,8 @@ def connect(
         start_timeout_s: Longest wait in `prepare` for the job to start.
 
     Returns:
-        A `Connection` to the job, or a `LocalConnection` where there is none. In a
-        group of `torch.distributed` one that speaks for the group; all its processes
-        must call.
+        A connection to the job, a `LocalConnection` where there is none. In a group of
+        `torch.distributed` all processes must call.
 
     Raises:
         ConfigurationError: The address, the id or a time is none.
@@ -104,24 +104,29 @@ def connect(
     notebook.close_earlier(*place)
     if not notebook.is_running():
         own_places.make_room(*place)
-    host_place = find_host_place()
-    if host_place is not None:
-        name = group_of(host_place.group, str(coordinator))
-        connection: WorkerConnection = HostConnection(
-            config, replace(host_place, group=name)
-        )
-    elif is_in_group():
-        channel = GroupChannel(
-            connect_timeout_s + max(step_timeout_s, start_timeout_s) + _MARGIN_S
-        )
-        connection = GroupConnection(
-            channel, lambda: Connection.open(config), config.worker_id
-        )
-    else:
-        connection = Connection.open(config)
+    backend = _backend(config, max(step_timeout_s, start_timeout_s))
+    connection = Connection(backend, wait_s=config.step_timeout_s)
+    own_places.take(connection, *place, is_out=lambda: backend.is_out)
     note_connected()
     notebook.watch(connection, *place)
     return connection
+
+
+def _backend(config: WorkerConfig, call_limit_s: float) -> Backend:
+    """What trains: this process as a worker, or as one of several that are a worker.
+
+    Args:
+        config: Where the job is.
+        call_limit_s: Longest time for a call after this one.
+    """
+    host_place = find_host_place()
+    if host_place is not None:
+        name = group_of(host_place.group, str(config.coordinator))
+        return Host(config, replace(host_place, group=name))
+    if is_in_group():
+        limit_s = config.connect_timeout_s + call_limit_s + _MARGIN_S
+        return Group(GroupChannel(limit_s), config)
+    return Job.open(config)
 
 
 def _tell_rank() -> None:

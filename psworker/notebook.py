@@ -8,7 +8,7 @@ be a second worker. Where no IPython runs, nothing here does anything.
 import sys
 from typing import Any, Final
 
-from psworker.worker_connection import WorkerConnection
+from psworker.connection import Connection
 
 _AFTER_CELL: Final = "post_run_cell"
 
@@ -16,7 +16,7 @@ _AFTER_CELL: Final = "post_run_cell"
 class _Held:
     """A connection and the cell that made it."""
 
-    def __init__(self, connection: WorkerConnection, cell: int) -> None:
+    def __init__(self, connection: Connection, cell: int) -> None:
         self.connection = connection
         self.cell = cell
 
@@ -51,7 +51,7 @@ def is_running() -> bool:
     return _running_shell() is not None
 
 
-def watch(connection: WorkerConnection, coordinator: str, worker_id: str) -> None:
+def watch(connection: Connection, coordinator: str, worker_id: str) -> None:
     """From now on says what a cell that fails means for the job."""
     shell = _running_shell()
     if shell is None:

@@ -1,12 +1,13 @@
 """Steps of a data-parallel group, which is one worker of the job."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pswire.schema import OptimizerSpec
+from psworker.backends.backend import WorkerPlace
 from psworker.backends.group_channel import GroupChannel
 from psworker.data.pending import PendingData
 from psworker.errors import UnsupportedError, refuse_closed
@@ -18,29 +19,6 @@ from psworker.optim.optimizer_state import States
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.transport.values import OptimizerSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlace:
-    """Where the group stands in the job, as its leader has told last.
-
-    Attributes:
-        worker_id: The group's.
-        rank: The group's among the workers.
-        worker_count: Workers of the job.
-        clock: Clocks it has completed.
-        generation: Newest one known.
-        mode: How workers keep together.
-        last_push: What became of its newest push.
-    """
-
-    worker_id: str
-    rank: int
-    worker_count: int
-    clock: int
-    generation: int
-    mode: str
-    last_push: PushResult | None
 
 
 class GroupSteps:
@@ -60,8 +38,8 @@ class GroupSteps:
         buffers: Buffers,
         device_group: Any,  # noqa: ANN401, untyped in torch
         *,
-        place: GroupPlace,
-        look: Callable[[], GroupPlace],
+        place: WorkerPlace,
+        look: Callable[[], WorkerPlace],
         optimizer_count: int = 1,
     ) -> None:
         """Begins with the leader's values in all processes.
@@ -269,7 +247,7 @@ class GroupSteps:
             self._loading[number] = extras.on_loaded
             extras = replace(extras, on_loaded=lambda: self._loaded.append(number))
 
-        def push_and_look() -> tuple[PushResult, GroupPlace, list[int]]:
+        def push_and_look() -> tuple[PushResult, WorkerPlace, list[int]]:
             assert self._leader is not None, "the leader has prepared its optimizers"
             return push(self._leader, extras), self._look(), self._loaded
 

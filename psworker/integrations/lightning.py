@@ -30,13 +30,13 @@ from torch.utils.data import (
 )
 
 import psworker
+from psworker.connection import Connection
 from psworker.errors import ConfigurationError
 from psworker.integrations.weighed_steps import (
     UNSPLIT_TEXT,
     SampleCounter,
     weigh_steps,
 )
-from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
 
@@ -78,7 +78,7 @@ class PSStrategy(SingleDeviceStrategy):
             limits: Time-outs of `psworker.connect`, in seconds.
         """
         super().__init__()
-        self._connect: Callable[[], WorkerConnection] = lambda: psworker.connect(
+        self._connect: Callable[[], Connection] = lambda: psworker.connect(
             address, worker_id, **limits
         )
         self._clip_grad_norm = clip_grad_norm
@@ -86,7 +86,7 @@ class PSStrategy(SingleDeviceStrategy):
         self._sample_count = sample_count
         self._device = device
         self._samples = SampleCounter()
-        self._connection: WorkerConnection | None = None
+        self._connection: Connection | None = None
         self._is_joined = False
         self._has_failed = False
         self._worker_count = 1
@@ -94,7 +94,7 @@ class PSStrategy(SingleDeviceStrategy):
         self._trainer: Trainer | None = None
 
     @property
-    def connection(self) -> WorkerConnection:
+    def connection(self) -> Connection:
         """The connection of the newest `fit`.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from psworker.worker_connection import WorkerConnection
+from psworker.connection import Connection
 
 _PREFIX: Final = "paramserver"
 
@@ -28,7 +28,7 @@ class StepWriter:
     """
 
     def __init__(
-        self, ps: WorkerConnection, writer: SummaryWriter | str | PathLike[str]
+        self, ps: Connection, writer: SummaryWriter | str | PathLike[str]
     ) -> None:
         """Begins to write.
 

@@ -21,6 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from psworker.connection import Connection
 from psworker.errors import ConfigurationError, JobEndedError
 from psworker.integrations.weighed_steps import (
     UNSPLIT_TEXT,
@@ -28,7 +29,6 @@ from psworker.integrations.weighed_steps import (
     weigh_steps,
 )
 from psworker.optim.optimizer import PreparedOptimizer
-from psworker.worker_connection import WorkerConnection
 
 logger: Final = logging.getLogger("psworker")
 
@@ -39,7 +39,7 @@ class PSCallback(TrainerCallback):
     When the job is over it stops the training after the step.
     """
 
-    def __init__(self, ps: WorkerConnection) -> None:
+    def __init__(self, ps: Connection) -> None:
         self._ps = ps
         self._has_ended = False
 
@@ -96,7 +96,7 @@ class PSTrainerMixin(_TrainerBehind):
     def __init__(
         self,
         *args: Any,  # noqa: ANN401, the trainer's own
-        connection: WorkerConnection,
+        connection: Connection,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """As the trainer's, with a connection.

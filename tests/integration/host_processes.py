@@ -5,10 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pswire.addresses import parse_address
+from psworker.backends.host.backend import Host
 from psworker.backends.host.place import HostPlace
 from psworker.backends.host.rendezvous import group_of
-from psworker.backends.host_connection import HostConnection
 from psworker.config import WorkerConfig
+from psworker.connection import Connection
 from tests.integration.job import WAIT_TIMEOUT_S, Job
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ def connect(
     worker_id: str = "host",
     shares_memory: bool = True,
     address: str = "",
-) -> HostConnection:
+) -> Connection:
     config = WorkerConfig(
         coordinator=parse_address(address or job.address),
         worker_id=worker_id,
@@ -31,13 +32,13 @@ def connect(
         shares_memory=shares_memory,
     )
     group = group_of(worker_id, job.address)
-    return HostConnection(config, HostPlace(group, index, count))
+    return Connection(Host(config, HostPlace(group, index, count)))
 
 
 def run_group(
     job: Job,
     count: int,
-    script: Callable[[HostConnection, int], T],
+    script: Callable[[Connection, int], T],
     *,
     worker_id: str = "host",
     shares_memory: bool = True,

@@ -35,6 +35,7 @@ from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address
 from pswire.job_terms import JobTerms
 from pswire.membership import Record, WorkerKey, WorkerState
+from psworker.backends.job import Job as WorkerOfJob
 from tests.doubles.free_addresses import free_address
 from tests.doubles.memory_network import MEMORY_HOST, NETWORK, MemoryNetwork
 
@@ -474,9 +475,13 @@ def connect(
 ) -> psworker.Connection:
     """A worker's connection, with limits that make a hang a failure."""
     limits = {"step_timeout_s": 20.0, "start_timeout_s": 20.0, **settings}
-    connection = psworker.connect(address or job.address, worker_id, **limits)
-    assert isinstance(connection, psworker.Connection)
-    return connection
+    return psworker.connect(address or job.address, worker_id, **limits)
+
+
+def worker_behind(ps: psworker.Connection) -> WorkerOfJob:
+    """What of a connection to a job is not public."""
+    assert isinstance(ps._backend, WorkerOfJob)
+    return ps._backend
 
 
 def key(worker_id: str, incarnation: int = 1) -> WorkerKey:

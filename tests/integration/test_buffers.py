@@ -15,7 +15,7 @@ import psworker
 from pswire.membership import Mode
 from psworker.snapshots.snapshot import Snapshot
 from tests.doubles.fault_proxy import FaultProxy
-from tests.integration.job import Crew, Job, connect, run_workers
+from tests.integration.job import Crew, Job, connect, run_workers, worker_behind
 
 SEED: Final = 11
 STEP_COUNT: Final = 25
@@ -203,8 +203,10 @@ class Counter:
     def wait_alone(self, job: Job) -> None:
         """Returns once this worker knows that it is the only member."""
         record = job.wait_record(lambda record: len(record.members) == 1)
-        membership = self.ps._session.membership
-        self.ps._loop.run(membership.wait_generation(record.generation), 10)
+        membership = worker_behind(self.ps)._session.membership
+        worker_behind(self.ps)._loop.run(
+            membership.wait_generation(record.generation), 10
+        )
 
     def held(self) -> tuple[float, int, float]:
         model = self.model
@@ -375,7 +377,7 @@ def test_pending_gradients_keep_buffers_that_went_on(job: Job) -> None:
     """An idle worker takes part with nothing; its own forward pass is not undone."""
     first, second = pair(job)
     with first.ps, second.ps:
-        first.ps._pending.draw(1)  # half of an accumulation
+        worker_behind(first.ps)._pending.draw(1)  # half of an accumulation
         first.model.weight.grad = torch.ones(3)
         first.model.statistic.fill_(100)
         both(first.optimizer.push_nothing, lambda: second.step(2))

@@ -15,7 +15,6 @@ from pswire.limits import (
     MESSAGE_BYTES_MAX,
     VALUES_PART_BYTES,
 )
-from psworker.backends.host_connection import HostConnection
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, connect, deviation, run_workers
 
@@ -64,7 +63,7 @@ def train(
 
 
 def part(
-    ps: psworker.Connection | HostConnection,
+    ps: psworker.Connection,
     index: int,
     widths: tuple[int, int] = SMALL,
     *,

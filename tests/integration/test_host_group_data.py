@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from psworker.backends.host_connection import HostConnection
+from psworker.connection import Connection
 from tests.integration.group_pair import ROOT
 from tests.integration.host_processes import run_group
 from tests.integration.job import Job, deviation
@@ -38,7 +38,7 @@ def ahead(loader: Iterable[Any], count: int) -> Iterator[Any]:
 
 
 def train(
-    ps: HostConnection, model: nn.Module, ahead_count: int = 0
+    ps: Connection, model: nn.Module, ahead_count: int = 0
 ) -> tuple[list[list[float]], list[torch.Tensor], list[int]]:
     """First numbers of the samples seen, by epoch; the model; samples seen once."""
     x, y = samples()
@@ -73,7 +73,7 @@ def test_each_sample_is_seen_once_by_one_process_and_runs_repeat(
         models = new_models(3)
 
         def script(
-            ps: HostConnection, index: int, models: list[nn.Module] = models
+            ps: Connection, index: int, models: list[nn.Module] = models
         ) -> tuple[list[list[float]], list[torch.Tensor], list[int]]:
             return train(ps, models[index])
 

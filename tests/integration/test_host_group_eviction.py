@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
-from psworker.backends.host_connection import HostConnection
+from psworker.connection import Connection
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.host_processes import run_group
 from tests.integration.job import WAIT_TIMEOUT_S, Job
@@ -62,7 +62,7 @@ def test_a_gradient_of_before_an_eviction_is_thrown_away_once(tmp_path: Path) ->
         FaultProxy(job.address) as proxy,
     ):
 
-        def script(ps: HostConnection, index: int) -> tuple[list[str], list[float]]:
+        def script(ps: Connection, index: int) -> tuple[list[str], list[float]]:
             model = zeros()
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             model, optimizer = ps.prepare(model, optimizer)
@@ -96,7 +96,7 @@ def test_an_epoch_goes_on_after_an_eviction(tmp_path: Path) -> None:
         FaultProxy(job.address) as proxy,
     ):
 
-        def script(ps: HostConnection, index: int) -> tuple[list[int], int]:
+        def script(ps: Connection, index: int) -> tuple[list[int], int]:
             model = nn.Embedding(SAMPLE_COUNT, 2)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             data = TensorDataset(torch.arange(SAMPLE_COUNT))

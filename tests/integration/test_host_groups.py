@@ -10,7 +10,7 @@ from torch import nn
 import psworker
 import psworker.data
 from pswire.membership import Mode
-from psworker.backends.host_connection import HostConnection
+from psworker.connection import Connection
 from psworker.errors import ConfigurationError, PsError, UnsupportedError
 from tests.integration.host_processes import connect, run_group
 from tests.integration.job import Job, deviation
@@ -36,7 +36,7 @@ def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(SIZES[index], 2, generator=draw)
 
 
-def train(ps: HostConnection, index: int, model: nn.Module) -> list[torch.Tensor]:
+def train(ps: Connection, index: int, model: nn.Module) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer = ps.prepare(model, optimizer, clip_grad_norm=1.0, buffers="mean")
     for step in range(STEP_COUNT):
@@ -84,7 +84,7 @@ def test_a_group_has_the_numbers_of_one_process_and_repeats_bit_by_bit(
         models = [new_model(seed) for seed in range(3)]  # all begin with the first's
 
         def script(
-            ps: HostConnection, index: int, models: list[nn.Module] = models
+            ps: Connection, index: int, models: list[nn.Module] = models
         ) -> list[torch.Tensor]:
             return train(ps, index, models[index])
 
@@ -162,7 +162,7 @@ def test_options_that_a_group_can_not_have_are_refused(
 
 
 def test_what_a_group_can_not_do_is_refused(tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> list[str]:
+    def script(ps: Connection, index: int) -> list[str]:
         model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
         optimizer: Any = torch.optim.SGD(model[0].parameters(), lr=0.1)
         model, optimizer = ps.prepare(model, optimizer)
@@ -196,7 +196,7 @@ def test_two_optimizers_are_refused(tmp_path: Path) -> None:
 
 
 def test_processes_that_prepare_something_else_are_refused(tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> str:
+    def script(ps: Connection, index: int) -> str:
         model = nn.Linear(2 + index, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if index == 0:
@@ -241,7 +241,7 @@ def test_a_process_that_was_told_another_size_of_the_group_is_refused(
 
 
 def test_every_process_has_the_state_of_the_optimizer(tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> float:
+    def script(ps: Connection, index: int) -> float:
         model = nn.Linear(2, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model, optimizer = ps.prepare(model, optimizer)
@@ -272,7 +272,7 @@ def test_loading_model_and_optimizer_after_prepare_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("mode", ["ssp", "asp"])
 def test_a_group_takes_part_in_other_modes(mode: str, tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> tuple[float, str]:
+    def script(ps: Connection, index: int) -> tuple[float, str]:
         model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -301,7 +301,7 @@ def test_a_float16_gradient_with_a_loss_scale_is_refused(tmp_path: Path) -> None
 
 
 def test_splits_are_recorded_by_who_leads(tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> bool:
+    def script(ps: Connection, index: int) -> bool:
         split = psworker.data.split(40)
         with pytest.raises(ConfigurationError, match="by the process that leads"):
             ps.record_split("rows", split)
@@ -316,7 +316,7 @@ def test_splits_are_recorded_by_who_leads(tmp_path: Path) -> None:
 
 
 def test_state_is_reset_and_groups_stay(tmp_path: Path) -> None:
-    def script(ps: HostConnection, index: int) -> list[float]:
+    def script(ps: Connection, index: int) -> list[float]:
         model: Any = nn.Linear(2, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         model, optimizer = ps.prepare(model, optimizer)

@@ -16,7 +16,7 @@ import psworker
 from pswire.addresses import Address, parse_address
 from pswire.membership import Mode
 from tests.doubles.fault_proxy import DOWN, UP, FaultProxy
-from tests.integration.job import Crew, Job, connect, run_workers
+from tests.integration.job import Crew, Job, connect, run_workers, worker_behind
 
 SEED: Final = 20261130
 ELEMENT_COUNT: Final = 200_000
@@ -284,7 +284,7 @@ def test_a_gradient_of_old_and_new_values_is_thrown_away(tmp_path: Path) -> None
     ):
         other = Worker(job, "w1", overlap=False, step_timeout_s=40)
         worker = Worker(job, "w0", address=proxy.address, step_timeout_s=40)
-        membership = worker.ps._session.membership
+        membership = worker_behind(worker.ps)._session.membership
         near, old = membership.shards
         membership.shards = (near, type(old)(1, far.address, old.incarnation))
         with other.ps, worker.ps:

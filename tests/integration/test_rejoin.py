@@ -22,7 +22,7 @@ from psworker.optim.optimizer import PreparedOptimizer
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import ShardPort
 from tests.doubles.fault_proxy import DOWN, FaultProxy
-from tests.integration.job import Crew, Job, connect, key
+from tests.integration.job import Crew, Job, connect, key, worker_behind
 from tests.integration.ones_worker import Worker
 from tests.integration.processes import Processes
 
@@ -103,8 +103,7 @@ def test_a_gradient_is_thrown_away_once_by_what_finds_the_eviction(
             evict(job, proxy, "w0")
             other.step()
             assert isinstance(worker.optimizer, PreparedOptimizer)
-            assert worker.ps._stepper is not None
-            worker.ps._stepper.pending.draw(4)
+            worker_behind(worker.ps)._pending.draw(4)
             worker.backward()
             # So that shards are asked before the push begins.
             worker.optimizer.load_state_dict(state)
@@ -165,10 +164,10 @@ def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
     ):
         other = worker_of(job, job.address, "w1")
         worker = worker_of(job, proxy.address, "w0")
-        shards = worker.ps._session.membership.shards
+        shards = worker_behind(worker.ps)._session.membership.shards
         reached = (shards[0], type(shards[1])(1, far.address, shards[1].incarnation))
         with other.ps, worker.ps:
-            worker.ps._session.membership.shards = reached
+            worker_behind(worker.ps)._session.membership.shards = reached
             far.refuse()
             with Crew({"w0": lambda _: worker.step()}) as crew:
                 assert job.run(
@@ -198,13 +197,13 @@ def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
     ):
         others = [worker_of(job, job.address, name) for name in ("w1", "w2")]
         worker = worker_of(job, proxy.address, "w0")
-        shards = worker.ps._session.membership.shards
+        shards = worker_behind(worker.ps)._session.membership.shards
         reached = (type(shards[0])(0, near.address, shards[0].incarnation), shards[1])
         with others[0].ps, others[1].ps, worker.ps:
             works = {w.ps.worker_id: lambda _, w=w: w.step() for w in others}
             with Crew(works) as crew:
                 crew.results()
-            worker.ps._session.membership.shards = reached
+            worker_behind(worker.ps)._session.membership.shards = reached
             # Its push arrives, and what shard 0 says of it never does.
             near.black_hole((DOWN,))
             with Crew({"w0": lambda _: worker.step()}) as crew:
@@ -289,7 +288,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
                 if worker_id == "w0" and count == 3:
                     evict(job, proxy, "w0")
                     is_evicted.set()
-                is_back = ps._session.worker.incarnation == 2
+                is_back = worker_behind(ps)._session.worker.incarnation == 2
                 if worker_id == "w0" and count >= 3 and not is_in_step and not is_back:
                     continue  # a batch that is skipped, until the loader notices
                 model(inputs).square().sum().backward()
@@ -357,7 +356,7 @@ def test_a_gradient_of_both_starts_is_thrown_away(tmp_path: Path) -> None:
             for count, (inputs, indices) in enumerate(loader):
                 if count == 2:
                     evict(job, proxy, "w0")
-                is_back = ps._session.worker.incarnation == 2
+                is_back = worker_behind(ps)._session.worker.incarnation == 2
                 model(inputs).square().sum().backward()
                 batches += indices.tolist()
                 if count >= 2 and not is_back:

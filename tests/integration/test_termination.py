@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from pswire.membership import Mode
-from tests.integration.job import Crew, Job, connect, key
+from tests.integration.job import Crew, Job, connect, key, worker_behind
 
 
 def _prepared(ps: psworker.Connection, *, overlap: bool = False) -> Any:  # noqa: ANN401
@@ -41,7 +41,7 @@ def test_it_leaves_in_the_middle_of_a_step(
         stepping = threading.Thread(target=_step, args=(optimizer,))
         stepping.start()
         job.wait_pushed(worker_id, 1)  # in BSP the other one has not
-        ps.leave_at_once("SIGTERM")
+        worker_behind(ps).leave_at_once("SIGTERM")
         is_gone.set()
         error = RuntimeError("as a process ends")
         ps.__exit__(RuntimeError, error, None)

@@ -171,7 +171,7 @@ def test_with_wait_a_replacement_takes_over_the_open_clock(tmp_path: Path) -> No
                 crew.results()
                 assert (result.outcome, result.clock) == ("applied", 2)
                 assert replacement.value == other.value == -2
-            lost.ps._abandon()
+            lost.ps._end(leaves=False)
 
 
 def test_a_backup_worker_that_is_late_is_dropped_and_jumps(

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import psworker
 from psworker.connection import Connection
-from psworker.worker_connection import WorkerConnection
 from tests.doubles.promised_numbers import DEVIATION_MAX
 from tests.integration.broken_calls import (
     BreakableHandler,
@@ -21,7 +20,7 @@ from tests.integration.broken_calls import (
     leave_unanswered,
     lose_reply,
 )
-from tests.integration.job import Job, deviation
+from tests.integration.job import Job, deviation, worker_behind
 
 
 def small_model(seed: int = 0, width: int = 8) -> nn.Module:
@@ -148,7 +147,7 @@ def test_loaders_share_an_epoch_out(tmp_path: Path) -> None:
 
 def connect_and_prepare(
     job: Job, width: int = 8
-) -> tuple[WorkerConnection, nn.Module, torch.optim.Optimizer]:
+) -> tuple[Connection, nn.Module, torch.optim.Optimizer]:
     ps = psworker.connect(job.address, step_timeout_s=20)
     model = small_model(width=width)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -301,8 +300,8 @@ def test_pending_gradients_keep_the_values_they_were_computed_from(
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             if worker == 0:
-                assert isinstance(ps, Connection)
-                ps._pending.draw(1)  # as a prepared loader notes it: a step was begun
+                # As a prepared loader notes it: a step was begun.
+                worker_behind(ps)._pending.draw(1)
                 optimizer.push_nothing()
                 assert torch.equal(values(model), before)
             else:

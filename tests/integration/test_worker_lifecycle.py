@@ -18,8 +18,8 @@ from torch import nn
 import psworker
 from pswire.addresses import Address, parse_address
 from pswire.membership import Mode, WorkerState
+from psworker.connection import Connection
 from psworker.member.session import LEAVE_TIMEOUT_S
-from psworker.worker_connection import WorkerConnection
 from tests.doubles.child_process import killed_at_end
 from tests.doubles.fault_proxy import FaultProxy
 from tests.integration.job import WAIT_TIMEOUT_S, Crew, Job, connect
@@ -109,7 +109,7 @@ def run_script(job: Job, body: str) -> subprocess.CompletedProcess[str]:
 
 def member(
     address: str, worker_id: str = "w0", step_timeout_s: float = 20
-) -> tuple[WorkerConnection, torch.optim.Optimizer]:
+) -> tuple[Connection, torch.optim.Optimizer]:
     ps = psworker.connect(address, worker_id=worker_id, step_timeout_s=step_timeout_s)
     model = nn.Linear(2, 1)
     model, optimizer = ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

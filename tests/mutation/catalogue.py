@@ -1212,7 +1212,7 @@ BUGS = (
         "a process alone that counts batches as trained whose gradient was zeroed",
         (
             Edit(
-                f"{WORKER}/backends/local_optimizer.py",
+                f"{WORKER}/backends/local.py",
                 "        steps.note_zeroed()\n",
                 "",
             ),

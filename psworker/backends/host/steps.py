@@ -28,7 +28,6 @@ from psworker.backends.host.messages import (
     StepPart,
 )
 from psworker.backends.host.place import HostPlace
-from psworker.backends.host.refused import FLOAT16_TEXT, SPARSE_TEXT
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.errors import (
@@ -62,6 +61,16 @@ _MARGIN_S: Final = 5.0
 _LINGER_S: Final = 5.0
 """How long a leader that is done waits for the others to be done too. Then another one
 leads, which costs the group a moment."""
+
+_SPARSE_TEXT: Final = (
+    "a sparse gradient is not possible with one push per host: build the embedding "
+    "with sparse=False, or start the processes without --one-push-per-host"
+)
+_FLOAT16_TEXT: Final = (
+    "a float16 gradient that carries a loss scale is not possible with one push per "
+    "host: train in bfloat16 or float32, or start the processes without "
+    "--one-push-per-host"
+)
 
 
 class HostSteps(GroupEntry):
@@ -134,9 +143,9 @@ class HostSteps(GroupEntry):
         self._edited.check(self.status.clock + 1)
         held = gradients.gradients_of(spec, groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
-            raise UnsupportedError(SPARSE_TEXT)
+            raise UnsupportedError(_SPARSE_TEXT)
         if scale is not None and gradients.unscale(held, scale) != 1.0:
-            raise UnsupportedError(FLOAT16_TEXT)
+            raise UnsupportedError(_FLOAT16_TEXT)
         self._spent.note(held)
         drawn = self.pending.take()
         if drawn.sample_count is not None:

@@ -1,7 +1,7 @@
 import pytest
 import torch.distributed as dist
 
-from psworker.backends.local_connection import alone_text
+from psworker.backends.local import alone_text
 from psworker.config import find_worker_id
 from psworker.launch.launch_plan import LaunchPlan
 from psworker.torchrun import TorchrunProcess, count_text, find_torchrun, rank_text

@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pswire.schema import OptimizerSpec
+from psworker.backends.backend import WorkerPlace
 from psworker.backends.group_channel import GroupChannel
-from psworker.backends.group_steps import GroupPlace, GroupSteps
+from psworker.backends.group_steps import GroupSteps
 from psworker.data.counted import CountedLoader
 from psworker.errors import UnsupportedError
 from psworker.optim.buffers import Buffers
@@ -25,7 +26,7 @@ from psworker.transport.values import OptimizerSettings
 from tests.doubles.core_values import sgd
 
 SPEC = sgd(groups=((0, 1),))
-PLACE = GroupPlace(
+PLACE = WorkerPlace(
     worker_id="w0",
     rank=0,
     worker_count=1,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from psworker.backends.local_connection import LocalConnection
+from psworker.connection import LocalConnection
 from psworker.errors import ClosedError, ConfigurationError
 
 

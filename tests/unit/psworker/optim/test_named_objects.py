@@ -8,32 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from psworker.backends.group_connection import GroupConnection
-from psworker.backends.host_connection import HostConnection
-from psworker.backends.local_connection import LocalConnection
-from psworker.connection import Connection
+from psworker.connection import Connection, LocalConnection
 from psworker.errors import ConfigurationError
 from psworker.optim.named_objects import OPTIONS, NamedObjects
 from psworker.optim.prepare import sort_objects
-from psworker.worker_connection import WorkerConnection
 
 
 def of(*objects: Any, **named: Any) -> NamedObjects:  # noqa: ANN401
     return NamedObjects.of(objects, named)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Connection,
-        GroupConnection,
-        HostConnection,
-        LocalConnection,
-        WorkerConnection,
-    ],
-)
-def test_every_connection_takes_the_same_options(kind: type[Any]) -> None:
-    parameters = inspect.signature(kind.prepare).parameters.values()
+def test_a_connection_takes_the_options_that_no_object_is_named_by() -> None:
+    parameters = inspect.signature(Connection.prepare).parameters.values()
     options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     assert tuple(options) == OPTIONS
     assert [each.kind for each in parameters][-1] is inspect.Parameter.VAR_KEYWORD

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from pswire.optimizers import SUPPORTED
 from pswire.reasons import Refusal
-from psworker.backends.local_optimizer import LocalSteps, attach
+from psworker.backends.local import LocalSteps, attach
 from psworker.errors import (
     ConfigurationError,
     OptimizerUnsupportedError,

@@ -1,30 +1,169 @@
-"""Steps of an optimizer that runs in this process, counted as a job would."""
+"""Training without a job: what stands behind a connection where none is named.
 
-from collections.abc import Callable, Iterable, Sequence
+The script's own objects do the work, so that its numbers are those it had before it
+knew of psworker, bit by bit. No thread, no network.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
+from psworker.backends.backend import PrepareOptions, WorkerPlace
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_draws import LocalDraws
+from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.errors import refuse_closed
+from psworker.optim.buffer_policies import read_choice
 from psworker.optim.gradients import (
     SpentGradients,
     check_weight,
     collect_gradients,
     stored_elements,
 )
+from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer_class import WRAPS
+from psworker.optim.prepare import (
+    KINDS,
+    check_clip_norm,
+    check_kinds,
+    check_loss,
+    check_objects,
+    check_same_clip_norm,
+)
+from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.refusals import at_entrance
+from psworker.tensors.compression import read_compression
+from psworker.torchrun import TorchrunProcess
+from psworker.transport.ports import Traffic
+
+if TYPE_CHECKING:
+    from pswire.recorded_split import RecordedSplit
+
+LOCAL_MODE: Final = "local"
+LOCAL_WORKER_ID: Final = "local"
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"
+
+
+class Local:
+    """A process that trains alone: a `Backend`.
+
+    What it is given is checked as in a job, and returned, but for loaders that count
+    what they hand out.
+    """
+
+    coordinator = ""
+    title = ""
+    is_leader = True
+    is_out = False
+    traffic = Traffic()  # there is nobody to send to
+
+    def __init__(self, worker_id: str = "") -> None:
+        self._worker_id = worker_id or LOCAL_WORKER_ID
+        self._steps = LocalSteps(LOCAL_MODE)
+        self._is_prepared = False
+        self._loss = "mean"
+        self._prepared: list[object] = []
+        self._loaders: dict[int, Any] = {}  # by id() of the user's, which are kept
+        self._unnamed_count = 0  # of loaders
+        self._splits: dict[str, RecordedSplit] = {}
+
+    @property
+    def place(self) -> WorkerPlace:
+        """The only worker, from `prepare` on."""
+        return WorkerPlace(
+            worker_id=self._worker_id,
+            mode=LOCAL_MODE,
+            rank=0 if self._is_prepared else None,
+            worker_count=int(self._is_prepared),
+            clock=self._steps.clock,
+            generation=int(self._is_prepared),
+            last_push=self._steps.last_push,
+        )
+
+    def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
+        """Attaches itself to the optimizers, and counts what loaders hand out."""
+        self._check(options)
+        check_objects(call)
+        for base, kind in KINDS.items():
+            call.of_kind(base, kind)  # checks the names
+        self._steps.clip_grad_norm = options.clip_grad_norm
+        self._loss = options.loss or "mean"
+        return self._take(call)
+
+    def exchange(
+        self, call: NamedObjects, options: PrepareOptions
+    ) -> Mapping[int, Any]:
+        """Takes what is new: another optimizer, another model or loader too."""
+        self._check(options)
+        check_same_clip_norm(options.clip_grad_norm, self._steps.clip_grad_norm)
+        known = list(self._loaders.values())
+        fresh = call.without(
+            lambda each: isinstance(each, LocalLoader) and any(each is k for k in known)
+        )
+        check_kinds(fresh)
+        return self._take(fresh)
+
+    def settle(self) -> None:
+        """Does nothing: a step that has returned is complete."""
+
+    def publish(self, what: Sequence[Published]) -> None:
+        """Does nothing: what the script has set is what it trains with."""
+
+    def record_split(self, record: "RecordedSplit") -> "RecordedSplit":
+        """Keeps the first one of a name."""
+        return self._splits.setdefault(record.name, record)
+
+    def close(self, *, leaves: bool) -> None:
+        """Ends it; a later `step()` is refused, as in a job."""
+        self._steps.is_closed = True
+
+    def _check(self, options: PrepareOptions) -> None:
+        check_clip_norm(options.clip_grad_norm)
+        check_loss(options.loss, self._loss if self._is_prepared else None)
+        read_compression(options.compression)
+        read_choice(options.buffers)
+
+    def _take(self, call: NamedObjects) -> Mapping[int, Any]:
+        for each, given in zip(call.objects, call.names, strict=True):
+            if any(each is known for known in self._prepared):
+                continue  # given again, with another optimizer perhaps
+            self._prepared.append(each)
+            if isinstance(each, Optimizer):
+                attach(each, self._steps)
+            elif isinstance(each, DataLoader):
+                name = given or f"loader{self._unnamed_count or ''}"
+                self._unnamed_count += not given
+                loader = local_loader(each, self._steps.draws, name=name)
+                self._loaders[id(each)] = loader
+        self._is_prepared = True
+        if self._loaders:
+            self._watch_calls()
+        return self._loaders
+
+    def _watch_calls(self) -> None:
+        """For the reports of the loaders."""
+        held = [each for each in self._prepared if isinstance(each, Optimizer)]
+        parameters = {
+            id(each): each
+            for optimizer in held
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        self._steps.watch(
+            [each for each in self._prepared if isinstance(each, nn.Module)],
+            list(parameters.values()),
+            optimizer_count=len(held),
+        )
 
 
 class LocalSteps:
@@ -193,3 +332,28 @@ def _clipping(
         return loss
 
     return call
+
+
+def alone_text(group: TorchrunProcess | None, count_text: str = "") -> str:
+    """What a script is told once when it trains without a job.
+
+    Args:
+        group: Its place in a torchrun group, if it has one.
+        count_text: Which variable says that this is one of several processes.
+    """
+    text = (
+        "no coordinator is named, so this process trains alone, as without psworker; "
+        "to train as a worker of a job set PS_COORDINATOR=HOST:PORT or start the "
+        "script with `psworker run --coordinator HOST:PORT -- train.py`"
+    )
+    if group is not None and group.process_count > 1:
+        text += (
+            f"; each of the {group.process_count} processes of this torchrun group "
+            "does, unless the model is wrapped in DistributedDataParallel"
+        )
+    elif count_text:
+        text += (
+            f"; {count_text} is in the environment: where so many processes were "
+            "started, each of them trains a model of its own"
+        )
+    return text

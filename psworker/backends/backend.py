@@ -1,0 +1,171 @@
+"""What stands behind a connection: the seam that each way to train implements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pswire.recorded_split import RecordedSplit
+from psworker.optim.buffer_policies import BufferChoice
+from psworker.optim.named_objects import NamedObjects
+from psworker.optim.prepare import Prepared, sort_objects
+from psworker.optim.published import Published
+from psworker.optim.push_result import PushResult
+from psworker.tensors.compression import CompressionChoice
+from psworker.transport.ports import Traffic
+from psworker.user_calls import UserCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOptions:
+    """What `prepare` takes beside objects, as the script has given it.
+
+    Attributes:
+        calls: Calls of the script, of which a step is one.
+    """
+
+    clip_grad_norm: float | None = None
+    buffers: BufferChoice = None
+    overlap: bool = False
+    compression: CompressionChoice = None
+    loss: str | None = None
+    calls: UserCalls
+
+    def describe(self, call: NamedObjects) -> Prepared:
+        """What was given, in the terms of a job; see `sort_objects`."""
+        return sort_objects(
+            call,
+            clip_grad_norm=self.clip_grad_norm,
+            buffers=self.buffers,
+            compression=self.compression,
+            loss=self.loss,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where a worker stands in its job, as far as this process knows.
+
+    Attributes:
+        worker_id: Its name; the wanted one before it has any.
+        mode: How workers keep together, empty where that is not known yet.
+        rank: Its index among the workers, `None` before it has joined.
+        worker_count: Workers of the job, 0 before it has joined.
+        clock: Clocks it has completed.
+        generation: Newest one known.
+        last_push: What became of its newest push.
+    """
+
+    worker_id: str
+    mode: str
+    rank: int | None = None
+    worker_count: int = 0
+    clock: int = 0
+    generation: int = 0
+    last_push: PushResult | None = None
+
+
+class Backend(Protocol):
+    """One way to train: as a worker of a job, as a part of one, or alone.
+
+    `psworker.Connection` calls it, one call at a time: not after `close`, and not in a
+    forked child. What is public about a connection, checks of arguments that all
+    backends share, and the end of the process are the connection's.
+    """
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT of the job, empty where there is none.
+
+        Where there is one, a connection leaves it when the script ends, and no forked
+        child may use it.
+        """
+        ...
+
+    @property
+    def title(self) -> str:
+        """What this process is in the job, for `repr`: of a group, which process."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job, for itself or for a group."""
+        ...
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is of no use any more: the job is over, or goes on without it."""
+        ...
+
+    @property
+    def place(self) -> WorkerPlace:
+        """Where the worker stands. No call to anybody, and no wait."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of all messages between this process and shards."""
+        ...
+
+    def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
+        """Trains from now on, with what the first `prepare` was given.
+
+        Returns when the models hold the values to begin with, and `place` has a rank.
+        After an error it has none, and is called again when the script does.
+
+        Returns:
+            What takes the place of an object, by the `id()` of that; what is not named
+            stays as it is.
+
+        Raises:
+            PsError: As `Connection.prepare`.
+        """
+        ...
+
+    def exchange(
+        self, call: NamedObjects, options: PrepareOptions
+    ) -> Mapping[int, Any]:
+        """Takes other optimizers: `prepare` is called again, after `join`.
+
+        Returns:
+            As `join`.
+
+        Raises:
+            ConfigurationError: What was given does not fit the first call.
+            UnsupportedError: This backend can't.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Completes a step that is under way; the models then hold its values.
+
+        Raises:
+            StepTimeoutError: Some worker or shard did not come in time.
+        """
+        ...
+
+    def publish(self, what: Sequence[Published]) -> None:
+        """Makes the values of these, of all models by default, those of the job.
+
+        Raises:
+            ConfigurationError: A tensor belongs to no prepared model.
+            UnsupportedError: This backend can't.
+        """
+        ...
+
+    def record_split(self, record: RecordedSplit) -> RecordedSplit:
+        """Records a split under its name; the recorded one, which may be another.
+
+        Raises:
+            ConfigurationError: This process can't, or can't yet.
+        """
+        ...
+
+    def close(self, *, leaves: bool) -> None:
+        """Ends everything. Steps that are made later are refused.
+
+        Args:
+            leaves: Whether the worker is done, and leaves the job. If not, an error has
+                ended it, and the job counts it as lost. An error on the way out is
+                logged, not raised: the script is done.
+        """
+        ...

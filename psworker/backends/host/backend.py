@@ -1,0 +1,194 @@
+"""A process that is one of several on its host, which push as one."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pswire.compression import NO_COMPRESSION
+from pswire.recorded_split import RecordedSplit
+from pswire.schema import OptimizerSpec
+from psworker import event_loop, fork_guard
+from psworker.backends.backend import PrepareOptions, WorkerPlace
+from psworker.backends.host.data_link import HostDataLink
+from psworker.backends.host.place import HostPlace
+from psworker.backends.host.steps import HostSteps
+from psworker.backends.prepared import PreparedObjects, leased
+from psworker.config import WorkerConfig
+from psworker.errors import ConfigurationError, UnsupportedError
+from psworker.launch.reachability import wait_reachable
+from psworker.optim.buffer_policies import tell_defaults
+from psworker.optim.named_objects import NamedObjects
+from psworker.optim.optimizer import PreparedOptimizer
+from psworker.optim.prepare import Prepared
+from psworker.optim.published import Published
+from psworker.transport.ports import Traffic
+
+
+class Host:
+    """One process of a host group: a `Backend`.
+
+    All processes run the same script. Towards the job they are one worker;
+    `PS_LOCAL_RANK` tells them apart.
+    """
+
+    def __init__(self, config: WorkerConfig, place: HostPlace) -> None:
+        """Looks for the coordinator; the processes meet in `join`.
+
+        Args:
+            config: Where the job is.
+            place: Which process of which group this is.
+
+        Raises:
+            ConnectError: The coordinator was not reached; the text says why.
+        """
+        wait_reachable(config.coordinator, config.connect_timeout_s)
+        self._config = config
+        self._place_on_host = place
+        self._loop = event_loop.acquire()
+        fork_guard.guard(config.coordinator)
+        self._steps: HostSteps | None = None
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT of the job."""
+        return str(self._config.coordinator)
+
+    @property
+    def title(self) -> str:
+        """Which process of the group this is."""
+        return f"process {self._place_on_host.index} of {self._place_on_host.count}"
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job now; another one may later."""
+        return self._steps is not None and self._steps.is_leader
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the job is over, or goes on without the group, as far as seen."""
+        leader = self._steps.leader if self._steps is not None else None
+        return leader is not None and leader.is_out
+
+    @property
+    def place(self) -> WorkerPlace:
+        """Where the group stands."""
+        if self._steps is None:
+            return WorkerPlace(worker_id=self._config.worker_id, mode="")
+        status = self._steps.status
+        return WorkerPlace(
+            worker_id=status.worker.worker_id,
+            mode=status.mode,
+            rank=status.rank,
+            worker_count=status.worker_count,
+            clock=status.clock,
+            generation=status.generation,
+            last_push=self._steps.last_push,
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of this process, if it is the one that leads."""
+        leader = self._steps.leader if self._steps is not None else None
+        return leader.session.shards.traffic if leader is not None else Traffic()
+
+    def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
+        """Meets the other processes, and joins the job with them as one worker."""
+        given = options.describe(call)
+        _refuse_unsupported(given, overlap=options.overlap)
+        if options.buffers is None:
+            tell_defaults(given.buffers)
+        link = HostDataLink()
+        loaders = leased(given.loaders, link)
+        steps = self._steps = HostSteps(
+            self._loop, self._config, self._place_on_host, given, digest=_digest(given)
+        )
+
+        def make(inner: Optimizer, spec: OptimizerSpec) -> PreparedOptimizer:
+            return PreparedOptimizer(inner, spec, steps, given.bound)
+
+        prepared = PreparedObjects(given, loaders, make)
+        link.start(steps, next(iter(prepared.optimizers.values())))
+        return prepared.follow_schedulers(is_late=steps.status.clock > 0)
+
+    def exchange(
+        self, call: NamedObjects, options: PrepareOptions
+    ) -> Mapping[int, Any]:
+        """Refused: processes that lead later would not know of it."""
+        raise UnsupportedError(
+            "prepare() can be called once with one push per host: give it everything "
+            "at once, or start the processes without --one-push-per-host"
+        )
+
+    def settle(self) -> None:
+        """Does nothing: a step that has returned is complete."""
+
+    def publish(self, what: Sequence[Published]) -> None:
+        """Refused: each process would need the values of all others."""
+        raise UnsupportedError(
+            "publish() is not possible in a group of processes that push as one: set "
+            "values before prepare(), or start each process as a worker of its own"
+        )
+
+    def record_split(self, record: RecordedSplit) -> RecordedSplit:
+        """Records a split with the job, in the leader alone."""
+        leader = self._steps.leader if self._steps is not None else None
+        if leader is None:
+            raise ConfigurationError(
+                "with one push per host splits are recorded by the process that leads, "
+                "once prepare() was called: call it where ps.is_leader"
+            )
+        return self._loop.run(leader.session.record_split(record))
+
+    def close(self, *, leaves: bool) -> None:
+        """Leaves the group; with the last process the group leaves the job."""
+        try:
+            if self._steps is not None:
+                self._steps.close(leaves=leaves)
+        finally:
+            fork_guard.unguard(self._config.coordinator)
+            event_loop.release()
+
+
+def _refuse_unsupported(given: Prepared, *, overlap: bool) -> None:
+    """Checks that a group of processes can do what was prepared.
+
+    Raises:
+        UnsupportedError: It can't; the text says what to do.
+    """
+    cure = "or start the processes without --one-push-per-host"
+    if overlap:
+        raise UnsupportedError(
+            "prepare(overlap=True) is not possible with one push per host: gradients "
+            f"are added up on the host before any leaves; leave overlap out, {cure}"
+        )
+    if given.compression != NO_COMPRESSION:
+        raise UnsupportedError(
+            "compression is not possible with one push per host yet: leave it out, "
+            + cure
+        )
+    if len(given.specs) != 1:
+        raise UnsupportedError(
+            f"{len(given.specs)} optimizers are not possible with one push per host: "
+            f"use one, {cure}"
+        )
+
+
+def _digest(given: Prepared) -> str:
+    """What all processes of a group must have prepared alike."""
+    told = (
+        [
+            entry.described + entry.model + entry.name
+            for entry in given.bound.schema.entries
+        ],
+        sorted(given.loaders),
+        {
+            name: (spec.class_name, [group.entry_indexes for group in spec.groups])
+            for name, spec in given.specs.items()
+        },
+        given.clip_grad_norm,
+        given.loss,
+        {index: policy.value for index, policy in given.buffers.items()},
+    )
+    return blake2b(repr(told).encode(), digest_size=16).hexdigest()

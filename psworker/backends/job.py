@@ -1,0 +1,497 @@
+"""A worker of a job by itself: a member that pushes to its shards."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar
+
+from torch.optim import Optimizer
+
+from pswire import failpoints
+from pswire.leased_data import DataReport, EpochShape, Origin
+from pswire.membership import Mode
+from pswire.placement import Placement
+from pswire.recorded_split import RecordedSplit
+from pswire.schema import OptimizerSpec
+from psworker import event_loop, fork_guard, termination
+from psworker.backends.backend import PrepareOptions, WorkerPlace
+from psworker.backends.group_channel import refuse_late_group
+from psworker.backends.prepared import PreparedObjects, leased
+from psworker.config import WorkerConfig
+from psworker.data.batch_tensors import watch_calls
+from psworker.data.pending import PendingData
+from psworker.data.source import Lease, LeaseRequest, part_in_rounds
+from psworker.errors import ConfigurationError, ConnectError, PsError
+from psworker.event_loop import EventLoop, LoopFuture
+from psworker.launch.reachability import (
+    problem_behind_call,
+    unreachable,
+    wait_reachable,
+)
+from psworker.member.joining import OtherOrderError
+from psworker.member.rejoining import join_first
+from psworker.member.session import CALL_TIMEOUT_S, Session
+from psworker.optim.buffer_policies import tell_defaults
+from psworker.optim.buffers import Buffers
+from psworker.optim.gradients import SpentGradients
+from psworker.optim.named_objects import NamedObjects
+from psworker.optim.optimizer import PreparedOptimizer
+from psworker.optim.prepare import Prepared
+from psworker.optim.published import Published, published_entries
+from psworker.steps.job_tensors import JobTensors
+from psworker.steps.overlap.arriving_values import ArrivingValues
+from psworker.steps.overlap.during_backward import DuringBackward
+from psworker.steps.sending import Sending
+from psworker.steps.stepper import Stepper
+from psworker.tensors.value_store import ValueStore
+from psworker.transport.call_error import CallError
+from psworker.transport.ports import Traffic
+from psworker.transport.retries import now, told_to_users, until_decided
+from psworker.transport.waiting_log import saying_whom
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
+
+AT_ONCE_TIMEOUT_S: Final = 5.0
+"""Longest time to leave in when the process is told to end: who has sent the signal
+sends SIGKILL next, mostly after ten seconds or more."""
+
+
+class Job:
+    """One worker of a job: a `Backend`."""
+
+    title = ""
+    is_leader = True
+
+    def __init__(self, config: WorkerConfig, loop: EventLoop, session: Session) -> None:
+        self._config = config
+        self._loop = loop
+        self._session = session
+        self._pending = PendingData()
+        self._stepper: Stepper | None = None
+        self._prepared: PreparedObjects | None = None
+        self._is_closed = False
+
+    @classmethod
+    def open(cls, config: WorkerConfig) -> Self:
+        """Registers this process as a worker.
+
+        Raises:
+            ConnectError: The coordinator was not reached; the text says why.
+        """
+        deadline = time.monotonic() + config.connect_timeout_s
+        wait_reachable(config.coordinator, config.connect_timeout_s, log=logger.warning)
+        loop = event_loop.acquire()
+        fork_guard.guard(config.coordinator)
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            session = loop.run(Session.open(config, left_s))
+        except CallError as error:
+            _give_up(config)
+            raise _connect_error(config, error) from None
+        except BaseException:
+            _give_up(config)
+            raise
+        made = cls(config, loop, session)
+        termination.watch(made)
+        return made
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT of the job."""
+        return str(self._config.coordinator)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the job is over, or goes on without this worker."""
+        # An evicted worker registers anew, under another record of membership.
+        return self._session.membership.failure is not None
+
+    @property
+    def place(self) -> WorkerPlace:
+        """Where the worker stands."""
+        record, stepper = self._session.membership.record, self._stepper
+        mode = record.mode if record else self._session.settings.mode
+        worker_id = self._session.worker.worker_id
+        if stepper is None:
+            return WorkerPlace(worker_id=worker_id, mode=mode.label)
+        return WorkerPlace(
+            worker_id=worker_id,
+            mode=mode.label,
+            rank=stepper.member.rank,
+            worker_count=len(record.members) if record else 0,
+            clock=stepper.clock,
+            generation=stepper.generation,
+            last_push=stepper.last_push,
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of all messages to and from shards."""
+        return self._session.shards.traffic
+
+    def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
+        """Becomes a member; the models then hold the job's values."""
+        refuse_late_group(call.objects)
+        given = options.describe(call)
+        if options.buffers is None:
+            tell_defaults(given.buffers)
+        link = DataLink(
+            self._loop,
+            self._session,
+            self._pending,
+            wait_timeout_s=self._config.step_timeout_s,
+        )
+        loaders = leased(given.loaders, link)
+        try:
+            stepper = self._join_in_order(given, options)
+        except OtherOrderError as other:
+            given = given.in_order(other.positions)
+            stepper = self._join_in_order(given, options)
+
+        def make(inner: Optimizer, spec: OptimizerSpec) -> PreparedOptimizer:
+            made = PreparedOptimizer(
+                inner, spec, stepper, given.bound, stepper.compression, stepper.calls
+            )
+            if stepper.overlaps:
+                made.watch_parameters(stepper.settle)
+            return made
+
+        self._stepper = stepper
+        self._prepared = prepared = PreparedObjects(given, loaders, make)
+        link.start(stepper, prepared.optimizers)
+        return prepared.follow_schedulers(is_late=stepper.member.base_clock > 0)
+
+    def exchange(
+        self, call: NamedObjects, options: PrepareOptions
+    ) -> Mapping[int, Any]:
+        """Puts new optimizers in the place of those of the last call, on all shards."""
+        refuse_late_group(call.objects)
+        prepared, stepper = self._prepared, self._stepper
+        assert prepared is not None, "it has joined"
+        assert stepper is not None, "it has joined"
+        if options.overlap and not stepper.overlaps:
+            raise ConfigurationError(
+                "steps overlap if the first prepare() says so, and it did not; "
+                "leave overlap out when prepare() is called again"
+            )
+        return prepared.exchange(call, options, stepper.declare)
+
+    def settle(self) -> None:
+        """Completes a step that is under way."""
+        if self._stepper is not None:
+            self._stepper.settle()
+
+    def publish(self, what: Sequence[Published]) -> None:
+        """Makes values the job's, by a push of their own."""
+        assert self._prepared is not None, "it has joined"
+        assert self._stepper is not None, "it has joined"
+        self._stepper.settle()
+        tensors = self._stepper.tensors
+        entries = published_entries(what, self._prepared.given.bound, tensors)
+        next(iter(self._prepared.optimizers.values())).publish(entries)
+
+    def record_split(self, record: RecordedSplit) -> RecordedSplit:
+        """Records a split with the coordinator."""
+        return self._loop.run(self._session.record_split(record))
+
+    def close(self, *, leaves: bool) -> None:
+        """Leaves the job if it is in it, and ends all calls."""
+        if self._is_closed:
+            return
+        try:
+            if leaves and not self.is_out:
+                self._leave()
+        finally:
+            self._is_closed = True
+            termination.unwatch(self)
+            if self._stepper is not None:
+                self._stepper.close()
+            try:
+                self._loop.run(self._session.close())
+            finally:
+                _give_up(self._config)
+
+    def leave_at_once(self, signal_name: str) -> None:
+        """Leaves the job from a signal handler, in the middle of whatever is under way.
+
+        Of a push that is, and of the data behind what was pushed, the shards know more
+        than can be asked here: it counts as that of a worker that is lost does. Data
+        that was drawn and not pushed goes to the others.
+
+        Args:
+            signal_name: That of the signal which ends this process.
+
+        Raises:
+            PsError: The coordinator did not take it.
+            TimeoutError: It did not answer in time.
+        """
+        if self._is_closed or self.is_out:
+            return
+        sequence = self._stepper.sequence_acknowledged if self._stepper else 0
+        leaving = self._session.leave(sequence, DataReport(), signal_name=signal_name)
+        self._loop.run(leaving, AT_ONCE_TIMEOUT_S)
+        worker_id = self._session.worker.worker_id
+        logger.warning("%s: worker %s has left the job", signal_name, worker_id)
+
+    def _leave(self) -> None:
+        report = self._pending.take_last_report()
+        try:
+            sequence = self._stepper.settled_sequence() if self._stepper else 0
+            self._loop.run(self._session.leave(sequence, report))
+        except PsError as error:
+            # The script is done: an error now would hide that.
+            logger.warning(
+                "could not leave the job in good order, so that it counts worker %s as "
+                "lost: %s",
+                self._session.worker.worker_id,
+                error,
+            )
+
+    def _join_in_order(self, given: Prepared, options: PrepareOptions) -> Stepper:
+        placement = given.terms.placement(self._session.settings)
+        buffers = Buffers(
+            given.bound, given.buffers, given.specs.values(), given.followed
+        )
+        store = _store_of(
+            given, placement, local=buffers.local, overlap=options.overlap
+        )
+        deadline = time.monotonic() + self._config.start_timeout_s
+        joined = join_first(self._loop, self._session, store, given, deadline)
+        if failpoints.armed:
+            failpoints.hit("worker.joined")
+        tensors = JobTensors.of(given, store, buffers)
+        watch_calls(given.models.values(), self._pending)
+        looked = SpentGradients(len(store.tensors))
+        self._pending.watch(
+            lambda: looked.differ_from(store.tensors),
+            parameters=store.tensors,
+            optimizer_count=len(given.optimizers),
+        )
+        sending = (
+            DuringBackward(self._loop, self._session, tensors, store)
+            if isinstance(store, ArrivingValues)
+            else Sending(self._loop, self._session, tensors)
+        )
+        return Stepper(
+            self._loop,
+            self._session,
+            tensors,
+            pending=self._pending,
+            member=joined.member,
+            stand_in=joined.stand_in,
+            timeout_s=self._config.step_timeout_s,
+            calls=options.calls,
+            sending=sending,
+        )
+
+
+class DataLink:
+    """A worker, as its loaders see it: a `psworker.data.DataSource`.
+
+    Loaders exist before the worker has joined, since joining names them. They are
+    iterated after it.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: Session,
+        pending: PendingData,
+        *,
+        wait_timeout_s: float,
+    ) -> None:
+        self._loop = loop
+        self._session = session
+        self._pending = pending
+        self._wait_timeout_s = wait_timeout_s
+        self._awaited_optimizer = ""
+        self._optimizers: dict[str, PreparedOptimizer] = {}
+        self._stepper: Stepper | None = None
+
+    def start(self, stepper: Stepper, optimizers: dict[str, PreparedOptimizer]) -> None:
+        """The worker is a member now, with these optimizers by name."""
+        self._stepper = stepper
+        self._optimizers = optimizers
+
+    @property
+    def pending(self) -> PendingData:
+        """What was drawn and not yet pushed or reported."""
+        return self._pending
+
+    @property
+    def rejoin_count(self) -> int:
+        """How often this worker was evicted and has joined again."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return self._stepper.rejoin_count
+
+    @property
+    def sharer_count(self) -> int:
+        """Workers that take ranges on demand; 0 where ranges are dealt in rounds."""
+        record = self._session.membership.record
+        if record is None:
+            return 0
+        is_in_step = not self._session.settings.backup_worker_count
+        if record.mode is Mode.BSP and is_in_step:
+            return 0
+        return len(record.members)
+
+    @property
+    def worker_count(self) -> int:
+        """Workers of the job now, at least 1."""
+        record = self._session.membership.record
+        return max(1, len(record.members)) if record is not None else 1
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among these, from 0."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        return self._stepper.member.rank
+
+    def dealt_count(self, batch_count: int) -> int:
+        """Of the batches of an epoch those that this worker gets."""
+        # Rounded up, what the first one gets.
+        place = 0 if self.sharer_count else self.rank
+        return part_in_rounds(batch_count, place, self.worker_count)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient was begun that no step has taken yet."""
+        return self._stepper is not None and self._stepper.has_gradient
+
+    def settle(self) -> None:
+        """Completes a step that is under way."""
+        self._member().settle()
+
+    def rejoin(self) -> None:
+        """Joins again after an eviction."""
+        assert self._stepper is not None, "loaders are handed out after joining"
+        self._stepper.rejoin()
+
+    def open_epoch(
+        self,
+        loader: str,
+        epoch: int,
+        shape: EpochShape,
+        origin: bytes,
+        report: DataReport,
+    ) -> LoopFuture[Origin]:
+        """Opens an epoch; what its order is drawn from."""
+
+        async def attempt(timeout_s: float) -> Origin:
+            return await self._session.control.open_epoch(
+                self._session.worker,
+                loader,
+                epoch,
+                shape,
+                origin,
+                report,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+
+        return self._submit(attempt)
+
+    def lease_data(self, request: LeaseRequest) -> LoopFuture[Lease]:
+        """Leases ranges."""
+
+        async def attempt(timeout_s: float) -> Lease:
+            if request.wait:
+                self._session.membership.waiting = None  # of an earlier wait
+            ranges, is_closed, account = await self._session.control.lease_data(
+                self._session.worker,
+                request.loader,
+                request.epoch,
+                order_digest=request.order_digest,
+                report=request.report,
+                batch_count_max=request.batch_count_max,
+                wait=request.wait,
+                timeout_s=min(timeout_s, CALL_TIMEOUT_S),
+            )
+            return Lease(ranges, is_closed, account)
+
+        # One that waits for other workers is spoken of by who asks.
+        return self._submit(attempt, is_answered_at_once=not request.wait)
+
+    def await_contribution(self) -> LoopFuture[None]:
+        """Done once the next clock waits for nobody but workers without data."""
+        place = self._member().next_place()
+
+        async def wait() -> None:
+            contribution = await self._session.shards.await_contribution(*place)
+            self._awaited_optimizer = contribution.optimizer
+
+        return self._loop.submit(wait())
+
+    def holders(self) -> str:
+        """Which workers have what this one waits for, in words, if that was told."""
+        waiting = self._session.membership.waiting
+        return waiting.reason if waiting is not None else ""
+
+    def push_nothing(self) -> None:
+        """Pushes weight 0 for the next clock and leaves the newest values."""
+        named = self._optimizers.get(self._awaited_optimizer)
+        optimizer = named or next(iter(self._optimizers.values()))
+        optimizer.push_nothing()
+
+    def _member(self) -> Stepper:
+        assert self._stepper is not None, "loaders are handed out after joining"
+        self._stepper.refuse_closed()
+        self._stepper.refuse_lost()
+        return self._stepper
+
+    def _submit(
+        self,
+        attempt: Callable[[float], Coroutine[Any, Any, T]],
+        *,
+        is_answered_at_once: bool = True,
+    ) -> LoopFuture[T]:
+        self._member()
+
+        async def call() -> T:
+            def decided() -> Coroutine[Any, Any, T]:
+                return until_decided(attempt, now() + self._wait_timeout_s)
+
+            peer = self._session.control.peer
+            with told_to_users():
+                return await self._session.membership.unless_failed(
+                    saying_whom(decided, f"{peer} to answer")
+                    if is_answered_at_once
+                    else decided()
+                )
+
+        return self._loop.submit(call())
+
+
+def _store_of(
+    given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
+) -> ValueStore:
+    """Where the values of a job go.
+
+    Args:
+        given: What is trained.
+        placement: How tensors are cut.
+        local: Entries of buffers that are never written to.
+        overlap: Whether values come while a forward pass reads them.
+    """
+    named: dict[str, Any] = {
+        "buffers": given.followed.union(given.buffers),
+        "local": local,
+        "compression": given.compression,
+    }
+    if overlap:
+        specs = given.specs.values()
+        return ArrivingValues.of(given.bound, placement, specs, **named)
+    return ValueStore(given.bound.tensors, placement, **named)
+
+
+def _give_up(config: WorkerConfig) -> None:
+    fork_guard.unguard(config.coordinator)
+    event_loop.release()
+
+
+def _connect_error(config: WorkerConfig, error: CallError) -> ConnectError | PsError:
+    if error.refusal is not None:
+        return error.to_ps_error()
+    problem = problem_behind_call(config.coordinator, error.code, error.text)
+    return unreachable(config.coordinator, config.connect_timeout_s, problem)
