@@ -82,15 +82,6 @@ class UserCalls:
                 f"{self._name} has returned"
             )
 
-    def refuse_forked(self) -> None:
-        """Refuses what only the process that has connected can do.
-
-        Raises:
-            ClosedError: This is a child of it.
-        """
-        if os.getpid() != self._process_id:
-            raise ClosedError(FORKED_TEXT)
-
     def run(
         self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:

@@ -6,8 +6,6 @@ from typing import Final
 
 EXAMPLES: Final = "bsp, bsp+1 (one backup worker), ssp:3 (staleness bound 3) or asp"
 
-DEFAULT_MODES: Final = "bsp,bsp+1,ssp:3,asp"
-
 _NAME: Final = re.compile(r"bsp|bsp\+(?P<backups>\d+)|ssp:(?P<bound>\d+)|asp")
 
 

@@ -411,15 +411,6 @@ class Stepper:
                 "to its parent: call ps.wait() before you fork"
             )
 
-    def look(self) -> None:
-        """As `settle`, where no call is under way: else what is known now will do.
-
-        Raises:
-            StepTimeoutError: Some worker or shard did not come in time.
-        """
-        if not (self.calls.is_busy or self.calls.is_forked):
-            self.settle()
-
     @property
     def _is_interrupted(self) -> bool:
         """Whether the script has left a step by an error that is none of psworker's.

@@ -72,9 +72,6 @@ class StepPart:
     optimizer: str = ""
 
 
-NO_PART = StepPart(weight=0.0, presence=())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPlace:
     """Where the group stands in the job when a push begins, as its leader knows.
