@@ -181,7 +181,8 @@ def test_it_says_where_the_worker_stands(way: Way) -> None:
             push = ps.last_push
             assert push is not None
             assert (push.outcome, push.mode) == ("applied", ps.mode)
-            assert push.clock == ps.clock == clock
+            assert push.clock == push.version == push.frontier == ps.clock == clock
+            assert (push.staleness, push.duplicate) == (0, False)
         assert ps.is_leader or way.kind == "host"
         is_sender = way.job is not None and ps.is_leader
         assert (ps.bytes_sent > 0, ps.bytes_received > 0) == (is_sender, is_sender)
@@ -204,8 +205,9 @@ def test_a_weight_weighs_and_0_counts_for_nothing(way: Way) -> None:
         ps.wait()
         expected = [each - 0.1 for each in before]  # the gradient is 1 all over
         assert deviation(values_of(model), expected) < 1e-6
-        with pytest.raises(psworker.ConfigurationError, match="number of samples"):
-            optimizer.step(weight=-1.0)
+        for wrong in (-1.0, float("nan")):
+            with pytest.raises(psworker.ConfigurationError, match="number of samples"):
+                optimizer.step(weight=wrong)
         assert ps.clock == 2
 
     way.run(script)

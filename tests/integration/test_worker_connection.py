@@ -173,51 +173,6 @@ def test_what_is_no_norm_is_refused(ps: WorkerConnection) -> None:
     assert ps.generation == 0
 
 
-def test_it_tells_where_the_training_stands(ps: WorkerConnection, kind: str) -> None:
-    assert ps.worker_id == "w0"
-    assert (ps.clock, ps.generation, ps.last_push) == (0, 0, None)
-    with pytest.raises(psworker.ConfigurationError, match="once prepare"):
-        _ = ps.rank
-    model = new_model()
-    prepared, optimizer = ps.prepare(model, new_optimizer(model))
-    assert prepared is model
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    optimizer.step()
-
-    assert (ps.rank, ps.clock) == (0, 2)
-    assert ps.generation > 0
-    assert ps.mode == {"local": "local", "job": "bsp"}[kind]
-    assert (ps.bytes_sent > 0) == (kind == "job")
-    assert (ps.bytes_received > 0) == (kind == "job")
-    push = ps.last_push
-    assert push is not None
-    assert (push.outcome, push.mode, push.duplicate) == ("applied", ps.mode, False)
-    assert (push.clock, push.version, push.frontier, push.staleness) == (2, 2, 2, 0)
-
-
-def test_a_step_of_weight_0_counts_for_nothing(ps: WorkerConnection) -> None:
-    model = new_model()
-    before = values_of(model)
-    _, optimizer = ps.prepare(model, new_optimizer(model))
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step(weight=0)
-    assert ps.clock == 1
-    assert deviation(values_of(model), before) == 0.0
-
-
-def test_a_weight_that_is_none_is_refused(ps: WorkerConnection) -> None:
-    model = new_model()
-    _, optimizer = ps.prepare(model, new_optimizer(model))
-    for weight in (-1.0, float("nan")):
-        with pytest.raises(
-            psworker.ConfigurationError, match="not a number of samples"
-        ):
-            optimizer.step(weight=weight)
-    assert ps.clock == 0
-
-
 def test_loaders_take_an_epoch_and_yield_every_sample(ps: WorkerConnection) -> None:
     data = TensorDataset(torch.arange(10))
     model = new_model()
@@ -265,20 +220,6 @@ def test_a_refusal_shows_no_frame_of_psworker(ps: WorkerConnection) -> None:
     for caught in (wrong_kind, wrong_weight, wrong_parts):
         frames = [Path(str(entry.path)) for entry in caught.traceback]
         assert not [path for path in frames if inside in path.parents], frames
-
-
-def test_after_its_end_nothing_is_done_any_more(ps: WorkerConnection) -> None:
-    model = new_model()
-    _, optimizer = ps.prepare(model, new_optimizer(model))
-    assert not ps.is_closed
-    ps.close()
-    ps.close()
-    assert ps.is_closed
-    assert "closed" in repr(ps)
-    with pytest.raises(psworker.ClosedError, match="connect"):
-        optimizer.step()
-    with pytest.raises(psworker.ClosedError, match="connect"):
-        ps.prepare(model, new_optimizer(model))
 
 
 def test_a_process_that_trains_alone_says_so_once(
