@@ -1,6 +1,5 @@
 """The commands of `psctl` that look at a job, or change it, while it runs."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,17 +12,10 @@ from pswire.limits import (
     STALENESS_BOUND_MAX,
     WAIT_S_MAX,
 )
+from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
 from pswire.options import chosen, number_option
-
-
-class ModeName(StrEnum):
-    """How workers keep together."""
-
-    BSP = "bsp"
-    SSP = "ssp"
-    ASP = "asp"
 
 
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
@@ -42,10 +34,10 @@ def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> No
 
 def mode(
     name: Annotated[
-        ModeName,
+        str,
         typer.Argument(
-            parser=lambda text: chosen(ModeName, text),
-            metavar="bsp|ssp|asp",
+            parser=lambda text: chosen(Mode.labels(), text),
+            metavar="|".join(Mode.labels()),
             help="In lockstep, a bounded number of clocks apart, or freely.",
             show_default=False,
         ),
@@ -83,10 +75,9 @@ def mode(
     momentum out, and the reverse on the way back: see docs/modes.md.
     """
     from psctl.mode import changed_text, rate_hint, set_mode
-    from pswire.membership import Mode
 
     changed = set_mode(
-        coordinator, Mode[name.name], staleness=staleness, timeout_s=timeout
+        coordinator, Mode.labelled(name), staleness=staleness, timeout_s=timeout
     )
     if as_json:
         print_json(changed)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from psctl.job_commands import ModeName
 from psctl.options import JsonOption, interruptible, parsed, print_json, say
 from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.membership import Mode
 from pswire.number_range import NumberRange
 from pswire.options import choice_option, count_option, number_option
 
@@ -32,13 +32,13 @@ def demo(
         count_option("Epochs; by default about ten seconds of them.", most=1_000_000),
     ] = None,
     mode: Annotated[
-        ModeName,
+        str,
         choice_option(
-            ModeName,
+            Mode.labels(),
             help="How workers keep together: in lockstep, a bounded number of clocks "
             "apart, or freely.",
         ),
-    ] = ModeName.BSP,
+    ] = Mode.BSP.label,
     staleness: Annotated[
         int | None,
         number_option(
@@ -78,7 +78,7 @@ def demo(
     """
     from psctl.demo.kill import parse_kill
 
-    if staleness is not None and mode is not ModeName.SSP:
+    if staleness is not None and not Mode.labelled(mode).rules.takes_bound:
         raise typer.BadParameter(
             f"only --mode ssp has a bound, not {mode}", param_hint="--staleness"
         )
@@ -98,7 +98,7 @@ def demo(
         worker_count=workers,
         shard_count=shards,
         epoch_count=epochs or 0,
-        mode=mode.value,
+        mode=mode,
         staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
         kill=wanted,
     )

@@ -64,7 +64,7 @@ def set_mode(
         coordinator=str(coordinator),
         mode=mode.label,
         previous_mode=previous.label,
-        staleness_bound=None if mode is Mode.ASP else bound,
+        staleness_bound=mode.rules.lag_max(bound),
         generation=changed.generation,
         mode_clock=changed.mode_clock,
     )
@@ -72,7 +72,7 @@ def set_mode(
 
 def changed_text(changed: ChangedMode) -> str:
     """The change for people."""
-    mode = mode_text(Mode[changed["mode"].upper()], changed["staleness_bound"] or 0)
+    mode = mode_text(Mode.labelled(changed["mode"]), changed["staleness_bound"] or 0)
     return (
         f"{mode}, after clock {changed['mode_clock']} (generation "
         f"{changed['generation']})"
@@ -82,18 +82,19 @@ def changed_text(changed: ChangedMode) -> str:
 def rate_hint(changed: ChangedMode) -> str:
     """What the change means for learning rates; empty when nothing.
 
-    Only BSP applies means: SSP and ASP both apply the updates of single workers.
+    A mode with clocks applies means, the others the updates of single workers.
     """
-    was_bsp, is_bsp = (
-        mode == Mode.BSP.label for mode in (changed["previous_mode"], changed["mode"])
+    had_means, has_means = (
+        Mode.labelled(label).rules.is_clocked
+        for label in (changed["previous_mode"], changed["mode"])
     )
-    if was_bsp == is_bsp:
+    if had_means == has_means:
         return ""
-    return RATES_OF_MEANS if is_bsp else RATES_OF_SINGLE_UPDATES
+    return RATES_OF_MEANS if has_means else RATES_OF_SINGLE_UPDATES
 
 
 def _bound(mode: Mode, staleness: int | None) -> int:
-    if mode is not Mode.SSP:
+    if not mode.rules.takes_bound:
         if staleness is not None:
             raise CommandError(
                 f"--staleness {staleness} has no meaning in {mode.label}: only ssp "

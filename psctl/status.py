@@ -100,19 +100,18 @@ def clock_of(shard: ShardStatus, mode: Mode) -> int:
     Clocks are closed in BSP only; in the other modes that number would stand still,
     and the frontier is the same thing.
     """
-    return shard.clock if mode is Mode.BSP else shard.frontier
+    return shard.clock if mode.rules.is_clocked else shard.frontier
 
 
 def status_json(coordinator: Address, status: JobStatus) -> dict[str, object]:
     """The status for programs. Unknown is `null`, never a magic number."""
-    is_asp = status.mode is Mode.ASP
     return {
         "schema_version": SCHEMA_VERSION,
         "coordinator": str(coordinator),
         "job": _settings_json(status.settings),
         "phase": status.phase,
         "mode": status.mode.label,
-        "staleness_bound": None if is_asp else status.staleness_bound,
+        "staleness_bound": status.mode.rules.lag_max(status.staleness_bound),
         "mode_clock": status.mode_clock,
         "generation": status.generation,
         "workers_floor": status.workers_floor,
@@ -239,8 +238,9 @@ def status_text(status: JobStatus) -> str:
 
 def mode_text(mode: Mode, staleness_bound: int) -> str:
     """A mode in words, such as `ssp, at most 3 clocks apart`."""
-    bound = f", at most {staleness_bound} clocks apart" if mode is Mode.SSP else ""
-    return f"{mode.label}{bound}"
+    if not mode.rules.takes_bound:
+        return mode.label
+    return f"{mode.label}, at most {staleness_bound} clocks apart"
 
 
 def _facts(status: JobStatus) -> list[str]:

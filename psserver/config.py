@@ -162,7 +162,7 @@ class CoordinatorConfig:
     def notes(self) -> tuple[str, ...]:
         """What follows from the settings and was not said, for the log."""
         found = []
-        if self.mode is Mode.SSP and self.staleness_bound is None:
+        if self.mode.rules.takes_bound and self.staleness_bound is None:
             found.append(
                 f"no --staleness: workers may be {STALENESS_BOUND_DEFAULT} clocks apart"
             )
@@ -173,7 +173,7 @@ class CoordinatorConfig:
                 "before every shard has all of it"
             )
         ruled = self._of_stale_pushes
-        if self.mode is Mode.BSP and ruled:
+        if self.mode.rules.is_clocked and ruled:
             found.append(
                 f"{' and '.join(ruled)} has no effect in bsp, where no push is stale; "
                 "`psctl mode ssp` or `asp` gives it one"
@@ -182,10 +182,10 @@ class CoordinatorConfig:
 
     @property
     def _bound(self) -> int:
-        if self.mode is not Mode.SSP:
-            return 0
         given = self.staleness_bound
-        return STALENESS_BOUND_DEFAULT if given is None else given
+        return self.mode.rules.bound_of(
+            STALENESS_BOUND_DEFAULT if given is None else given
+        )
 
     @property
     def _atomicity(self) -> StepAtomicity:
@@ -215,7 +215,7 @@ class CoordinatorConfig:
 
     def _validate_staleness(self) -> None:
         bound = self.staleness_bound
-        if bound is not None and self.mode is not Mode.SSP:
+        if bound is not None and not self.mode.rules.takes_bound:
             raise OptionError(
                 f"--staleness {bound} has no meaning with --mode "
                 f"{self.mode.label}: only ssp bounds how far workers are apart; "
@@ -228,7 +228,7 @@ class CoordinatorConfig:
     def _validate_two_phases(self) -> None:
         count = self.backup_worker_count
         _check("--backup-workers", BACKUP_WORKER_COUNT, count)
-        if count and self.mode is not Mode.BSP:
+        if count and not self.mode.rules.is_clocked:
             raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
                 f"{self.mode.label}: there no worker waits for the slowest ones "

@@ -36,14 +36,6 @@ from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.options import choice_option, number_option
 
 
-class ModeName(StrEnum):
-    """How workers keep together."""
-
-    BSP = "bsp"
-    SSP = "ssp"
-    ASP = "asp"
-
-
 class LossPolicyName(StrEnum):
     """What to do when a worker is lost."""
 
@@ -67,13 +59,13 @@ class JobOptions:
         number_option(allowed=SHARD_COUNT, metavar="N", help="Shards of the job."),
     ]
     mode: Annotated[
-        ModeName,
+        str,
         choice_option(
-            ModeName,
+            Mode.labels(),
             help="How workers keep together: in lockstep, a bounded number of clocks "
             "apart, or freely. `psctl mode` changes it while the job runs.",
         ),
-    ] = ModeName.BSP
+    ] = Mode.BSP.label
     staleness: Annotated[
         int | None,
         number_option(
@@ -174,7 +166,7 @@ class JobOptions:
             listen=listen,
             state_dir=state_dir,
             shard_count=self.shards,
-            mode=Mode[self.mode.name],
+            mode=Mode.labelled(self.mode),
             staleness_bound=self.staleness,
             workers_min=self.min_workers,
             worker_loss_policy=LossPolicy[self.on_worker_loss.name],

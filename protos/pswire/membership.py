@@ -6,7 +6,7 @@ A record holds the whole membership, so that the newest one is all a process nee
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 NAME_CHARACTERS_SHOWN: Final = 64
 """Of a name that somebody else chose, in a text for people."""
@@ -33,6 +33,43 @@ class LabelledEnum(IntEnum):
         """As users write it."""
         return self.name.lower()
 
+    @classmethod
+    def labels(cls) -> tuple[str, ...]:
+        """All of them, for a command line."""
+        return tuple(each.label for each in cls)
+
+    @classmethod
+    def labelled(cls, label: str) -> Self:
+        """The value of a label; `KeyError` without any."""
+        return cls[label.upper()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRules:
+    """What a mode means, for all processes.
+
+    Attributes:
+        is_clocked: Pushes are applied clock by clock, as their mean, when all of a
+            clock are there. Otherwise each is applied by itself.
+        bounds_lag: A pull waits for workers that are too many clocks behind.
+        takes_bound: How many those are is the user's staleness bound. Otherwise 0.
+        deals_rounds: Data is dealt in rounds, a batch for each worker. Otherwise the
+            workers take it on demand.
+    """
+
+    is_clocked: bool
+    bounds_lag: bool
+    takes_bound: bool
+    deals_rounds: bool
+
+    def bound_of(self, staleness_bound: int) -> int:
+        """The staleness bound, in clocks; 0 in a mode that takes none."""
+        return staleness_bound if self.takes_bound else 0
+
+    def lag_max(self, staleness_bound: int) -> int | None:
+        """Clocks that values may lag behind their reader; None without a bound."""
+        return self.bound_of(staleness_bound) if self.bounds_lag else None
+
 
 class Mode(LabelledEnum):
     """How workers keep together; mirrors `pswire.v1.Mode`."""
@@ -40,6 +77,24 @@ class Mode(LabelledEnum):
     BSP = 1
     SSP = 2
     ASP = 3
+
+    @property
+    def rules(self) -> ModeRules:
+        """What it means."""
+        return _MODE_RULES[self]
+
+
+_MODE_RULES = {
+    Mode.BSP: ModeRules(
+        is_clocked=True, bounds_lag=True, takes_bound=False, deals_rounds=True
+    ),
+    Mode.SSP: ModeRules(
+        is_clocked=False, bounds_lag=True, takes_bound=True, deals_rounds=False
+    ),
+    Mode.ASP: ModeRules(
+        is_clocked=False, bounds_lag=False, takes_bound=False, deals_rounds=False
+    ),
+}
 
 
 class LossPolicy(LabelledEnum):

@@ -1,6 +1,6 @@
 """Options of commands whose values are refused in words of ours, not of a parser."""
 
-from enum import StrEnum
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import typer
@@ -8,7 +8,7 @@ import typer
 from pswire.addresses import Address, parse_address
 from pswire.number_range import NumberRange
 
-Choice = TypeVar("Choice", bound=StrEnum)
+Choice = TypeVar("Choice", bound=str)
 
 
 def number_option(
@@ -64,7 +64,7 @@ def coordinator_address(text: str) -> Address:
 
 
 def choice_option(
-    choices: type[StrEnum],
+    choices: Collection[str],
     *,
     help: str,
     **others: Any,  # noqa: ANN401, as typer takes them
@@ -84,15 +84,13 @@ def choice_option(
     )
 
 
-def chosen(choices: type[Choice], text: str) -> Choice:
+def chosen(choices: Collection[Choice], text: str) -> Choice:
     """The choice that a word stands for, in capitals or not.
 
     Raises:
         typer.BadParameter: It stands for none.
     """
-    try:
-        return choices(text.lower())
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not one of {', '.join(choices)}"
-        ) from None
+    for each in choices:
+        if each == text.lower():
+            return each
+    raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}")

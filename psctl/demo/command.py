@@ -18,6 +18,7 @@ from psctl.failures import CommandError
 from psctl.folders import scratch_folder
 from psctl.processes import Children, signals_interrupt
 from pswire.exit_codes import ExitCode
+from pswire.membership import Mode
 from psworker.launch.cores import THREADS_VARIABLE, sharing_text
 from psworker.snapshots.snapshot import Snapshot, SnapshotReader
 from psworker.snapshots.snapshot_path import refusal_text
@@ -79,7 +80,8 @@ def run_demo(plan: JobPlan, out: Path | None) -> str:
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
         reference = train_in_one_process(task, progress.batches)
-    mode = f"ssp({plan.staleness_bound})" if plan.mode == "ssp" else plan.mode
+    takes_bound = Mode.labelled(plan.mode).rules.takes_bound
+    mode = f"{plan.mode}({plan.staleness_bound})" if takes_bound else plan.mode
     steps = f"{progress.clock} steps"
     if not plan.is_synchronous:
         steps = f"{progress.push_count} steps of workers, each an update,"

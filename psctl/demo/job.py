@@ -13,6 +13,7 @@ from psctl.demo.kill import Kill, Killing, Role, worker_name
 from psctl.demo.progress import Progress, read_report
 from psctl.processes import Children, Line
 from pswire.failpoints import FAILPOINT_VARIABLE
+from pswire.membership import Mode
 from psworker.launch.cores import THREADS_VARIABLE
 
 THREAD_COUNT: Final = 1
@@ -51,7 +52,7 @@ class JobPlan:
     @property
     def is_synchronous(self) -> bool:
         """Whether the gradients of all workers make one update."""
-        return self.mode == "bsp"
+        return Mode.labelled(self.mode).rules.is_clocked
 
     @property
     def killed_worker(self) -> str | None:
@@ -85,7 +86,8 @@ class Job:
         environment = {"PYTHONUNBUFFERED": "1"}
         if THREADS_VARIABLE not in os.environ:
             environment[THREADS_VARIABLE] = str(THREAD_COUNT)
-        bound = ["--staleness", str(plan.staleness_bound)] if plan.mode == "ssp" else []
+        takes_bound = Mode.labelled(plan.mode).rules.takes_bound
+        bound = ["--staleness", str(plan.staleness_bound)] if takes_bound else []
         victim = plan.killed_worker
         self.coordinator = start_daemons(
             children,

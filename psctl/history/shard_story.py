@@ -291,7 +291,11 @@ def members_of(values: object) -> list[Member]:
 
 
 def bound_of(line: Line) -> int | None:
-    """The staleness bound under which an answer was given, None for no bound."""
+    """The staleness bound under which an answer was given, None for no bound.
+
+    Not asked of `Mode.rules`, by which the shards answer: a rule that is wrong there is
+    to be noticed here.
+    """
     mode = line.text_of("mode")
     if mode == "asp":
         return None

@@ -22,7 +22,6 @@ from psserver.edge.lifecycle import announce, bind, stay, stop
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from pswire.keepalive import coordinator_keepalive
-from pswire.membership import Mode
 
 log = logging.getLogger("psserver.coordinator")
 
@@ -67,7 +66,7 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
     settings = host.core.settings
     bound = (
         f", {settings.staleness_bound} clocks apart"
-        if settings.mode is Mode.SSP
+        if settings.mode.rules.takes_bound
         else ""
     )
     log.info(

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from pswire import failpoints
 from pswire.leased_data import DataReport, EpochShape, Origin
-from pswire.membership import Mode
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
@@ -333,7 +332,7 @@ class DataLink:
         if record is None:
             return 0
         is_in_step = not self._session.settings.backup_worker_count
-        if record.mode is Mode.BSP and is_in_step:
+        if record.mode.rules.deals_rounds and is_in_step:
             return 0
         return len(record.members)
 

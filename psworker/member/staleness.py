@@ -30,7 +30,7 @@ def check_bound(shard_index: int, reply: PushReply, record: Record | None) -> No
         return  # what comes next is a pull, whose answer is checked
     if record is not None and record.generation == reply.generation:
         _check_rule(shard_index, reply, record)
-    bound = {Mode.BSP: 0, Mode.SSP: reply.staleness_bound}.get(reply.mode)
+    bound = reply.mode.rules.lag_max(reply.staleness_bound)
     if bound is not None and reply.clock - reply.frontier > bound:
         raise StalenessError(
             f"shard {shard_index} gave values for clock {reply.clock} at frontier "
@@ -43,7 +43,7 @@ def check_bound(shard_index: int, reply: PushReply, record: Record | None) -> No
 def _check_rule(shard_index: int, reply: PushReply, record: Record) -> None:
     """Up to the clock of a change, the mode before rules."""
     is_other = reply.mode is not record.mode or (
-        reply.mode is Mode.SSP and reply.staleness_bound != record.staleness_bound
+        reply.mode.rules.takes_bound and reply.staleness_bound != record.staleness_bound
     )
     if is_other and reply.clock > record.mode_clock:
         raise StalenessError(
@@ -56,7 +56,9 @@ def _check_rule(shard_index: int, reply: PushReply, record: Record) -> None:
 
 
 def _rule(mode: Mode, bound: int) -> str:
-    return f"ssp with staleness bound {bound}" if mode is Mode.SSP else mode.label
+    if not mode.rules.takes_bound:
+        return mode.label
+    return f"{mode.label} with staleness bound {bound}"
 
 
 def _facts(shard_index: int, reply: PushReply) -> dict[str, str]:

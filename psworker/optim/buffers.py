@@ -13,7 +13,7 @@ import xxhash
 from torch import nn
 
 from pswire.frames import bits_to_bytes
-from pswire.membership import Mode, Record, WorkerKey
+from pswire.membership import Record, WorkerKey
 from pswire.schema import OptimizerSpec, SchemaEntry
 from pswire.torch_types import buffer_of, bytes_of
 from psworker.optim.buffer_policies import BufferPolicy
@@ -254,7 +254,7 @@ def leads(record: Record | None, worker: WorkerKey, sequence: int) -> bool:
     members = [
         (each.rank, each.worker.worker_id, each.worker)
         for each in record.members
-        if record.mode is not Mode.BSP or each.base_clock < clock
+        if not record.mode.rules.is_clocked or each.base_clock < clock
     ]
     return bool(members) and min(members, key=lambda each: each[:2])[2] == worker
 

@@ -1618,4 +1618,15 @@ BUGS = (
         ),
         tests=("tests/unit/psserver/shard/tensors/test_values_encoder.py",),
     ),
+    PlantedBug(
+        "ssp waits for nobody, as asp does",
+        (
+            Edit(
+                "protos/pswire/membership.py",
+                "is_clocked=False, bounds_lag=True,",
+                "is_clocked=False, bounds_lag=False,",
+            ),
+        ),
+        tests=("tests/unit/pswire/test_membership.py::test_how_far_values_may_lag",),
+    ),
 )

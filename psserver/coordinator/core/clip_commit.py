@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from psserver.edge.fence_report import FenceReport
 from pswire.clipping import gradient_scale, norm_of, sum_of_parts
-from pswire.membership import ClockChoice, Mode, Record
+from pswire.membership import ClockChoice, Record
 
 
 def measured_commit(
@@ -61,4 +61,4 @@ def orphaned_clock(record: Record) -> int:
 def is_of_bsp(record: Record, clock: int) -> bool:
     """Whether a clock is one of BSP, and no number of pushes by themselves."""
     is_before = clock <= record.mode_clock
-    return is_before is not (record.mode is Mode.BSP)
+    return is_before is not record.mode.rules.is_clocked

@@ -567,7 +567,7 @@ class CoordinatorCore:
         Empty outside BSP and with backup workers, where data is dealt on demand: the
         slow ones get less.
         """
-        if self.record is None or self.record.mode is not Mode.BSP:
+        if self.record is None or not self.record.mode.rules.deals_rounds:
             return ()
         if self.settings.backup_worker_count:
             return ()
@@ -762,7 +762,7 @@ class CoordinatorCore:
         settings = self.settings
         member_count = settings.workers_min
         # Those of one member are applied as they come.
-        keeps_gradients = settings.mode is Mode.BSP and member_count > 1
+        keeps_gradients = settings.mode.rules.is_clocked and member_count > 1
         keeps_values = bool(
             settings.delay_compensation or not terms.compression.is_none
         )

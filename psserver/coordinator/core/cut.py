@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from psserver.coordinator.core.fence import begun_commit, holding_of
 from psserver.coordinator.core.mode_change import last_sequence
 from psserver.edge.fence_report import FenceReport
-from pswire.membership import Mode, Record, WorkerKey
+from pswire.membership import Record, WorkerKey
 
 WorkerSequence = tuple[WorkerKey, int]
 """A push, as worker and sequence."""
@@ -29,7 +29,7 @@ class Cut:
 
 def cut_after(record: Record, reports: Collection[FenceReport]) -> Cut:
     """The first cut that no shard has gone beyond."""
-    if record.mode is Mode.BSP:
+    if record.mode.rules.is_clocked:
         return _cut_at_clock(record, reports)
     return _cut_at_pushes(record, tuple(reports))
 

@@ -233,7 +233,7 @@ def _commit(fence: ActiveFence, previous: Record) -> ClockChoice | None:
 
 def _is_open(end: Departure, record: Record, reports: Collection[FenceReport]) -> bool:
     """Whether some shard may still lack pushes of a departed member that count."""
-    if record.mode is Mode.BSP or end.last_clock <= record.mode_clock:
+    if record.mode.rules.is_clocked or end.last_clock <= record.mode_clock:
         return end.last_clock > min(report.applied_clock for report in reports)
     # Pushed by itself: each shard had all of it, and applies it without delay.
     return not all(report.is_settled for report in reports)
@@ -281,7 +281,7 @@ def _begun_sequence(
     if commit is not None and commit.clock >= clock:
         # With backup workers it may be of others alone.
         clock = commit.clock - (worker not in commit.workers)
-    if previous.mode is Mode.BSP or commit is not None:
+    if previous.mode.rules.is_clocked or commit is not None:
         found = max(found, member.sequence_of(clock))
     return found
 
@@ -308,7 +308,7 @@ def _joiners_bases(
         closed = max(report.touched_clock_max for report in reports)
         if record.commit is not None:
             closed = max(closed, record.commit.clock)
-        if record.mode is Mode.BSP:
+        if record.mode.rules.is_clocked:
             closed = max(closed, record.mode_clock)
         replaced = {
             end.member.worker.worker_id: max(
@@ -317,7 +317,7 @@ def _joiners_bases(
             for end in departures
             if end.evicted
         }
-    if record.mode is Mode.BSP:
+    if record.mode.rules.is_clocked:
         begun = max(report.trailer_clock_max for report in reports)
     else:
         begun = max(report.frontier for report in reports)

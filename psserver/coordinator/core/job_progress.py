@@ -39,7 +39,7 @@ from psserver.coordinator.core.shard_map import ShardMap
 from psserver.coordinator.core.snapshots import SnapshotList
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from pswire.membership import FenceKind, Mode, Record, StepAtomicity, WorkerState
+from pswire.membership import FenceKind, Record, StepAtomicity, WorkerState
 
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
@@ -404,7 +404,7 @@ class JobProgress:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:
                 self.ledger.enroll(member.worker, entry.loaders)
-        if fence.kind is FenceKind.MODE and record.mode is not Mode.BSP:
+        if fence.kind is FenceKind.MODE and not record.mode.rules.deals_rounds:
             self.ledger.recall()
 
     def _follow(self, record: Record, now_ms: int) -> None:
@@ -492,7 +492,7 @@ class JobProgress:
         """
         assert self.record is not None
         reports = tuple(fence.reports.values())
-        if self.record.mode is Mode.BSP:
+        if self.record.mode.rules.is_clocked:
             found = open_pushes(cut, reports, is_two_phase=False)
             return found, self._stuck_of(found)
         is_two_phase = self.settings.step_atomicity is StepAtomicity.CLOCK
@@ -508,7 +508,8 @@ class JobProgress:
         when nobody lives does the cut have a way without it.
         """
         assert self.record is not None
-        if self.record.mode is Mode.BSP and not is_deserted(self.roster, self.record):
+        is_clocked = self.record.mode.rules.is_clocked
+        if is_clocked and not is_deserted(self.roster, self.record):
             return []
         return self._lost_of(pushes)
 

@@ -26,14 +26,12 @@ def mode_target(mode: Mode, staleness_bound: int) -> ModeTarget:
             f"staleness bound {staleness_bound} is not in 0 to {STALENESS_BOUND_MAX}; "
             "asp has no bound at all",
         )
-    return ModeTarget(mode, staleness_bound if mode is Mode.SSP else 0)
+    return ModeTarget(mode, mode.rules.bound_of(staleness_bound))
 
 
 def target_of(record: Record) -> ModeTarget:
     """The mode that a record names."""
-    return ModeTarget(
-        record.mode, record.staleness_bound if record.mode is Mode.SSP else 0
-    )
+    return ModeTarget(record.mode, record.mode.rules.bound_of(record.staleness_bound))
 
 
 def is_settled(fence: ActiveFence) -> bool:
@@ -55,7 +53,7 @@ def mode_record(fence: ActiveFence, previous: Record) -> Record:
     members = previous.members
     if shared.commit is not None:
         reached.append(shared.commit.clock)
-    if previous.mode is Mode.BSP:
+    if previous.mode.rules.is_clocked:
         reached += [report.trailer_clock_max for report in reports]
         mode_clock = max(reached)
     else:

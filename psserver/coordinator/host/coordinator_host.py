@@ -444,6 +444,6 @@ class CoordinatorHost:
             "generation %d in %s%s: %s",
             record.generation,
             record.mode.name,
-            bound if record.mode is Mode.SSP else "",
+            bound if record.mode.rules.takes_bound else "",
             ", ".join(str(m.worker) for m in record.members) or "nobody",
         )

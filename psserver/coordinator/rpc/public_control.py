@@ -101,7 +101,7 @@ def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:
     if value not in known:
         raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{value} is no mode")
     mode = known[value]
-    bound_max = STALENESS_BOUND_MAX if mode is Mode.SSP else 0
+    bound_max = mode.rules.bound_of(STALENESS_BOUND_MAX)
     if not 0 <= bound <= bound_max:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,

@@ -39,10 +39,11 @@ class ClockTable:
             return
         if known is not None and record.mode_clock != known.mode_clock:
             assert self.is_settled, "a mode began before the one before it was settled"
-            if known.mode is not Mode.BSP and record.mode is not Mode.BSP:
+            if not (known.mode.rules.is_clocked or record.mode.rules.is_clocked):
                 # No clock of BSP lies between two modes without.
                 self.applied_clock = record.mode_clock
-        if known is not None and known.mode is not Mode.BSP and record.mode is Mode.BSP:
+        was_streamed = known is not None and not known.mode.rules.is_clocked
+        if was_streamed and record.mode.rules.is_clocked:
             self._is_draining = True
         self.record = record
         ended = {departure.member.worker for departure in record.departures}
@@ -132,16 +133,15 @@ class ClockTable:
         return self.record.mode if self.record is not None else Mode.BSP
 
     @property
-    def is_bsp(self) -> bool:
-        """Whether the newest record says BSP."""
-        return self.mode is Mode.BSP
+    def is_clocked(self) -> bool:
+        """Whether the newest record's mode applies pushes clock by clock."""
+        return self.mode.rules.is_clocked
 
     @property
-    def staleness_bound(self) -> int | None:
+    def lag_max(self) -> int | None:
         """Clocks that values may lag behind their reader; None without a bound."""
-        if self.record is None or self.record.mode is Mode.BSP:
-            return 0
-        return self.record.staleness_bound if self.record.mode is Mode.SSP else None
+        bound = self.record.staleness_bound if self.record is not None else 0
+        return self.mode.rules.lag_max(bound)
 
     def is_streamed(self, member: Member, sequence: int) -> bool:
         """Whether a push is applied by itself and not as part of a clock."""
@@ -164,14 +164,14 @@ class ClockTable:
         number = self.applied_clock + 1
         if self.record is None:
             return None
-        return number if self.is_settled is self.is_bsp else None
+        return number if self.is_settled is self.is_clocked else None
 
     # Clocks
 
     @property
     def first_clock(self) -> int | None:
         """First clock of BSP after another mode; None when BSP always ruled."""
-        if self.record is None or self.mode is not Mode.BSP:
+        if self.record is None or not self.is_clocked:
             return None
         return self.record.mode_clock + 1 if self.record.mode_clock else None
 
@@ -206,7 +206,7 @@ class ClockTable:
         if self.contributors(clock):
             return False
         bases = [member.base_clock for member in self.members]
-        if self.mode is not Mode.BSP and self.record is not None:
+        if self.record is not None and not self.is_clocked:
             cut_clock = max(cut_clock, self.record.mode_clock)
         return clock <= min(bases, default=cut_clock)
 

@@ -29,7 +29,7 @@ class Era(NamedTuple):
         """
         if sequence <= member.base_sequence:
             return True
-        if self.mode is Mode.BSP:
+        if self.mode.rules.is_clocked:
             return False
         return member.clock_of(sequence) > self.mode_clock
 

@@ -224,9 +224,9 @@ class PushProgress:
         """
         if self._state.fence.is_orphaned:
             return False
-        bound = self._clocks.staleness_bound
+        bound = self._clocks.lag_max
         if not self._clocks.is_settled:
-            return not self._clocks.is_bsp and self._clocks.frontier >= clock
+            return not self._clocks.is_clocked and self._clocks.frontier >= clock
         return bound is None or self._clocks.frontier >= clock - bound
 
     def laggards(self) -> tuple[Member, ...]:

@@ -454,7 +454,7 @@ class ShardCore:
             sequences: In SSP and ASP, of each member its last push that is in.
         """
         cut = PendingCut(
-            snapshot_id, clock, dict(sequences), is_streamed=not self.clocks.is_bsp
+            snapshot_id, clock, dict(sequences), is_streamed=not self.clocks.is_clocked
         )
         if self._fence.decide_cut(fence_number, cut):
             self._progress.pump()

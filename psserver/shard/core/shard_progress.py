@@ -48,7 +48,7 @@ class ShardProgress:
                 self._copy_image()
             elif not (self.clocks.advance() or self.pushes.advance()):
                 return
-            elif not self._table.is_bsp and self._table.is_settled:
+            elif not self._table.is_clocked and self._table.is_settled:
                 self._begin_staleness()
 
     def note_chunk(self, push: PushId, entry: PushEntry, chunk_index: int) -> None:
@@ -137,13 +137,13 @@ class ShardProgress:
 
     def install(self, record: Record) -> None:
         """Goes on under a newer record."""
-        was_bsp = self._table.is_bsp
+        was_clocked = self._table.is_clocked
         self._table.install(record)
         for departure in record.departures:
             self._settle(departure)
         self._table.note_progress()
         self.clocks.follow(record)
-        if was_bsp and not self._table.is_bsp:
+        if was_clocked and not self._table.is_clocked:
             self._is_staleness_due = True
             if self._table.is_settled:
                 self._begin_staleness()

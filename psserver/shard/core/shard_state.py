@@ -15,7 +15,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.member_on_shard import MemberOnShard, MembersOnShard
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard_fence import ShardFence
-from pswire.membership import ClockChoice, Member, Mode, StepAtomicity, WorkerKey
+from pswire.membership import ClockChoice, Member, StepAtomicity, WorkerKey
 from pswire.outcome import Outcome
 
 
@@ -155,7 +155,7 @@ class ShardState:
             clock=clock,
             staleness=staleness,
             mode=record.mode,
-            staleness_bound=record.staleness_bound if record.mode is Mode.SSP else 0,
+            staleness_bound=record.mode.rules.bound_of(record.staleness_bound),
             nonfinite_worker_ids=nonfinite,
             closed_sequence=closed_sequence,
             grad_norm=grad_norm,

@@ -49,7 +49,7 @@ from psserver.shard.tensors.values_encoder import Messages
 from pswire.frames import RESPONSE_CHUNK_FIELD
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.membership import FenceKind, Mode, Record, WorkerKey
+from pswire.membership import FenceKind, Record, WorkerKey
 from pswire.optimizer_states import encode_state
 from pswire.reasons import ErrorReason, Refusal
 
@@ -443,8 +443,9 @@ class ShardHost:
         self.differing.keep_only(members)
         self.states.keep_only(members, model.core.closed_sequence)
         model.engine.encoder.keep_only(members)
-        # In BSP nothing comes late, and no copies are kept.
-        model.engine.pulled.keep_only(() if record.mode is Mode.BSP else members)
+        # With clocks nothing comes late, and no copies are kept.
+        keeps_copies = not record.mode.rules.is_clocked
+        model.engine.pulled.keep_only(members if keeps_copies else ())
 
     def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
         match effect:

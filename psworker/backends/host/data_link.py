@@ -50,7 +50,7 @@ class HostDataLink:
     def sharer_count(self) -> int:
         """Processes that take ranges on demand; 0 where they are dealt in rounds."""
         status = self._here.status
-        if status.mode == Mode.BSP.label:
+        if Mode.labelled(status.mode).rules.deals_rounds:
             return 0
         return status.worker_count * self._here.member_count
 

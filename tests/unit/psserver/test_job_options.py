@@ -12,16 +12,16 @@ from psserver.job_options import (
     AtomicityName,
     JobOptions,
     LossPolicyName,
-    ModeName,
     takes_job_options,
 )
 from pswire.addresses import Address
+from pswire.membership import Mode
 
 RUN = CliRunner()
 
 FULL = JobOptions(
     shards=3,
-    mode=ModeName.SSP,
+    mode=Mode.SSP.label,
     staleness=5,
     min_workers=4,
     on_worker_loss=LossPolicyName.WAIT,

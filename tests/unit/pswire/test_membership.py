@@ -1,8 +1,15 @@
-"""Who is the longest member, and what a record says of its members."""
+"""What a mode means, who is the longest member, what a record says of members."""
 
 import pytest
 
-from pswire.membership import FenceKind, Member, Record, WorkerKey, longest_of
+from pswire.membership import (
+    FenceKind,
+    Member,
+    Mode,
+    Record,
+    WorkerKey,
+    longest_of,
+)
 
 
 def member(name: str, base_clock: int, base_sequence: int = 0) -> Member:
@@ -40,3 +47,28 @@ def test_the_longest_member_comes_first_then_the_lowest_id(
 def test_a_record_without_members_has_no_longest() -> None:
     assert record().longest is None
     assert not record().has_longest(WorkerKey("w0", 1))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_every_mode_has_rules_and_a_label(mode: Mode) -> None:
+    assert Mode.labelled(mode.label) is mode
+    assert mode.label in Mode.labels()
+    # A user's bound that no pull waits for would promise what nobody keeps.
+    assert mode.rules.bounds_lag or not mode.rules.takes_bound
+
+
+@pytest.mark.parametrize(
+    ("mode", "lag_max"), [(Mode.BSP, 0), (Mode.SSP, 3), (Mode.ASP, None)]
+)
+def test_how_far_values_may_lag(mode: Mode, lag_max: int | None) -> None:
+    assert mode.rules.lag_max(3) == lag_max
+
+
+def test_only_ssp_has_a_bound_of_the_user() -> None:
+    assert [mode.rules.bound_of(3) for mode in Mode] == [0, 3, 0]
+
+
+def test_only_bsp_has_clocks_and_rounds() -> None:
+    clocked = [mode for mode in Mode if mode.rules.is_clocked]
+    dealing = [mode for mode in Mode if mode.rules.deals_rounds]
+    assert clocked == dealing == [Mode.BSP]
