@@ -110,7 +110,7 @@ def _told_address(children: Children, name: str) -> Address:
             if found:
                 return parse_address(found.group())
     raise CommandError(
-        f"the coordinator did not tell its port within {START_TIMEOUT_S:.0f} s"
+        f"the coordinator did not report its port within {START_TIMEOUT_S:.0f} s"
     )
 
 

@@ -53,7 +53,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="ROLE-INDEX@STEP",
-            help="Kill a process with SIGKILL at a step, and tell what comes of it: "
+            help="Kill a process with SIGKILL at a step, and report what follows: "
             "worker-1@40, coordinator@40 or shard-0@40.",
             show_default=False,
         ),
@@ -135,7 +135,7 @@ def compare(
     target: Annotated[
         float,
         number_option(
-            allowed=NumberRange(0.0, 1.0), help="Accuracy whose time is told."
+            allowed=NumberRange(0.0, 1.0), help="Accuracy whose time is reported."
         ),
     ] = 0.9,
     seed: Annotated[

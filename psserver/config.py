@@ -303,7 +303,7 @@ class ShardConfig:
         if self.coordinator.is_loopback or not told.is_loopback:
             return ""
         return (
-            f"workers are told to reach this shard at {told.host}, which is each "
+            f"workers will connect to this shard at {told.host}, which is each "
             "worker's own machine, though the coordinator is at "
             f"{self.coordinator.host}: if some are on other machines, say with "
             "--listen HOST:PORT (and --insecure) or --advertise HOST:PORT where they "

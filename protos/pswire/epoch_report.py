@@ -15,7 +15,7 @@ class EpochReport:
         seen_again: Behind two of them, which takes a defect somewhere.
         torn: Behind a step of a lost worker that only some shards have applied.
         dropped: Behind steps that were thrown away: those of backup workers that came
-            too late, and of workers that were taken out in the middle of one.
+            too late, and of workers that were evicted in the middle of one.
         skipped: Drawn from the loader and behind no step.
         never: Not drawn by anybody.
         left_out: Of a last, smaller batch, with `drop_last=True`.

@@ -1,11 +1,11 @@
-"""Named places in the code where a process can be told to die, stop or dawdle.
+"""Named places in the code where a process can be made to die, stop or wait.
 
 `PS_FAILPOINT` arms them, for tests of what a job survives:
 
     PS_FAILPOINT="worker.push_sent=kill@3;worker.step=delay(200)@5"
 
 kills the process the third time that it has sent all of a push, and holds up its fifth
-step by 0.2 s. `docs/failpoints.md` tells more. A place in the code is two lines,
+step by 0.2 s. More in `docs/failpoints.md`. A place in the code is two lines,
 
     if failpoints.armed:
         failpoints.hit("worker.push_sent")

@@ -48,7 +48,7 @@ def coordinator_keepalive(lease_ttl_ms: int) -> Keepalive:
     """How the coordinator watches its streams.
 
     Interval, time-out and `reconnect_grace_ms` take at most 0.6 of the lease, so that
-    whoever stopped answering is taken out within it. From 5 s on nothing is gained by
+    whoever stopped answering is evicted within it. From 5 s on nothing is gained by
     pinging less.
     """
     return Keepalive(

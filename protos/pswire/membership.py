@@ -248,7 +248,7 @@ class Record:
         mode: Mode from now on.
         staleness_bound: Staleness bound from now on, in clocks.
         mode_clock: Clock after which `mode` rules; up to it the mode before did.
-        workers_floor: Members below which no lost one is taken out.
+        workers_floor: Members below which no lost one is evicted.
         commit: With two-phase steps, a clock that every shard commits.
         finished_step_count: While the job is finished: steps of all workers ever,
             as far as every shard has them whole. Workers that join then keep no place

@@ -182,7 +182,7 @@ class Killing:
         said = self._children.log_tail("coordinator").splitlines()[-1]
         return CommandError(
             f"{name} was killed with SIGKILL at step {self.kill.step}.\n"
-            "Its values are gone with it: in this release that ends the job, as it "
+            "Its values are lost with it: in this release that ends the job, as it "
             f"did here\n{took_s:.1f} s later. The coordinator, which numbers shards as "
             f"they come, said:\n{said}",
             ExitCode.PEER_UNAVAILABLE,

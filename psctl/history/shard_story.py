@@ -134,7 +134,7 @@ class ShardStory:
             elif state.done is not None:
                 problem = f"after it was done in line {state.done.number}"
             elif self.is_torn(push):
-                problem = "although its worker had been taken out before it"
+                problem = "although its worker had been evicted before it"
             self._findings.require(
                 "G1",
                 not problem,

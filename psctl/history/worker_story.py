@@ -109,7 +109,7 @@ class WorkerStory:
                 "G4",
                 value >= before,
                 reply.place,
-                f"{self.worker} was told {name} {value} by shard {shard[0]} after "
+                f"{self.worker} received {name} {value} from shard {shard[0]} after "
                 f"{before} at {told.places.get(name, 'the start')}",
             )
             told.places[name] = reply.place
@@ -123,6 +123,6 @@ class WorkerStory:
             "G6",
             frontier >= clock - bound,
             reply.place,
-            f"{self.worker} at clock {clock} was given frontier {frontier} by shard "
+            f"{self.worker} at clock {clock} received frontier {frontier} from shard "
             f"{shard[0]}, with a bound of {bound}",
         )

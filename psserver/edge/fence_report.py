@@ -15,7 +15,7 @@ class WorkerHolding:
         complete_sequence: Highest push of which everything is there, done or not.
         trailer_sequence: Highest push of which the trailer is there, done or not.
         touched_sequence: Highest push of which something was applied.
-        ranges: For one that may be taken out, data of its pushes, oldest first.
+        ranges: For one that may be evicted, data of its pushes, oldest first.
     """
 
     worker: WorkerKey

@@ -173,7 +173,9 @@ class GroupChannel:
             self._tell(_Failure.of(error))
         except UnavailableError as unheard:
             # The first error is the one to raise.
-            logger.warning("could not tell the other processes: %s", unheard)
+            logger.warning(
+                "could not send the error to the other processes: %s", unheard
+            )
 
 
 @contextmanager
@@ -187,12 +189,12 @@ def _told_to_users(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = "another process of this process group is gone or silent"
+        lost = "another process of this process group has ended or is silent"
         if rank != _LEADER:
             lost = (
                 f"rank {_LEADER} of this process group, which speaks to the job for "
-                "all of it, was not heard: it or another process of the group is gone "
-                "or silent"
+                "all of it, did not answer: it or another process of the group has "
+                "ended or is silent"
             )
         raise UnavailableError(
             f"{lost}, and the group can't go on without it; torchrun ends what is "

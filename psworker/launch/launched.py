@@ -92,4 +92,4 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         # The folder may be gone already: a process outlives its launcher.
-        print(f"psworker: could not tell psworker run: {error}", file=sys.stderr)
+        print(f"psworker: could not report to psworker run: {error}", file=sys.stderr)

@@ -42,8 +42,8 @@ def catch_up(
     except TimeoutError:
         raise StepTimeoutError(
             f"the shards are in generation {missed.generation}, of which "
-            f"{session.control.peer} has not told in time; step() again goes on with "
-            "the same push",
+            f"{session.control.peer} has not sent the record in time; step() again "
+            "goes on with the same push",
             reason=ErrorReason.WAIT_TIMEOUT,
         ) from None
     pull = session.core.catch_up(missed)

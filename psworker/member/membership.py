@@ -77,7 +77,7 @@ class Membership:
         """Why this worker is evicted, if it is, as far as is known here."""
         if self.unreached:
             return f"it gets no answer from {self.unreached}, and others do"
-        return "the coordinator did not hear of it for a lease"
+        return "the coordinator had no sign of life from it for a lease"
 
     def take(self, event: WatchEvent) -> None:
         """Takes an event of the watch."""

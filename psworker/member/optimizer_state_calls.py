@@ -25,11 +25,11 @@ class ShardStateCalls:
     def __init__(
         self, clients: ShardClients, membership: Membership, reach: ShardReach
     ) -> None:
-        """Calls nobody yet.
+        """Makes no call yet.
 
         Args:
             clients: Clients of all shards.
-            membership: What the coordinator has told.
+            membership: What the coordinator has sent.
             reach: Asks shards that are silent.
         """
         self._clients = clients

@@ -37,7 +37,7 @@ def join_first(
     given: Prepared,
     deadline: float,
 ) -> Joined:
-    """Joins; a worker that is taken out before it is in tries again as a new start.
+    """Joins; a worker that is evicted before that tries again as a new start.
 
     Raises:
         EvictedError: A replacement has its place, or the time is over.
@@ -93,7 +93,7 @@ class EvictedWorker:
                 try:
                     return self._join(lost, deadline)
                 except EvictedError as error:
-                    # Out again before it was in: it stood still once more.
+                    # Evicted before it was a member: it was stopped once more.
                     if time.monotonic() >= deadline:
                         raise StepTimeoutError(f"{error}") from None
         except (WaitTimeoutError, UnavailableError) as error:

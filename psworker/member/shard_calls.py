@@ -72,12 +72,12 @@ class ShardCalls:
         tell_silence: Tell = tell_nobody,
         lease_s: float = math.inf,
     ) -> None:
-        """Calls nobody yet.
+        """Makes no call yet.
 
         Args:
             job_id: The job.
             worker: Who calls.
-            membership: What the coordinator has told.
+            membership: What the coordinator has sent.
             traffic: Bytes of an earlier start's messages, to go on with.
             history: Told of pushes and pulls, for an offline check.
             tell_silence: Tells the coordinator of shards that give no answer.

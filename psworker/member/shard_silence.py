@@ -1,7 +1,7 @@
-"""Says whom a call waits for when the shards themselves say nothing.
+"""Reports shards that a call waits for and that do not answer.
 
-A shard tells whom it waits for. One that is gone, or out of reach, tells nothing, and
-the calls to it are made again without a word: that is told here. On the event loop.
+A shard that works reports whom it waits for. Calls to one that has ended, or is out of
+reach, are made again silently: this reports them. On the event loop.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ _NO_ANSWER = "gives no answer"
 
 
 class ShardSilence:
-    """What was heard of each shard during one call to all of them.
+    """When each shard was last heard of, during one call to all of them.
 
-    A context manager: within it, silence of more than five seconds is told, again
+    A context manager: within it, silence of more than five seconds is reported, again
     every five seconds.
     """
 

@@ -216,7 +216,7 @@ class SnapshotReader:
 
     @at_entrance
     def wait_newer(self, version: int, timeout: float = 60.0) -> Snapshot:
-        """The first snapshot to be had above a version.
+        """Waits for a snapshot above a version, and returns it.
 
         Args:
             version: The version that the caller has.

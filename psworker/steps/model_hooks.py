@@ -38,7 +38,7 @@ class ModelHooks:
         about_to_read: AboutToRead,
         gradient_is_there: GradientIsThere | None = None,
     ) -> None:
-        """Hangs them up.
+        """Registers the hooks.
 
         Args:
             models: As the user calls them.

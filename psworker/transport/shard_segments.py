@@ -205,7 +205,7 @@ class ShardSegments:
         return self._placement.chunks[frame.index]
 
     def _write_whole(self, chunk: Chunk, frame: ChunkFrame, store: ValueStore) -> bool:
-        """Writes a chunk; whether it stood still meanwhile. If not, it is a mix."""
+        """Writes a chunk. False if the shard changed it meanwhile: then it is a mix."""
         entry = self._values_layout.entries[chunk.index]
         version = self._table[entry]
         assert frame.shared is not None, "checked before"

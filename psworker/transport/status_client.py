@@ -81,8 +81,8 @@ class JobStatus:
         mode_clock: Clock after which the mode rules.
         phase: `waiting`, `seeding`, `running`, `finished` or `failed`.
         generation: Newest generation.
-        workers_floor: Members below which no lost one is taken out.
-        evicted_count: Workers that were ever taken out.
+        workers_floor: Members below which no lost one is evicted.
+        evicted_count: Workers that were ever evicted.
         workers: All workers that are not gone.
         shards: All shards.
         waiting_for: Whom the job waits for, in words.

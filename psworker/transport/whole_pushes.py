@@ -42,7 +42,7 @@ class WholePushes:
         Raises:
             CallError: The shard refused it, or nobody knows what became of it.
         """
-        # Taken out meanwhile: a push that is being cancelled is no hindrance.
+        # Removed meanwhile: a push that is being cancelled is no hindrance.
         call, self._open = self._open, None
         if call is None or call.done():
             with translated(self._peer):

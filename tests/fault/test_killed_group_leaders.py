@@ -37,6 +37,6 @@ def test_a_follower_ends_with_an_error_that_names_the_leader(
         print(f"{failpoint}: ended {time.monotonic() - killed_s:.1f} s later")
         assert (
             "psworker.errors.UnavailableError: rank 0 of this process group, which "
-            "speaks to the job for all of it, was not heard: it or another process of "
-            "the group is gone or silent"
+            "speaks to the job for all of it, did not answer: it or another process of "
+            "the group has ended or is silent"
         ) in processes.log("rank-1")

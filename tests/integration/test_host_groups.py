@@ -232,7 +232,7 @@ def test_a_process_that_was_told_another_size_of_the_group_is_refused(
         ):
             second.prepare(other, its_optimizer)
         assert (
-            "it was told that the group has 2 processes, the others that it has 1; "
+            "its PS_LOCAL_SIZE says 2 processes, that of the others 1; "
             "give all of them the same PS_LOCAL_SIZE"
         ) in str(refusal.value)
         model(torch.ones(1, 2)).sum().backward()

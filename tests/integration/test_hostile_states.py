@@ -243,6 +243,6 @@ def test_a_push_by_an_unknown_declaration_is_held_and_then_sent_away(
     _, text, found = refusal_of(call(iter([request]), timeout=TIMEOUT_S))
 
     assert found == ErrorReason.RECOVERING
-    assert "waits for the coordinator to tell of the parameter groups" in text
+    assert "waits for the coordinator to send the parameter groups" in text
     assert target.state() == before
     target.step()

@@ -515,8 +515,7 @@ def test_who_is_cut_off_from_one_shard_holds_nobody_and_comes_back(
             (line,) = [
                 record.getMessage()
                 for record in caplog.records
-                if "is taken out" in record.getMessage()
-                and record.getMessage().startswith("w0/1 is taken")
+                if record.getMessage().startswith("w0/1 is evicted")
             ]
             assert "it can't reach shard 1 at " in line
             assert line.endswith("which w1 reaches")

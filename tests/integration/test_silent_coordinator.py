@@ -83,7 +83,7 @@ def test_steps_are_held_after_a_lease_and_go_on(
             assert f"silent for a lease of {LEASE_S:.1f} s" in processes.log("shard")
             processes.send("coordinator", signal.SIGCONT)
             _wait(lambda: worker.stepped_s[-1] > held_s)
-            assert "the coordinator is heard again" in processes.log("shard")
+            assert "the coordinator answers again" in processes.log("shard")
         finally:
             processes.send("coordinator", signal.SIGCONT)
             worker.stopping.set()

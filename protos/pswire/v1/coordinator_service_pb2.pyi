@@ -292,7 +292,7 @@ class FencePrepare(google.protobuf.message.Message):
 
     @property
     def evicting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[pswire.v1.membership_pb2.WorkerIdentity]:
-        """Workers that may be taken out: their reports list their data."""
+        """Workers that may be evicted: their reports list their data."""
 
     def __init__(
         self,
@@ -521,7 +521,7 @@ class WorkerReport(google.protobuf.message.Message):
 
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PushedRange]:
-        """For a worker that may be taken out: data of its pushes, oldest first."""
+        """For a worker that may be evicted: data of its pushes, oldest first."""
 
     def __init__(
         self,
@@ -2034,9 +2034,9 @@ class GetStatusResponse(google.protobuf.message.Message):
     mode_clock: builtins.int
     """Clock after which the mode rules."""
     workers_floor: builtins.int
-    """Members below which no lost one is taken out."""
+    """Members below which no lost one is evicted."""
     evicted_count: builtins.int
-    """Workers that were taken out since the coordinator was started."""
+    """Workers that were evicted since the coordinator was started."""
     clip_grad_norm: builtins.float
     """Global norm that gradients are clipped to; 0 for no clipping."""
     compression: builtins.str

@@ -402,7 +402,7 @@ class Record(google.protobuf.message.Message):
     mode_clock: builtins.int
     """Clock after which `mode` rules. Up to it the mode before did."""
     workers_floor: builtins.int
-    """Members below which no lost one is taken out."""
+    """Members below which no lost one is evicted."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Member]:
         """Members from now on."""

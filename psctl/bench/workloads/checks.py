@@ -56,7 +56,7 @@ def _durations_s(ground: Ground) -> list[float]:
             durations: list[float] = json.loads(line.text)
             return durations
     raise CannotRunError(
-        f"psserver.bench.dedupe told nothing within {_START_TIMEOUT_S:.0f} s; the "
+        f"psserver.bench.dedupe printed nothing within {_START_TIMEOUT_S:.0f} s; the "
         "machine may be too busy: measure again"
     )
 

@@ -124,7 +124,7 @@ class CoordinatorCore:
 
     @property
     def workers_floor(self) -> int:
-        """Members below which no lost one is taken out."""
+        """Members below which no lost one is evicted."""
         return self._progress.workers_floor
 
     @property

@@ -116,7 +116,7 @@ class WorkerCutOff:
         worker: The worker.
         reason: From which shard, and who reaches it.
         silent_ms: For how long the shard has not answered it.
-        is_joining: Whether it is not yet a member, and else to be taken out.
+        is_joining: Whether it is not yet a member, and else to be evicted.
     """
 
     worker: WorkerKey

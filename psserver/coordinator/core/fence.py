@@ -30,9 +30,9 @@ class MembershipChange:
     """What one membership fence carries.
 
     Attributes:
-        joins: Workers that come in.
+        joins: Workers that join.
         leaves: Workers that leave, each with the last push it had acknowledged.
-        evictions: Workers that are taken out.
+        evictions: Workers to evict.
     """
 
     joins: tuple[WorkerKey, ...] = ()
@@ -154,7 +154,7 @@ def has_resumed(record: Record, reports: Collection[FenceReport]) -> bool:
 
 
 def floor_of(record: Record, settings: JobSettings, *, is_resumed: bool) -> int:
-    """Members below which no lost one is taken out.
+    """Members below which no lost one is evicted.
 
     A coordinator that is started again with a lower `workers_min` goes on below the
     floor that was written.

@@ -99,7 +99,7 @@ class JobProgress:
 
     @property
     def workers_floor(self) -> int:
-        """Members below which no lost one is taken out."""
+        """Members below which no lost one is evicted."""
         if self.record is None:
             return self.settings.workers_min
         return floor_of(self.record, self.settings, is_resumed=self.is_resumed)
@@ -522,5 +522,5 @@ def _stuck_text(pushes: Iterable[WorkerSequence]) -> str:
     names = ", ".join(str(worker) for worker, _ in pushes)
     return (
         f"{names} was lost in the middle of a push: nothing can be cut before it is "
-        "back, replaced or taken out"
+        "back, replaced or evicted"
     )

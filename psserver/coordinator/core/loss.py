@@ -1,4 +1,4 @@
-"""Who comes in, leaves and is taken out with the next record.
+"""Who joins, leaves and is evicted with the next record.
 
 A lost worker stays a member, so that no clock closes without it, until a fence may take
 it out: with `CONTINUE` as soon as those left are at least the floor, with `WAIT` only
@@ -37,8 +37,8 @@ def wanted_change(
     When a cut waits for pushes of the dead and nobody lives who would go on, the floor
     keeps no place: what the shards have without those pushes is a cut.
 
-    A joiner whose id belongs to a lost member waits until that one may be taken out:
-    nobody is there twice. One that can't reach a shard would hold up the others.
+    A joiner whose id belongs to a lost member waits until that one may be evicted: no
+    id is a member twice. A joiner that can't reach a shard would hold up the others.
     """
     leaves = tuple(
         (entry.worker, entry.last_sequence)
@@ -64,7 +64,7 @@ def wanted_change(
 
 
 def heir_of(end: Departure, record: Record, settings: JobSettings) -> WorkerKey | None:
-    """Who takes over the open clock of one that was taken out, if anybody does."""
+    """Who takes over the open clock of one that was evicted, if anybody does."""
     if settings.worker_loss_policy is not LossPolicy.WAIT or not end.evicted:
         return None
     worker_id = end.member.worker.worker_id
@@ -134,10 +134,10 @@ def _evictions(
     is_resumed: bool,
     leave_count: int,
 ) -> tuple[WorkerKey, ...]:
-    """Who is taken out: of those that the floor holds, all or nobody.
+    """Who is evicted: of those that the floor holds, all or nobody.
 
-    To take out one of two lost ones serves nobody while the other one holds every
-    clock open, and one that comes back a second later had lost its place for nothing.
+    Evicting one of two lost workers unblocks nothing while the other one holds every
+    clock open, and costs the first its place if it is back a second later.
     """
     lost = roster.in_state(WorkerState.LOST)
     out = [entry for entry in roster.in_state(*PRESENT) if entry.is_condemned]

@@ -1,9 +1,9 @@
 """Which workers a shard gives no answer, and whom that cuts off from the job.
 
-A worker whose call waits for a shard asks that one now and then, and tells how long ago
-it was answered. The word of one worker says nothing about where the fault is: it is cut
-off once others are answered by the same shard. If no worker is, it is the shard that is
-waited for. Pure; see the package.
+A worker whose call waits for a shard probes that shard now and then, and reports how
+long ago it answered. One worker's report does not show where the fault is: the worker
+is cut off once the same shard answers others. If it answers none, the job waits for the
+shard. Pure; see the package.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -68,8 +68,8 @@ class WorkerEntry:
         broken_ms: When its stream broke, None while it is open or was never opened.
         last_sequence: For one that leaves, its last acknowledged push.
         loaders: Loaders it leases data for.
-        is_condemned: Whether it is to be taken out although it lives.
-        cut_off: Why it is to be taken out, in words, while it can't reach a shard that
+        is_condemned: Whether it is to be evicted although it lives.
+        cut_off: Why it is to be evicted, in words, while it can't reach a shard that
             others reach; empty while it can.
         ended_ms: When it left or was evicted.
         brought: What it has joined with.

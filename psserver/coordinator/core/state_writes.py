@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 PROBE_MS = 1_000
 """How often a disk that has refused a change is tried again. What must be retried, as a
-change of membership, begins again when a try succeeds: shards stand still for each."""
+change of membership, begins again when a try succeeds, since shards hold for it."""
 
 
 @dataclass(frozen=True, slots=True)

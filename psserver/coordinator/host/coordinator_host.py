@@ -42,7 +42,7 @@ TICK_S = 0.05
 """How often time is looked at: the coarsest error of any time-out."""
 
 PAUSE_MS_MAX = 2_000
-"""Between two looks at the time: the machine or this process stood still. Peers then
+"""Between two looks at the time: the machine or this process was stopped. Peers then
 close connections that were not answered for 2.5 s, and are back within a second or
 two, which is longer than the grace for a worker whose own connection broke."""
 
@@ -90,7 +90,10 @@ class CoordinatorHost:
             await asyncio.sleep(TICK_S)
             at_ms = now_ms()
             if at_ms - told_ms >= pause_ms:
-                log.warning("this process stood still for %d ms", at_ms - told_ms)
+                log.warning(
+                    "this process was stopped or did not run for %d ms",
+                    at_ms - told_ms,
+                )
                 self.core.have_patience(at_ms)
             told_ms = at_ms
             self.core.tick(at_ms)
@@ -268,7 +271,7 @@ class CoordinatorHost:
             entry = self.core.roster.find(worker)
             if entry is not None and entry.state in PRESENT and not entry.is_condemned:
                 log.error(
-                    "%s at %s is to be taken out: shard %d found a value that is not "
+                    "%s at %s is to be evicted: shard %d found a value that is not "
                     "finite in a gradient that it had called finite; look at its "
                     "memory, and at what changes gradients after step() has begun",
                     *(worker, entry.address, slot.index),
@@ -404,7 +407,7 @@ class CoordinatorHost:
                     *(effect.worker, effect.reason, effect.silent_ms / 1000),
                     "the job goes on without it, and it joins once it can"
                     if effect.is_joining
-                    else "it is taken out as soon as enough workers are left, and may "
+                    else "it is evicted as soon as enough workers are left, and may "
                     "join again",
                 )
             case EndJob():
@@ -435,7 +438,7 @@ class CoordinatorHost:
                 entry = self.core.roster.find(worker)
                 why = f": it {entry.cut_off}" if entry and entry.cut_off else ""
                 log.warning(
-                    "%s is taken out after clock %d%s", worker, end.last_clock, why
+                    "%s is evicted after clock %d%s", worker, end.last_clock, why
                 )
             else:
                 log.info("%s has left after clock %d", worker, end.last_clock)

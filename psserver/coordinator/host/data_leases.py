@@ -100,7 +100,7 @@ class DataLeases:
         order_digest: int,
         report: DataReport,
     ) -> EpochLedger:
-        """Takes a worker's word of its order and its data; the epoch that it draws.
+        """Takes a worker's report of its order and data; returns the epoch it draws.
 
         Raises:
             Refusal: As `register_order` does, or `STATE_NOT_WRITTEN`; no state changed.

@@ -243,8 +243,8 @@ class JobWaits:
     def _stragglers(self, now_ms: int) -> Iterator[_Wait]:
         """Members that do not push, or else shards that wait for something else.
 
-        A shard tells up to a second late: whom a record has taken out since is waited
-        for no more, and who is lost is named already, with what would end the wait.
+        A shard reports up to a second late. Workers that were evicted since are left
+        out, and so are lost ones: they are named already, with what would end the wait.
         """
         record = self._core.record
         members = {m.worker.worker_id for m in record.members} if record else set()

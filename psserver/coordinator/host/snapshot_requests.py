@@ -107,7 +107,7 @@ class SnapshotRequests:
                 ErrorReason.WAIT_TIMEOUT,
                 f"no version above {newer_than} within {timeout_s:.1f} s: the newest "
                 f"is {newest.version}, and "
-                + ("the job is finished" if is_over else "training stands still"),
+                + ("the job is finished" if is_over else "training makes no progress"),
                 cure="ask for that one"
                 if is_over
                 else "look with `psctl status` for whom the job waits",

@@ -208,7 +208,8 @@ class WorkerControl:
         schema = self._host.core.model.schema
         if schema is None:
             raise Refusal(
-                ErrorReason.NOT_STARTED, "no worker has told yet what the job trains"
+                ErrorReason.NOT_STARTED,
+                "no worker has declared yet what the job trains",
             )
         spec = optimizer_from_message(request.optimizer, schema)
         self._host.core.declare_optimizer(entry, spec, now_ms())
@@ -218,7 +219,7 @@ class WorkerControl:
     async def report_silence(
         self, request: messages.ReportSilenceRequest, context: Context
     ) -> messages.ReportSilenceResponse:
-        """Takes word of shards that a worker waits for."""
+        """Takes the report of shards that do not answer a worker."""
         entry = self._callers.own_entry(request)
         silent_ms = {each.shard_index: each.silent_ms for each in request.shards}
         if min(silent_ms.values(), default=0) < 0:

@@ -71,7 +71,7 @@ class ShardFence:
     def waits_for(self) -> str:
         """What must end before anything is applied, in words; empty when nothing."""
         if self.is_orphaned:
-            return "the coordinator, which this shard has not heard for a lease"
+            return "the coordinator, which has been silent for a lease"
         if self.open is not None:
             return f"the coordinator to decide {self.open.kind.purpose}"
         if self.cut is not None and self.cut.is_copying:

@@ -126,7 +126,7 @@ class ShardHistory:
             self._file.write("record", **record_values(record), torn=torn_step_count)
 
     def fence(self, effect: FenceReport) -> None:
-        """The shard stands still and reports."""
+        """The shard reports for a fence, and applies nothing until it is decided."""
         if self._file is not None:
             self._file.write(
                 "report",

@@ -66,7 +66,7 @@ class Silence:
         self.heard()
         self.close()
         if self._host.silent_since_ms is not None:
-            log.info("the coordinator is heard again: calls go on")
+            log.info("the coordinator answers again: calls go on")
             self._host.set_silent(None)
 
     def broke(self) -> None:
@@ -91,7 +91,7 @@ class Silence:
         if left_ms <= 0 and not is_silent:
             log.warning(
                 "the coordinator has been silent for a lease of %.1f s: pushes and "
-                "pulls are held until it is heard again",
+                "pulls are held until it answers again",
                 lease_ms / 1000,
             )
             self._host.set_silent(self._heard_ms)

@@ -346,8 +346,8 @@ async def _first_message(requests: AsyncIterator[bytes]) -> PushFields:
         async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
             first = await anext(aiter(requests), None)
     except TimeoutError as error:
-        # A worker whose interpreter has stood still since it opened the call: it will
-        # open another one, under the same id.
+        # A worker whose process was stopped since it opened the call: it will open
+        # another one, under the same id.
         raise Refusal(
             ErrorReason.WAIT_TIMEOUT,
             f"a call was silent for {FIRST_MESSAGE_TIMEOUT_S:g} s instead of pushing",

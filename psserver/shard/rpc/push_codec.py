@@ -283,7 +283,7 @@ def read_trailer(
     if len(trailer.scheduler_steps) > SCHEDULER_COUNT_MAX:
         raise Refusal(
             ErrorReason.LIMIT_EXCEEDED,
-            f"the push tells of {len(trailer.scheduler_steps)} schedulers of one "
+            f"the push has steps of {len(trailer.scheduler_steps)} schedulers of one "
             f"optimizer, the limit is {SCHEDULER_COUNT_MAX}",
         )
     hyperparameters = tuple(tuple(group.values) for group in trailer.groups)

@@ -30,7 +30,7 @@ async def catch_up(host: ShardHost, generation: int) -> None:
     if not has_it():
         raise Refusal(
             ErrorReason.RECOVERING,
-            f"the shard has not heard of generation {generation} yet",
+            f"the shard has not received generation {generation} yet",
         )
 
 
@@ -53,7 +53,7 @@ async def declaration_known(host: ShardHost, optimizer: str, digest: str) -> Non
     if not has_it():
         raise Refusal(
             ErrorReason.RECOVERING,
-            f"the shard waits for the coordinator to tell of the parameter groups "
+            f"the shard waits for the coordinator to send the parameter groups "
             f"that {optimizer[:64]!r} has now ({digest[:64]!r})",
         )
 

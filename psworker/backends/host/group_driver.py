@@ -278,8 +278,8 @@ class GroupDriver:
                 )
         if hello.count != self._count:
             return (
-                f"it was told that the group has {hello.count} processes, the others "
-                f"that it has {self._count}; give all of them the same PS_LOCAL_SIZE, "
+                f"its PS_LOCAL_SIZE says {hello.count} processes, that of the others "
+                f"{self._count}; give all of them the same PS_LOCAL_SIZE, "
                 "and each group of a job on this machine another PS_HOST_GROUP"
             )
         return ""

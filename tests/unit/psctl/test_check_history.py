@@ -203,7 +203,7 @@ def sequences_back(run: Histories) -> None:
     [
         (out_of_order, "applied chunk 0 of push 2 of a/1 after push 3"),
         (version_back, "answered with version 1 after 6 at shard-0.jsonl:"),
-        (frontier_back_for_a_worker, "was told frontier 1 by shard 1 after 2"),
+        (frontier_back_for_a_worker, "received frontier 1 from shard 1 after 2"),
         (sequences_back, "push 2 of a/1 was begun after push 3"),
     ],
 )
@@ -236,7 +236,7 @@ def frontier_beyond_what_is_applied(run: Histories) -> None:
 @pytest.mark.parametrize(
     ("mode", "breaks", "said"),
     [
-        ("ssp", bound_in_an_answer, "b/1 at clock 6 was given frontier 3 by shard 1"),
+        ("ssp", bound_in_an_answer, "b/1 at clock 6 received frontier 3 from shard 1"),
         ("bsp", answered_before_applied, "as of clock 3 with only clock 2 of b/1"),
         ("ssp", answered_before_applied, "as of clock 3 with only clock 2 of b/1"),
         ("ssp", frontier_beyond_what_is_applied, "as of clock 2 with only clock 1"),

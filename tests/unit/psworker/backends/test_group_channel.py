@@ -46,7 +46,7 @@ def test_a_process_that_is_gone_is_told_with_what_to_do(
     channel: GroupChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = (
-        r"^another process of this process group is gone or silent, and the group "
+        r"^another process of this process group has ended or is silent, and the group "
         r"can't go on without it; torchrun ends what is left and, with --max-restarts, "
         r"starts the group again \((?s:.+)\)$"
     )
@@ -64,4 +64,6 @@ def test_a_process_that_is_gone_is_told_with_what_to_do(
     ):
         channel.led(fail)
     (line,) = (each.message for each in caplog.records if each.name == "psworker")
-    assert line.startswith("could not tell the other processes: another process of ")
+    assert line.startswith(
+        "could not send the error to the other processes: another process of "
+    )

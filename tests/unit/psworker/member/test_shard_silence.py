@@ -146,7 +146,7 @@ async def test_the_shards_that_keep_a_worker_from_joining_are_named_and_told() -
 async def test_who_is_evicted_is_told_the_shard_if_that_is_why() -> None:
     shards = Shards()
     cause = shards.membership.eviction_cause
-    assert cause == "the coordinator did not hear of it for a lease"
+    assert cause == "the coordinator had no sign of life from it for a lease"
     await shards.reach.tell({0: 0.0, 1: 0.02})
 
     assert shards.membership.eviction_cause == (

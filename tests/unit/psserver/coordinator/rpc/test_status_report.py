@@ -182,7 +182,7 @@ async def test_who_contradicts_itself_is_taken_out_and_named_once(
     fence = host.core.fence
     assert fence is not None
     assert [worker.worker_id for worker in fence.change.evictions] == ["c"]
-    texts = [message for message in caplog.messages if "is to be taken out" in message]
+    texts = [message for message in caplog.messages if "is to be evicted" in message]
     (text,) = texts
     assert "c/1 at host:9" in text
     assert "shard 0" in text

@@ -12,7 +12,7 @@ from pswire.outcome import Outcome
 from tests.doubles.core_values import choice, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
 
-REASON = "the coordinator, which this shard has not heard for a lease"
+REASON = "the coordinator, which has been silent for a lease"
 
 
 def orphan(mode: Mode = Mode.BSP, chunks: tuple[int, ...] = (0,)) -> DrivenShard:
