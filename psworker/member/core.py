@@ -2,7 +2,7 @@
 
 Records, answers of shards and failed calls come in; what to send or pull next is
 returned. The drivers make the calls and keep the time: in a process the event loop and
-the user's thread, in tests the drawn schedules. Source: docs/decisions/0013.
+the user's thread, in tests the drawn schedules. Source: docs/decisions/0014.
 """
 
 from collections.abc import Collection, Sequence
