@@ -177,8 +177,13 @@ def methods_of(service: str) -> list[str]:
 def calls_of(service: str, make: Callable[[], Awaitable[Any]]) -> Iterator[Service]:
     """A service in an event loop of its own, whose waiting calls say so at once."""
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
-        for module in ("parameter_service", "readiness", "seed_call", "worker_control"):
-            patch.setattr(f"psserver.shard.rpc.{module}.WAITING_INTERVAL_MS", 1)
+        for module in (
+            "coordinator.rpc.worker_control",
+            "shard.rpc.parameter_service",
+            "shard.rpc.readiness",
+            "shard.rpc.seed_call",
+        ):
+            patch.setattr(f"psserver.{module}.WAITING_INTERVAL_MS", 1)
 
         async def begin() -> Any:  # noqa: ANN401, either
             return await make()
