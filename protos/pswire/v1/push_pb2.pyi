@@ -41,7 +41,7 @@ class _EncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     the slice cuts, `data` holds the elements that lie in the slice.
     """
     ENCODING_BF16: _Encoding.ValueType  # 16
-    """16 to 20: first the elements of buffers, raw, then those of parameters. All
+    """16 and above: first the elements of buffers, raw, then those of parameters. All
     of a chunk's parameters together: n elements, in schema order. Numbers are
     little-endian.
 
@@ -91,7 +91,7 @@ row is what an index of the tensor's first dimension selects. Of a row that
 the slice cuts, `data` holds the elements that lie in the slice.
 """
 ENCODING_BF16: Encoding.ValueType  # 16
-"""16 to 20: first the elements of buffers, raw, then those of parameters. All
+"""16 and above: first the elements of buffers, raw, then those of parameters. All
 of a chunk's parameters together: n elements, in schema order. Numbers are
 little-endian.
 
