@@ -340,13 +340,12 @@ class SnapshotReader:
         return await self._pull(await self._request(newer_than, timeout_s))
 
     async def _request(self, newer_than: int, timeout_s: float) -> "values.Snapshot":
-        control = self._coordinator()
         deadline, log = now() + timeout_s, WaitingLog()
         away_until: float | None = None
         while True:
             left_s = max(0.0, deadline - now())
             try:
-                found = await control.request_snapshot(
+                found = await self._coordinator().request_snapshot(
                     newer_than, wait_s=left_s, timeout_s=left_s + _ANSWER_MARGIN_S
                 )
             except CallError as error:
@@ -368,6 +367,8 @@ class SnapshotReader:
                 return found
 
     def _coordinator(self) -> CoordinatorPort:
+        if self._is_closed:  # since the call began, or between two requests
+            raise ClosedError("the snapshot reader was closed meanwhile")
         if self._control is None:
             self._control = ControlClient(str(self._address))
         return self._control

@@ -4,9 +4,9 @@ Any failure is one of two: *decided*, the server refused and nothing changed; or
 *unknown*, and only asking tells what became of it.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,6 +14,8 @@ import grpc.aio
 from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.reasons import CATALOGUE, Refusal
 from psworker.errors import LimitError, PsError, UnavailableError, error_of_refusal
+
+Call = TypeVar("Call", bound="grpc.aio.Call")
 
 _HOPELESS_CODES: Final = frozenset(
     {"UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"}
@@ -104,9 +106,15 @@ def _text_of(error: grpc.aio.AioRpcError) -> str:
 
 
 @asynccontextmanager
-async def cancelled_at_exit(call: grpc.aio.Call) -> AsyncIterator[None]:
-    """Cancels a call that is left early, so that the server hears of it at once."""
-    try:
-        yield
-    finally:
-        call.cancel()
+async def calling(peer: str, start: Callable[[], Call]) -> AsyncIterator[Call]:
+    """Starts a call, and cancels it when it is left early.
+
+    So the server hears of it at once. Errors are as of `translated`, from the start on:
+    a closed channel refuses there.
+    """
+    with translated(peer):
+        call = start()
+        try:
+            yield call
+        finally:
+            call.cancel()

@@ -28,7 +28,7 @@ from pswire.schema_codec import optimizer_to_message, terms_fields
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values
-from psworker.transport.call_error import cancelled_at_exit, translated
+from psworker.transport.call_error import calling, translated
 from psworker.transport.ports import CoordinatorPort
 
 if TYPE_CHECKING:
@@ -91,13 +91,11 @@ class ControlClient(CoordinatorPort):
             worker=identity_message(worker),
             process_id=self._process_id,
         )
-        call = self._stub.WatchWorker(request)
-        async with cancelled_at_exit(call):
-            with translated(self.peer):
-                async for message in call:
-                    event = messages.watch_event_of(message)
-                    if event is not None:
-                        yield event
+        async with calling(self.peer, lambda: self._stub.WatchWorker(request)) as call:
+            async for message in call:
+                event = messages.watch_event_of(message)
+                if event is not None:
+                    yield event
 
     @override
     async def join(
@@ -279,14 +277,14 @@ class ControlClient(CoordinatorPort):
             timeout_ms=int(wait_s * 1000),
         )
         merged: MergedModel[pb.RequestSnapshotResponse] | None = None
-        call = self._stub.RequestSnapshot(request, timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self.peer):
-                async for part in call:
-                    if merged is None:
-                        merged = MergedModel(part)
-                    else:
-                        merged.add(part)
+        async with calling(
+            self.peer, lambda: self._stub.RequestSnapshot(request, timeout=timeout_s)
+        ) as call:
+            async for part in call:
+                if merged is None:
+                    merged = MergedModel(part)
+                else:
+                    merged.add(part)
         if merged is None:
             raise Refusal(
                 ErrorReason.MALFORMED_MESSAGE,

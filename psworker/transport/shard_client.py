@@ -34,7 +34,7 @@ from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub
 from psworker.transport import messages, values
-from psworker.transport.call_error import cancelled_at_exit, translated
+from psworker.transport.call_error import calling, translated
 from psworker.transport.ports import Receiver, ShardPort, Traffic
 from psworker.transport.shard_segments import (
     Declined,
@@ -110,16 +110,16 @@ class ShardClient(ShardPort):
         *,
         timeout_s: float | None,
     ) -> values.PushReply:
-        call = self._push_pull(timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                writing = asyncio.ensure_future(self._write(call, requests))
-                try:
-                    reply = await self._read_to_reply(call, receiver)
-                finally:
-                    writing.cancel()
-                    await asyncio.gather(writing, return_exceptions=True)
-                return reply
+        async with calling(
+            self._peer, lambda: self._push_pull(timeout=timeout_s)
+        ) as call:
+            writing = asyncio.ensure_future(self._write(call, requests))
+            try:
+                reply = await self._read_to_reply(call, receiver)
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+            return reply
 
     @override
     async def push_pull_once(
@@ -163,10 +163,10 @@ class ShardClient(ShardPort):
             chunk_indexes=chunk_indexes,
         ).SerializeToString()
         self._traffic.sent_bytes += len(request)
-        call = self._pull(request, timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                return await self._read_to_reply(call, receiver)
+        async with calling(
+            self._peer, lambda: self._pull(request, timeout=timeout_s)
+        ) as call:
+            return await self._read_to_reply(call, receiver)
 
     @override
     async def seed(
@@ -182,13 +182,11 @@ class ShardClient(ShardPort):
             for chunk in chunks:
                 yield chunk
 
-        call = self._seed(timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                # A refusal ends the call under the writer; awaiting it says why.
-                with contextlib.suppress(asyncio.InvalidStateError):
-                    await self._write(call, requests())
-                await call
+        async with calling(self._peer, lambda: self._seed(timeout=timeout_s)) as call:
+            # A refusal ends the call under the writer; awaiting it says why.
+            with contextlib.suppress(asyncio.InvalidStateError):
+                await self._write(call, requests())
+            await call
 
     @override
     async def get_session(
@@ -271,20 +269,21 @@ class ShardClient(ShardPort):
             optimizer_digest=spec_digest,
         )
         parts: list[tuple[int, bytes]] = []
-        call = self._stub.PullOptimizerState(request, timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                async for response in call:
-                    self._traffic.received_bytes += response.ByteSize()
-                    if response.HasField("part"):
-                        parts.append((response.part.chunk_index, response.part.tensors))
-                    elif response.HasField("waiting"):
-                        on_waiting(messages.waiting_of(response.waiting))
-                    elif response.HasField("settings"):
-                        return parts, messages.settings_used_of(response.settings)
-                raise Refusal(
-                    ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
-                )
+        async with calling(
+            self._peer,
+            lambda: self._stub.PullOptimizerState(request, timeout=timeout_s),
+        ) as call:
+            async for response in call:
+                self._traffic.received_bytes += response.ByteSize()
+                if response.HasField("part"):
+                    parts.append((response.part.chunk_index, response.part.tensors))
+                elif response.HasField("waiting"):
+                    on_waiting(messages.waiting_of(response.waiting))
+                elif response.HasField("settings"):
+                    return parts, messages.settings_used_of(response.settings)
+            raise Refusal(
+                ErrorReason.MALFORMED_MESSAGE, f"{self._peer} ended without a reply"
+            )
 
     @override
     async def stage_optimizer_state(
@@ -313,16 +312,16 @@ class ShardClient(ShardPort):
                 )
                 yield pb.StageOptimizerStateRequest(part=part)
 
-        call = self._stub.StageOptimizerState(timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                # A refusal ends the call under the writer; awaiting it says why.
-                with contextlib.suppress(asyncio.InvalidStateError):
-                    for request in requests():
-                        self._traffic.sent_bytes += request.ByteSize()
-                        await call.write(request)
-                    await call.done_writing()
-                await call
+        async with calling(
+            self._peer, lambda: self._stub.StageOptimizerState(timeout=timeout_s)
+        ) as call:
+            # A refusal ends the call under the writer; awaiting it says why.
+            with contextlib.suppress(asyncio.InvalidStateError):
+                for request in requests():
+                    self._traffic.sent_bytes += request.ByteSize()
+                    await call.write(request)
+                await call.done_writing()
+            await call
 
     def _addressed(self, worker: WorkerKey | None = None) -> dict[str, Any]:
         """What every request begins with: who calls which start of which shard."""

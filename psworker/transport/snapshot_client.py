@@ -12,7 +12,7 @@ from pswire.frames import (
 )
 from pswire.limits import PROTOCOL_VERSION
 from pswire.v1 import parameter_service_pb2 as pb
-from psworker.transport.call_error import cancelled_at_exit, translated
+from psworker.transport.call_error import calling
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -64,13 +64,13 @@ class SnapshotClient:
             snapshot_id=snapshot_id,
             shard_incarnation=self.shard.incarnation,
         ).SerializeToString()
-        call = self._pull(request, timeout=timeout_s)
-        async with cancelled_at_exit(call):
-            with translated(self._peer):
-                while True:
-                    message = await call.read()
-                    if not isinstance(message, bytes):
-                        return  # grpc.aio.EOF
-                    for number, view in split_fields(message):
-                        if number == RESPONSE_CHUNK_FIELD:
-                            on_chunk(decode_chunk(view))
+        async with calling(
+            self._peer, lambda: self._pull(request, timeout=timeout_s)
+        ) as call:
+            while True:
+                message = await call.read()
+                if not isinstance(message, bytes):
+                    return  # grpc.aio.EOF
+                for number, view in split_fields(message):
+                    if number == RESPONSE_CHUNK_FIELD:
+                        on_chunk(decode_chunk(view))

@@ -529,9 +529,31 @@ async def test_an_optimizer_gives_its_settings(job: Job) -> None:
 
 
 async def test_calls_on_a_closed_port_fail(job: Job) -> None:
+    """Those that stream begin otherwise than those that do not, and fail alike."""
     async with joined(job) as worker:
-        await worker.shard.close()
-        error = await failure_of(
-            worker.shard.get_session(worker.identity, timeout_s=TIMEOUT_S)
+        coordinator, shard = worker.coordinator, worker.shard
+        await coordinator.close()
+        await shard.close()
+        receiver = Answers().receiver()
+        calls = (
+            shard.get_session(worker.identity, timeout_s=TIMEOUT_S),
+            shard.push_pull(streamed(worker.push(1)), receiver, timeout_s=TIMEOUT_S),
+            shard.pull_optimizer_state(
+                "optimizer",
+                1,
+                1,
+                spec_digest="",
+                only_settings=True,
+                on_waiting=lambda _: None,
+                timeout_s=TIMEOUT_S,
+            ),
+            shard.stage_optimizer_state(
+                "optimizer", 1, 2, [], spec_digest="", timeout_s=TIMEOUT_S
+            ),
+            shard.seed(1, [], timeout_s=TIMEOUT_S),
+            coordinator.lease_ttl_ms(timeout_s=TIMEOUT_S),
+            coordinator.request_snapshot(-1, wait_s=0, timeout_s=TIMEOUT_S),
+            anext(coordinator.watch_worker(worker.identity)),
         )
-    assert error.code == "CANCELLED"
+        codes = [(await failure_of(call)).code for call in calls]
+    assert codes == ["CANCELLED"] * len(calls)

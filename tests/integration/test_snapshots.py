@@ -11,6 +11,8 @@ from torch import nn
 import psworker
 from psserver.edge.monotonic import now_ms
 from pswire.addresses import Address, parse_address
+from psworker.snapshots import snapshot
+from psworker.transport.call_error import CallError
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect
 
@@ -129,6 +131,34 @@ def test_two_readers_share_and_a_closed_one_stops_waiting(tmp_path: Path) -> Non
             with Crew({"reader": wait}) as crew:
                 second.close()
                 assert "closed" in crew.results()["reader"]
+
+
+def test_a_reader_closed_while_the_coordinator_is_away_stops_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def note(error: CallError) -> bool:
+        failed.set()
+        return is_away(error)
+
+    is_away = snapshot._is_away
+    monkeypatch.setattr(snapshot, "_is_away", note)
+    with Job(tmp_path) as job, connect(job, "w0") as ps:
+        ps.prepare(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), 0.1))
+        reader = psworker.SnapshotReader(job.address)
+        reader.latest()
+        job.stop_coordinator()
+
+        def wait(_: str) -> None:
+            with pytest.raises(psworker.ClosedError, match="closed meanwhile"):
+                reader.wait_newer(0, timeout=20)
+
+        with Crew({"reader": wait}) as crew:
+            assert failed.wait(20)
+            reader.close()
+            crew.results()
+        job.start_coordinator()
 
 
 def test_there_is_none_before_the_start_and_the_text_says_whom_it_waits_for(
