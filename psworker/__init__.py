@@ -10,7 +10,7 @@ without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from psworker.tracebacks import install_hooks
+from psworker.tracebacks import install_hooks, shorten
 
 install_hooks()  # first of all: Ctrl-C may come while the rest is imported
 
@@ -18,9 +18,13 @@ from psworker.fork_guard import disable_grpc_fork_handlers  # noqa: E402
 
 disable_grpc_fork_handlers()
 
+from psworker.errors import REFUSALS  # noqa: E402, not before the line above
+
+shorten(*REFUSALS)
+
 if TYPE_CHECKING:
+    from psworker.connecting import connect
     from psworker.connection import Connection, LocalConnection, WorkerConnection
-    from psworker.entrance import connect
     from psworker.errors import (
         ClosedError,
         ConfigurationError,
@@ -98,7 +102,7 @@ _MODULES = {
     "Compression": "tensors.compression",
     "Connection": "connection",
     "LocalConnection": "connection",
-    "connect": "entrance",
+    "connect": "connecting",
     "PushResult": "optim.push_result",
     "Snapshot": "snapshots.snapshot",
     "SnapshotReader": "snapshots.snapshot",

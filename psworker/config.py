@@ -13,7 +13,6 @@ from pswire.limits import WAIT_S_MAX
 from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 from pswire.number_range import NumberRange
 from psworker.errors import ConfigurationError, refuse_worker_id
-from psworker.torchrun import find_torchrun
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
@@ -109,35 +108,6 @@ def named_coordinator(
     if found.port == 0:
         raise ConfigurationError(f"{place}{text!r} names no port that can be called")
     return found
-
-
-def find_worker_id(
-    worker_id: str | None, environ: Mapping[str, str] | None = None
-) -> str:
-    """The wanted worker id, from the argument or `PS_WORKER_ID`; empty if none.
-
-    torchrun gives all processes of a group the same environment, and each its rank: the
-    id is then `r3`, or `ID-r3`. Variables that another launcher has left do not count.
-
-    Raises:
-        ConfigurationError: The argument is no text, or an empty one.
-    """
-    if worker_id is not None:
-        if not isinstance(worker_id, str):
-            raise ConfigurationError(
-                f"connect(worker_id={worker_id!r}) is no text: give one, as in 'w0'"
-            )
-        if not worker_id:
-            raise ConfigurationError(
-                "connect(worker_id='') names no worker: leave it out, or give None, "
-                f"for {WORKER_ID_VARIABLE} or an id of the coordinator's choice"
-            )
-        return worker_id
-    named = (environ or os.environ).get(WORKER_ID_VARIABLE, "")
-    group = find_torchrun(environ)
-    if group is None or group.process_count == 1:
-        return named
-    return f"{named}-r{group.rank}" if named else f"r{group.rank}"
 
 
 def find_history(environ: Mapping[str, str] | None = None) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
-from psworker import own_places
 from psworker.backends.backend import Backend, PrepareOptions
 from psworker.backends.local import Local
 from psworker.data import LeasedLoader, Split
@@ -21,9 +20,9 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import check_overlap
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
-from psworker.refusals import at_entrance
+from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice
-from psworker.user_calls import UserCalls
+from psworker.tracebacks import at_entrance
 
 T = TypeVar("T")
 
@@ -343,7 +342,6 @@ class Connection:
                     self._backend.close(leaves=leaves)
             finally:
                 self._is_closed = True
-                own_places.give_up(self)
                 atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:

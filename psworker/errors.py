@@ -173,6 +173,22 @@ class ClosedError(PsError):
     """The connection is closed."""
 
 
+REFUSALS: Final = (
+    ClosedError,
+    ConfigurationError,
+    ConnectError,
+    DataOrderError,
+    OptimizerMismatchError,
+    OptimizerUnsupportedError,
+    SchemaMismatchError,
+    SplitError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+"""Errors that speak of the script, its place or its job, so that their line says all.
+Whatever else is raised may be a bug of ours, and keeps its traceback whole."""
+
+
 FORKED_TEXT: Final = (
     "this process was forked after psworker was connected: connect in the process that "
     "uses the connection, or start this one by spawn"

@@ -8,12 +8,20 @@ Imported first of all, so that Ctrl-C while the rest is imported is shown so too
 nothing but the standard library is imported here.
 """
 
+import functools
+import logging
 import os
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
 
 _PACKAGE: Final = __name__.partition(".")[0]
 _IMPORTLIB: Final = "<frozen importlib"
@@ -26,7 +34,7 @@ _has_hooks = False
 
 
 def shorten(*kinds: type[BaseException]) -> None:
-    """From now on uncaught errors of these kinds are shown with the script's frames."""
+    """From now on errors of these kinds are shown with the script's frames only."""
     global _shortened
     _shortened = (*_shortened, *kinds)
 
@@ -71,6 +79,24 @@ def end_in_script(error: BaseException) -> None:
         _is_ours(met_at.tb_frame) or _is_of_library(met_at.tb_frame)
     ):
         error.__suppress_context__ = True
+
+
+def at_entrance(call: Callable[P, T]) -> Callable[P, T]:
+    """Lets a refusal by a public function, or Ctrl-C in it, show none of its frames.
+
+    They are logged at level DEBUG.
+    """
+
+    @functools.wraps(call)
+    def entrance(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except _shortened as error:
+            logger.debug("%s was ended", call.__qualname__, exc_info=True)
+            end_in_script(error)
+            raise  # which does not add this frame again, as `raise error` would
+
+    return entrance
 
 
 def install_hooks() -> None:

@@ -10,9 +10,9 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import Prepared, sort_objects
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
+from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice
 from psworker.transport.ports import Traffic
-from psworker.user_calls import UserCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

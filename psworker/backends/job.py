@@ -12,7 +12,8 @@ from pswire.leased_data import DataReport, EpochShape, Origin
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
-from psworker import event_loop, fork_guard, termination
+from psworker import event_loop, fork_guard
+from psworker.backends import termination
 from psworker.backends.backend import PrepareOptions, WorkerPlace
 from psworker.backends.group_channel import refuse_late_group
 from psworker.backends.prepared import PreparedObjects, leased

@@ -20,6 +20,7 @@ from psworker.data.batch_tensors import watch_calls
 from psworker.data.local_draws import LocalDraws
 from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.errors import refuse_closed
+from psworker.launch.torchrun import TorchrunProcess
 from psworker.optim.buffer_policies import read_choice
 from psworker.optim.gradients import (
     SpentGradients,
@@ -39,9 +40,8 @@ from psworker.optim.prepare import (
 )
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
-from psworker.refusals import at_entrance
 from psworker.tensors.compression import read_compression
-from psworker.torchrun import TorchrunProcess
+from psworker.tracebacks import at_entrance
 from psworker.transport.ports import Traffic
 
 if TYPE_CHECKING:

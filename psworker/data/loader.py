@@ -28,7 +28,7 @@ from psworker.data.user_loader import (
 )
 from psworker.errors import ConfigurationError, EvictedError
 from psworker.left_behind import reduced
-from psworker.refusals import at_entrance
+from psworker.tracebacks import at_entrance
 
 if TYPE_CHECKING:
     from pswire.leased_data import DataRange

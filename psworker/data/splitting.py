@@ -15,7 +15,7 @@ from psworker.data import split_rules as rules
 from psworker.data.split_columns import Column, Times, read_column, read_gap, read_times
 from psworker.data.split_value import Indices, Split, SplitRecipe
 from psworker.errors import ConfigurationError, SplitError, refuse_name
-from psworker.refusals import at_entrance
+from psworker.tracebacks import at_entrance
 
 DEFAULT_PARTS: Final = {"train": 0.8, "valid": 0.1, "test": 0.1}
 

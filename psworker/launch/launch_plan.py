@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from psworker.launch.cores import THREADS_VARIABLE, core_share
-from psworker.torchrun import RUN_ID_VARIABLE
+from psworker.launch.torchrun import RUN_ID_VARIABLE
 
 LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
 COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"

@@ -14,12 +14,12 @@ from typing import Final
 
 from pswire.exit_codes import ExitCode
 from psworker.errors import (
+    REFUSALS,
     ClosedError,
     ConnectError,
     JobFailedError,
     VersionMismatchError,
 )
-from psworker.refusals import REFUSALS
 
 MARK_VARIABLE: Final = "PS_LAUNCH_MARK"
 """Names the file whose being there says that the process has connected."""

@@ -46,10 +46,10 @@ from psworker.optim.saved_state import (
 from psworker.optim.schedules import Schedules
 from psworker.optim.shard_state import ShardState, WatchedParameters
 from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
-from psworker.refusals import at_entrance
+from psworker.optim.user_calls import UserCalls, in_turn
 from psworker.tensors.push_compression import PushCompression
+from psworker.tracebacks import at_entrance
 from psworker.transport.values import OptimizerSettings
-from psworker.user_calls import UserCalls, in_turn
 
 _WRAPPED_BY_SCHEDULER: Final = "_wrapped_by_lr_sched"
 _STEP_WAS_CALLED: Final = "_opt_called"

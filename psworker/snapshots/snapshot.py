@@ -31,9 +31,9 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.left_behind import reduced
-from psworker.refusals import at_entrance
 from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
+from psworker.tracebacks import at_entrance
 from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort

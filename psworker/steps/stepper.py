@@ -52,6 +52,7 @@ from psworker.optim.step_contents import (
     PushExtras,
     StepContents,
 )
+from psworker.optim.user_calls import UserCalls
 from psworker.steps.arrival import Arrival
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.model_hooks import ModelHooks
@@ -60,7 +61,6 @@ from psworker.steps.sending import Sending
 from psworker.steps.state_exchange import StateExchange
 from psworker.tensors.value_store import Scope, ValueStore, same_bytes
 from psworker.transport.values import OptimizerSettings, PushHeader, PushTrailer
-from psworker.user_calls import UserCalls
 
 logger: Final = logging.getLogger("psworker")
 

@@ -34,7 +34,7 @@ IMPORTED: Final = (
     "psserver.coordinator.daemon",
     "psserver.edge.ending",
     "psserver.shard.daemon",
-    "psworker.entrance",
+    "psworker.connecting",
     "tests.fault.training",
     "uvloop",
 )

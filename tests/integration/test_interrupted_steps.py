@@ -116,7 +116,7 @@ def lines_of_step(pair: Pair) -> list[Line]:
 def is_of_entrance(line: Line) -> bool:
     """Whether the step may be over there: the same step again is then another one."""
     return line[0].endswith(
-        ("user_calls.py", "refusals.py", "psworker/optim/optimizer.py")
+        ("user_calls.py", "tracebacks.py", "psworker/optim/optimizer.py")
     )
 
 

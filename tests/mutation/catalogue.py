@@ -603,13 +603,13 @@ BUGS = (
         "a rank that was left in the environment counts",
         (
             Edit(
-                "psworker/torchrun.py",
+                "psworker/launch/torchrun.py",
                 "    if named is None or not (variables.get(RUN_ID_VARIABLE) or "
                 "_is_connected(*named)):\n",
                 "    if named is None:\n",
             ),
         ),
-        tests=("tests/unit/psworker/test_torchrun.py",),
+        tests=("tests/unit/psworker/launch/test_torchrun.py",),
     ),
     PlantedBug(
         "the order of the worker that opened an epoch, and each draws its own",
@@ -643,13 +643,13 @@ BUGS = (
         "a handler's call that takes over the push of the step it interrupts",
         (
             Edit(
-                "psworker/user_calls.py",
+                "psworker/optim/user_calls.py",
                 "        if self.is_within:\n            raise",
                 "        if self.is_within and not name:\n            raise",
             ),
         ),
         tests=(
-            "tests/unit/psworker/test_user_calls.py",
+            "tests/unit/psworker/optim/test_user_calls.py",
             "tests/integration/test_interrupted_steps.py",
         ),
     ),

@@ -9,9 +9,9 @@ from psworker.config import (
     check_timeouts,
     find_coordinator,
     find_history,
-    find_worker_id,
     named_coordinator,
 )
+from psworker.connecting import find_worker_id
 from psworker.errors import ConfigurationError
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from psworker import fork_guard
-from psworker.entrance import connect
+from psworker.connecting import connect
 from psworker.errors import ConfigurationError
 
 HANDLERS = "GRPC_ENABLE_FORK_SUPPORT"

@@ -1,6 +1,7 @@
 """A refusal or a Ctrl-C is shown with the lines of the script, and no others."""
 
 import functools
+import logging
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from psworker import tracebacks
+from psworker.errors import ConfigurationError, ProtocolError, PsError
+from psworker.tracebacks import at_entrance
 
 SCRIPT = ("train.py", "__main__")
 OURS = ("/opt/site-packages/psworker/fake.py", "psworker.fake")
@@ -105,7 +108,6 @@ def test_what_psworker_has_met_on_its_way_is_left_out(
 SCRIPT_TEXT = """
 import sys, threading
 sys.excepthook = lambda *a, show=sys.excepthook: (print("own hook"), show(*a))
-import psworker.refusals
 from psworker.errors import ConfigurationError, ProtocolError
 
 scope = {"__name__": "psworker.fake", "ConfigurationError": ConfigurationError,
@@ -140,3 +142,58 @@ def test_uncaught_errors_are_shown_so(
     assert kind in ended.stderr.splitlines()[-1]
     assert ("in deep" in ended.stderr) == is_whole
     assert ("own hook" in ended.stdout) == (call == "go()")
+
+
+INSIDE = """
+def _deep(error):
+    if error:
+        _deeper(error)
+
+def _deeper(error):
+    try:
+        raise KeyError("what our code met")
+    except KeyError:
+        raise error
+"""
+_inside: dict[str, Any] = {"__name__": "psworker.inside"}
+exec(compile(INSIDE, "inside.py", "exec"), _inside)
+_deep: Callable[[BaseException], None] = _inside["_deep"]
+call = at_entrance(_deep)
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("give another"), KeyboardInterrupt()]
+)
+def test_a_refusal_or_ctrl_c_ends_at_the_entrance(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(type(error)) as caught:
+        call(error)
+    assert not _names(caught.value)[1:]
+    text = "".join(traceback.format_exception(caught.value))
+    assert "what our code met" not in text
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert record.exc_text is not None
+    assert "in _deeper" in record.exc_text
+
+
+def test_what_a_refusal_names_as_its_cause_is_shown() -> None:
+    @at_entrance
+    def caused() -> None:
+        raise ConfigurationError("no such file") from OSError("not there")
+
+    with pytest.raises(ConfigurationError) as caught:
+        caused()
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), ProtocolError("a bug"), PsError("of any kind")]
+)
+def test_what_may_be_a_bug_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        call(error)
+    assert _names(caught.value)[1:] == ["entrance", "_deep", "_deeper"]
+    assert isinstance(caught.value.__context__, KeyError)
+    assert not caught.value.__suppress_context__

@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts, and what others leave behind.
+"""Torchrun's variables in the processes that it starts, and what others leave behind.
 
 `RANK` and `WORLD_SIZE` stay in a shell, and are the same for all that is started from
 there. They count where torchrun has started this process, or where `torch.distributed`
@@ -31,12 +31,10 @@ class TorchrunProcess:
     Attributes:
         rank: Of 0 .. `process_count` - 1, over all machines of the group.
         process_count: Processes of the group, over all its machines.
-        restart_count: How often torchrun has started the whole group again.
     """
 
     rank: int
     process_count: int
-    restart_count: int = 0
 
 
 def find_torchrun(environ: Mapping[str, str] | None = None) -> TorchrunProcess | None:
@@ -46,12 +44,7 @@ def find_torchrun(environ: Mapping[str, str] | None = None) -> TorchrunProcess |
     if named is None or not (variables.get(RUN_ID_VARIABLE) or _is_connected(*named)):
         return None
     rank, process_count = named
-    restarts = variables.get("TORCHELASTIC_RESTART_COUNT", "")
-    return TorchrunProcess(
-        rank=rank,
-        process_count=process_count,
-        restart_count=int(restarts) if restarts.isdecimal() else 0,
-    )
+    return TorchrunProcess(rank=rank, process_count=process_count)
 
 
 def rank_text(environ: Mapping[str, str] | None = None) -> str:

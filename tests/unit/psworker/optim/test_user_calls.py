@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from psworker.errors import ClosedError, ConfigurationError, WaitTimeoutError
-from psworker.user_calls import UserCalls, in_turn
+from psworker.optim.user_calls import UserCalls, in_turn
 from tests.integration.interruptions import AtLine, Interrupted, text_of
 
 

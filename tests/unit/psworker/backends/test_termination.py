@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pswire.end_signals import EndWish
-from psworker import termination
+from psworker.backends import termination
 from psworker.errors import UnavailableError
 
 
@@ -129,7 +129,7 @@ def test_without_a_worker_signals_do_what_they_did(ended: list[int]) -> None:
 SCRIPT = """
 import os, signal, sys, time
 from pswire.end_signals import SAME_WISH_S
-from psworker import termination
+from psworker.backends import termination
 
 class Worker:
     def leave_at_once(self, name):

@@ -2,9 +2,14 @@ import pytest
 import torch.distributed as dist
 
 from psworker.backends.local import alone_text
-from psworker.config import find_worker_id
+from psworker.connecting import find_worker_id
 from psworker.launch.launch_plan import LaunchPlan
-from psworker.torchrun import TorchrunProcess, count_text, find_torchrun, rank_text
+from psworker.launch.torchrun import (
+    TorchrunProcess,
+    count_text,
+    find_torchrun,
+    rank_text,
+)
 from tests.doubles.free_addresses import free_address
 
 STARTED = {"TORCHELASTIC_RUN_ID": "none"}
@@ -12,15 +17,8 @@ LEFT_OVER = {"RANK": "0", "WORLD_SIZE": "4"}
 
 
 def test_the_place_in_a_group_is_read() -> None:
-    variables = {
-        **STARTED,
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "TORCHELASTIC_RESTART_COUNT": "2",
-    }
-    assert find_torchrun(variables) == TorchrunProcess(
-        rank=3, process_count=4, restart_count=2
-    )
+    variables = {**STARTED, "RANK": "3", "WORLD_SIZE": "4"}
+    assert find_torchrun(variables) == TorchrunProcess(rank=3, process_count=4)
     assert rank_text(variables).startswith("this process is one of a group by RANK=3")
 
 
