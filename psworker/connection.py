@@ -16,8 +16,8 @@ from psworker.data.splitting import check_recorded, to_record
 from psworker.errors import ConfigurationError, refuse_closed
 from psworker.left_behind import reduced
 from psworker.optim.buffer_policies import BufferChoice
+from psworker.optim.checks import check_overlap
 from psworker.optim.named_objects import NamedObjects
-from psworker.optim.prepare import check_overlap
 from psworker.optim.published import NOT_PREPARED_TEXT
 from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls

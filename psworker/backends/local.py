@@ -22,6 +22,13 @@ from psworker.data.local_loader import LocalLoader, local_loader
 from psworker.errors import refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
 from psworker.optim.buffer_policies import read_choice
+from psworker.optim.checks import (
+    check_clip_norm,
+    check_kinds,
+    check_loss,
+    check_objects,
+    check_same_clip_norm,
+)
 from psworker.optim.gradients import (
     SpentGradients,
     check_weight,
@@ -30,14 +37,7 @@ from psworker.optim.gradients import (
 )
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer_class import WRAPS
-from psworker.optim.prepare import (
-    KINDS,
-    check_clip_norm,
-    check_kinds,
-    check_loss,
-    check_objects,
-    check_same_clip_norm,
-)
+from psworker.optim.prepare import KINDS
 from psworker.optim.published import Published
 from psworker.optim.push_result import PushResult
 from psworker.tensors.compression import read_compression

@@ -15,18 +15,13 @@ from psworker.backends.backend import PrepareOptions
 from psworker.data import DataSource, LoaderRefused, prepare_loader
 from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, choose_policies
+from psworker.optim.checks import check_loss, check_same_clip_norm, kinds_text
 from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import describe_optimizer
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import states_of
-from psworker.optim.prepare import (
-    Prepared,
-    check_loss,
-    check_same_clip_norm,
-    kinds_text,
-    point_schedulers,
-)
+from psworker.optim.prepare import Prepared, point_schedulers
 from psworker.optim.wrappers import without_wrappers
 from psworker.tensors.compression import CompressionChoice, read_compression
 

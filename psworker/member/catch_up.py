@@ -97,7 +97,7 @@ def pull_lost(
     )
     pull = Pull(session.core.generation, result.clock)
     pull_values(loop, session, store, pull, deadline)
-    store.held.is_lost = False
+    store.base.is_lost = False
 
 
 def left_s(deadline: float) -> float:

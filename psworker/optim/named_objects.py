@@ -1,6 +1,5 @@
 """What one call of `prepare` is given: objects, and the script's names for them."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -118,17 +117,6 @@ class NamedObjects:
         if self.is_dict:
             return dict(zip(self.names, results, strict=True))
         return results[0] if len(results) == 1 else results
-
-
-def no_object_text(name: str, value: object) -> str:
-    """The refusal of a keyword that is neither an option nor the name of an object."""
-    close = difflib.get_close_matches(name, OPTIONS, n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
-    return (
-        f"{name}={value!r} is no option of prepare(){meant}, which are "
-        f"{', '.join(OPTIONS)}, and names nothing that it prepares: a name is given "
-        "to a model, an optimizer, a loader, a scheduler or a gradient scaler"
-    )
 
 
 def _check_name(name: object) -> None:

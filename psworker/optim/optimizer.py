@@ -30,19 +30,17 @@ from psworker.optim.model_schema import (
     refuse_differentiable,
 )
 from psworker.optim.optimizer_state import (
+    RESIDUALS_KEY,
     States,
     by_parameter,
     edited_states,
-    states_of,
-)
-from psworker.optim.push_result import PushResult
-from psworker.optim.saved_state import (
-    KEY,
     held_whole,
     pack_residuals,
     release_whole,
+    states_of,
     unpack_residuals,
 )
+from psworker.optim.push_result import PushResult
 from psworker.optim.schedules import Schedules
 from psworker.optim.shard_state import ShardState, WatchedParameters
 from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
@@ -408,7 +406,9 @@ class PreparedOptimizer(Optimizer):
             self._shown = None
         residuals = self._compression.residuals_of(self.name)
         if residuals:
-            packed[KEY] = pack_residuals(self.param_groups, self._indexes, residuals)
+            packed[RESIDUALS_KEY] = pack_residuals(
+                self.param_groups, self._indexes, residuals
+            )
         return packed
 
     @at_entrance
@@ -424,7 +424,7 @@ class PreparedOptimizer(Optimizer):
             ValueError: The groups are of other sizes than this optimizer's.
         """
         self._refuse_retired("load")
-        saved = state_dict.get(KEY, {})
+        saved = state_dict.get(RESIDUALS_KEY, {})
         residuals = unpack_residuals(self.param_groups, self._indexes, saved)
         # The last of these hooks, so that it has what those of the user have made.
         unrounded = self.register_load_state_dict_pre_hook(lambda _, d: held_whole(d))

@@ -1,16 +1,23 @@
-"""Optimizer state as torch keeps it, for each parameter, and as shards do, by chunk.
+"""Optimizer state as torch keeps it, as shards do by chunk, and as it is saved.
 
 In the user's thread. State of an entry is a mapping of names: elementwise state has
 the shape of the parameter, a count or other number has none.
+
+A saved state has two things beyond torch's own. Residuals, what gradients have not sent
+yet: by position of the parameter, as torch numbers them, and in the parameter's shape,
+so that they fit whatever number of shards a job has. And state that is not rounded to
+the parameter's type.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
+from pswire.limits import GRADIENT_NORM_MAX
 from pswire.optimizer_states import (
     SCALARS,
     StateKey,
@@ -19,6 +26,13 @@ from pswire.optimizer_states import (
     encode_state,
 )
 from pswire.placement import Chunk, Placement, Slice
+from psworker.errors import ConfigurationError
+from psworker.tensors.residuals import Residuals
+
+RESIDUALS_KEY: Final = "residuals"
+"""Name in a state dict. A plain optimizer of torch ignores it."""
+
+_ADVICE: Final = "load the state of the same optimizer"
 
 EntryState = dict[str, torch.Tensor]
 """State of one tensor of the schema, on the CPU; elementwise state is 1-D."""
@@ -201,3 +215,117 @@ def _sizes_of(placement: Placement) -> dict[int, int]:
         for piece in chunk.slices:
             sizes[piece.entry_index] = max(sizes.get(piece.entry_index, 0), piece.stop)
     return sizes
+
+
+def pack_residuals(
+    groups: Iterable[dict[str, Any]], indexes: Mapping[int, int], residuals: Residuals
+) -> dict[int, torch.Tensor]:
+    """Residuals by position of the parameter, in its shape, to be saved.
+
+    Args:
+        groups: Parameter groups of the optimizer.
+        indexes: Entry of the schema by `id()` of the parameter.
+        residuals: By entry.
+    """
+    return {
+        position: residuals[index].view(parameter.shape)
+        for position, parameter in enumerate(_parameters(groups))
+        if (index := indexes.get(id(parameter))) in residuals
+    }
+
+
+def unpack_residuals(
+    groups: Iterable[dict[str, Any]], indexes: Mapping[int, int], saved: object
+) -> Residuals:
+    """Residuals by entry, out of what a file has of `pack_residuals`.
+
+    Raises:
+        ConfigurationError: They are of parameters of other shapes, or no residuals.
+    """
+    if not isinstance(saved, Mapping):
+        raise ConfigurationError(
+            f"the loaded state has a {type(saved).__name__} as {RESIDUALS_KEY!r}, in "
+            f"place of a dict of tensors by number of the parameter: {_ADVICE}"
+        )
+    parameters: dict[object, torch.Tensor] = dict(enumerate(_parameters(groups)))
+    found: Residuals = {}
+    for position, residual in saved.items():
+        # As a key of a dict, True is 1.
+        known = parameters.get(position) if type(position) is int else None
+        parameter = _fitting(position, residual, known)
+        values = residual.detach().float().cpu().reshape(-1)
+        # A sum of squares of several chunks may be above what each of them may have.
+        if not bool((values.abs() <= GRADIENT_NORM_MAX).all()):
+            raise ConfigurationError(
+                f"the loaded state has a residual for parameter {position} with "
+                f"elements that are not finite, or larger than {GRADIENT_NORM_MAX:g}, "
+                "which no shard takes: load an earlier state, or leave residuals out "
+                f"with `state.pop({RESIDUALS_KEY!r})`"
+            )
+        found[indexes[id(parameter)]] = values
+    return found
+
+
+def _fitting(
+    position: object, residual: object, parameter: torch.Tensor | None
+) -> torch.Tensor:
+    """The parameter, if what was saved for it fits."""
+    shape = None if parameter is None else parameter.shape
+    if not isinstance(residual, torch.Tensor):
+        what = f"a {type(residual).__name__} as the residual"
+    elif residual.layout is not torch.strided or residual.is_complex():
+        what = f"a residual of {residual.dtype} and {residual.layout}"
+    elif parameter is None or residual.shape != shape:
+        what = f"a residual of shape {list(residual.shape)}"
+    else:
+        return parameter
+    raise ConfigurationError(
+        f"the loaded state has {what} for parameter {position!r}, which "
+        + ("is not there" if shape is None else f"has the shape {list(shape)}")
+        + f": {_ADVICE}"
+    )
+
+
+def _parameters(groups: Iterable[dict[str, Any]]) -> Iterable[torch.Tensor]:
+    return (parameter for group in groups for parameter in group["params"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A tensor that torch does not see."""
+
+    value: torch.Tensor
+
+
+def held_whole(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a state dict, over the same tensors, of which torch rounds nothing."""
+    states = {
+        number: {name: _held(name, value) for name, value in state.items()}
+        if isinstance(state, Mapping)
+        else state
+        for number, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
+
+
+def release_whole(states: Mapping[Any, Any]) -> None:
+    """Puts tensors back into what torch has read of a `held_whole` copy.
+
+    They are of the type that shards keep them in.
+    """
+    for parameter, state in states.items():
+        if not isinstance(parameter, torch.Tensor):
+            continue
+        assert isinstance(state, MutableMapping), "torch makes a dict for each"
+        is_rounded = parameter.dtype.itemsize == 2
+        dtype = torch.float32 if is_rounded else parameter.dtype
+        for name, value in state.items():
+            if isinstance(value, _Whole):
+                state[name] = value.value.to(parameter.device, dtype)
+
+
+def _held(name: str, value: object) -> object:
+    # torch lets the step count alone.
+    if isinstance(value, torch.Tensor) and name != "step":
+        return _Whole(value)
+    return value

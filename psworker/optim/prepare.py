@@ -1,6 +1,5 @@
 """Sorts what a user hands to `prepare`, and puts it in terms of the job."""
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,16 +11,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from pswire.clipping import is_clip_norm
 from pswire.compression import NO_COMPRESSION, Compression
 from pswire.job_terms import JobTerms
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
-from psworker.errors import ConfigurationError
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
+from psworker.optim.checks import check_clip_norm, check_loss, check_objects
 from psworker.optim.declared_tensors import refuse_shared_memory, tell_extra_state
 from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import BoundSchema, bind_models, describe_optimizer
-from psworker.optim.named_objects import NamedObjects, no_object_text
+from psworker.optim.named_objects import NamedObjects
 from psworker.optim.object_marks import mark_loaders, mark_models
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.optimizer_state import States, states_of
@@ -33,9 +31,6 @@ KINDS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {"model": nn.Module, "optimizer": Optimizer, "loader": DataLoader}
 )
 """Kinds of objects that have names in a job, by what the names begin with."""
-
-LOSSES: Final = ("mean", "sum")
-"""What a loss may be over the samples of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class Prepared:
 
     @property
     def loss(self) -> str:
-        """What the loss is over its batch, one of `LOSSES`."""
+        """What the loss is over its batch, `mean` or `sum`."""
         is_sum = any(spec.loss_is_sum for spec in self.specs.values())
         return "sum" if is_sum else "mean"
 
@@ -232,132 +227,3 @@ def _marked(
     named = objects.by_name
     marks = mark_models(models, named) + mark_loaders(loaders, named)
     return replace(bound, schema=replace(bound.schema, marks=marks))
-
-
-def check_objects(objects: NamedObjects) -> None:
-    """Checks that these may be prepared together.
-
-    Raises:
-        ConfigurationError: Something is missing, or of a kind that is not taken.
-    """
-    check_kinds(objects)
-    if not all(
-        any(isinstance(each, kind) for each in objects.objects)
-        for kind in (nn.Module, Optimizer)
-    ):
-        raise ConfigurationError(
-            "prepare() needs at least one model and one optimizer, as in `model, "
-            "optimizer, loader = ps.prepare(model, optimizer, loader)`"
-        )
-
-
-def check_clip_norm(clip_grad_norm: float | None) -> None:
-    """Checks that gradients can be clipped to this norm.
-
-    Raises:
-        ConfigurationError: It is no number, not finite, or not more than 0.
-    """
-    if clip_grad_norm is None:
-        return
-    is_number = isinstance(clip_grad_norm, int | float)
-    if isinstance(clip_grad_norm, bool) or not is_number:
-        raise ConfigurationError(
-            f"clip_grad_norm={clip_grad_norm!r} is not a number: give the largest norm "
-            "that a gradient may have, as a float, or leave it out"
-        )
-    # Of Python's own integers some are more than any float.
-    if clip_grad_norm > sys.float_info.max or not is_clip_norm(clip_grad_norm):
-        raise ConfigurationError(
-            f"clip_grad_norm={clip_grad_norm!r} is no norm to clip to: it must be "
-            "finite and more than 0; leave it out for no clipping"
-        )
-
-
-def check_same_clip_norm(clip_grad_norm: float | None, first: float | None) -> None:
-    """Checks that a later `prepare` clips as the first one.
-
-    Args:
-        clip_grad_norm: What it was given.
-        first: What the first one was given.
-
-    Raises:
-        ConfigurationError: It does not.
-    """
-    if clip_grad_norm not in (None, first):
-        raise ConfigurationError(
-            f"the job clips as the first prepare() said, clip_grad_norm={first}; leave "
-            "it out when prepare() is called again"
-        )
-
-
-def check_loss(loss: str | None, first: str | None = None) -> None:
-    """Checks what the loss is said to be of its batch.
-
-    Args:
-        loss: What `prepare` was given.
-        first: What the first one was given, where it is called again.
-
-    Raises:
-        ConfigurationError: It is no such word, or another one than the first.
-    """
-    if loss is None:
-        return
-    if not isinstance(loss, str) or loss not in LOSSES:
-        raise ConfigurationError(
-            f'loss={loss!r} is neither "mean" nor "sum": say which of the two the loss '
-            "is over its batch, or leave it out for a mean; an object of that name "
-            "needs another one"
-        )
-    if first is not None and loss != first:
-        raise ConfigurationError(
-            f'the job\'s loss is what the first prepare() said, loss="{first}"; leave '
-            "it out when prepare() is called again"
-        )
-
-
-def check_overlap(overlap: bool) -> None:
-    """Checks that overlap is switched on or off.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
-    if not isinstance(overlap, bool):
-        raise ConfigurationError(
-            f"overlap={overlap!r} is neither True nor False: give one of them, or "
-            "leave it out"
-        )
-
-
-def kinds_text(each: object, name: str = "") -> str:
-    """The refusal of an object of another kind than `prepare` takes.
-
-    Args:
-        each: The object.
-        name: What the script calls it, if it does.
-    """
-    if name:
-        return no_object_text(name, each)
-    return (
-        f"prepare() does not take a {type(each).__name__}: it takes models "
-        "(nn.Module), optimizers (torch.optim), loaders (DataLoader), learning rate "
-        "schedulers and gradient scalers (torch.amp.GradScaler)"
-    )
-
-
-def check_kinds(objects: NamedObjects) -> None:
-    """Checks that all are of kinds that `prepare` takes, each once.
-
-    Raises:
-        ConfigurationError: Something is not.
-    """
-    seen: set[int] = set()
-    for each, name in zip(objects.objects, objects.names, strict=True):
-        if isinstance(each, PreparedOptimizer):
-            raise ConfigurationError(f"{each.name} was prepared already")
-        if not isinstance(
-            each, nn.Module | Optimizer | DataLoader | LRScheduler | GradScaler
-        ):
-            raise ConfigurationError(kinds_text(each, name))
-        if id(each) in seen:
-            raise ConfigurationError(f"a {type(each).__name__} was given twice")
-        seen.add(id(each))

@@ -5,8 +5,8 @@ from typing import Self
 
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
-from psworker.optim.edited_values import EditedValues
 from psworker.optim.prepare import Prepared
+from psworker.optim.write_guard import WriteGuard
 from psworker.tensors.push_compression import PushCompression
 from psworker.tensors.value_store import ValueStore
 
@@ -19,7 +19,7 @@ class JobTensors:
         given: What `prepare` was given, in the order of the job.
         store: Takes values.
         buffers: Which buffers go with a push.
-        edited: Warns of values that the script has edited.
+        guard: Warns of values that the script has changed.
         declared: Follows tensors that the script exchanges.
         compression: What is kept for gradients in fewer bytes.
     """
@@ -27,7 +27,7 @@ class JobTensors:
     given: Prepared
     store: ValueStore
     buffers: Buffers
-    edited: EditedValues
+    guard: WriteGuard
     declared: DeclaredTensors
     compression: PushCompression
 
@@ -39,7 +39,7 @@ class JobTensors:
             given,
             store,
             buffers,
-            EditedValues(schema, tensors, held=given.held, followed=given.followed),
+            WriteGuard(schema, tensors, held=given.held, followed=given.followed),
             DeclaredTensors(given.bound, given.buffers, given.followed),
             PushCompression(given.compression, schema),
         )

@@ -116,7 +116,7 @@ class Stepper:
         self._rejoining = EvictedWorker(
             loop, session, store, given=tensors.given, timeout_s=timeout_s
         )
-        self._edited = tensors.edited
+        self._guard = tensors.guard
         self._states = StateExchange(loop, session, store, timeout_s)
         self._buffers = tensors.buffers
         self._declared = tensors.declared
@@ -559,7 +559,7 @@ class Stepper:
         self._settle()
         if was_begun and self._loaded is None:
             return self._without_state(extras)  # it has just counted
-        if not was_begun and not self._edited.has_writes:
+        if not was_begun and not self._guard.has_writes:
             return extras
         if self._is_late:
             self._keep_values("loaded")
@@ -635,7 +635,7 @@ class Stepper:
 
         self._has_stale_gradient |= self.has_gradient
         result = self.as_member(pull)
-        self._edited.note()
+        self._guard.note()
         self._buffers.note_written(self._store)
         logger.warning(
             "this worker has joined a job that trains already: what its script has %s "
@@ -663,7 +663,7 @@ class Stepper:
         while True:
             unfinished = self._unfinished
             if unfinished is None or not unfinished.contents.trailer.publishes:
-                self._edited.note()  # what the script has edited is what it publishes
+                self._guard.note()  # what the script has edited is what it publishes
                 if self._open(spec, extras, takes_data=False) is not None:
                     continue  # an earlier step is settled, or this is a new start
                 self._shadow = None  # older than what is published
@@ -691,7 +691,7 @@ class Stepper:
         longest = record.longest if record is not None else None
         if longest is None or longest.worker == self._session.worker:
             return
-        if self._store.held.is_rounded:
+        if self._store.base.is_rounded:
             return
         names = [
             f"{entry.name!r} of {entry.model}"
@@ -872,7 +872,7 @@ class Stepper:
             self._sending.drop()
         if (result := self._resume()) is not None:
             return result
-        self._edited.check(self.clock + 1)
+        self._guard.check(self.clock + 1)
         try:
             self._catch_up()
             if extras.loads is not None:
@@ -949,7 +949,7 @@ class Stepper:
             return  # nothing comes, and what the script has edited is to be seen
         self._relieve()
         self._arrival.pull_missed(Pull(self.generation, self.clock))
-        self._edited.note()
+        self._guard.note()
         self._buffers.note_written(self._store)
 
     @property
@@ -1074,7 +1074,7 @@ class Stepper:
                 result = replace(combine(pulled), outcome="dropped")
             else:
                 result = concluded.result
-            if store.held.is_lost:
+            if store.base.is_lost:
                 pull_lost(self._loop, self._session, store, result, deadline)
         except (StepTimeoutError, CorruptionError):
             exchange.has_timed_out = True
@@ -1093,7 +1093,7 @@ class Stepper:
                 self._unfinished = None
             raise
         self._is_late = False
-        self._edited.note()
+        self._guard.note()
         self._buffers.note_written(self._store)
         result = exchange.end(result)
         # Whatever interrupts it, the push is unfinished until all that it changes here
@@ -1129,7 +1129,7 @@ class Stepper:
         self._lost = None
         self._unfinished = None
         self._shadow = None
-        self._edited.note()
+        self._guard.note()
         self._buffers.note_written(self._store)
         self.member = rejoined.member
         self._arrival = self._arrival_of(rejoined.stand_in)

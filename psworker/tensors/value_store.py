@@ -22,7 +22,7 @@ from pswire.limits import VALUES_PART_BYTES
 from pswire.placement import Chunk, Placement, Slice
 from pswire.reasons import ErrorReason, Refusal
 from pswire.torch_types import tensor_from_buffer
-from psworker.tensors.held_values import FEWER_BYTES, HeldValues
+from psworker.tensors.delta_base import FEWER_BYTES, DeltaBase
 from psworker.tensors.tensor_chunks import Bytes, ChunkSource, bytes_in_host, run_of
 
 
@@ -88,7 +88,7 @@ class ValueStore:
         passed_over: Entries of buffers whose values came and were not written, since
             the push was not theirs; the owner clears it.
         is_in_host: Whether all tensors are in host memory.
-        held: Values as they came; says whether some are lost, to be pulled.
+        base: Decodes values, and keeps those that changes are added to.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ValueStore:
         buffers: Collection[int] = (),
         local: Collection[int] = (),
         compression: Compression = NO_COMPRESSION,
-        held: HeldValues | None = None,
+        base: DeltaBase | None = None,
     ) -> None:
         """Takes the user's tensors as they are.
 
@@ -109,7 +109,7 @@ class ValueStore:
             buffers: Entries that are buffers.
             local: Of these, entries that are never written to.
             compression: How values come.
-            held: Values that came before, for a copy of another store.
+            base: That of another store, for a copy of it.
         """
         self.tensors = list(tensors)
         self.placement = placement
@@ -120,7 +120,7 @@ class ValueStore:
         self._types = [(each.dtype, each.shape) for each in self.tensors]
         self._buffers = frozenset(buffers)
         self._local = frozenset(local)
-        self.held = held or HeldValues(compression, buffers)
+        self.base = base or DeltaBase(compression, buffers)
         self._chunks_with_buffers = frozenset(
             chunk.index
             for chunk in placement.chunks
@@ -149,15 +149,15 @@ class ValueStore:
         chunk = self._chunk_of(frame)
         presence = bits_from_bytes(frame.presence, len(chunk.slices))
         if frame.encoding == ENCODING_UNCHANGED:
-            if self.held.keeps(chunk):
+            if self.base.keeps(chunk):
                 source = ChunkSource(self.tensors)
                 everything = (True,) * len(chunk.slices)
-                self.held.take(chunk, everything, source.gather(chunk))
+                self.base.take(chunk, everything, source.gather(chunk))
             return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
         if frame.encoding in FEWER_BYTES:
             frame.verify()
             self._know(chunk)
-            decoded = self.held.decoded(chunk, presence, frame)
+            decoded = self.base.decoded(chunk, presence, frame)
             if decoded is None:  # to be pulled
                 return CheckedChunk(chunk, frame.digest, [], [], torch.empty(0))
             values = decoded
@@ -171,14 +171,14 @@ class ValueStore:
             check_byte_count(chunk, count, len(frame.data))
             frame.verify()
             values = tensor_from_buffer(frame.data, chunk.element_type)
-            self.held.take(chunk, presence, values)
+            self.base.take(chunk, presence, values)
         return checked_chunk(chunk, presence, values, frame.digest)
 
     def _checked_part(
         self, chunk: Chunk, presence: Sequence[bool], frame: ChunkFrame
     ) -> CheckedChunk:
         """A part of a chunk of raw elements, as `encode_parts` makes them."""
-        if self.held.keeps(chunk):
+        if self.base.keeps(chunk):
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
                 f"chunk {chunk.index} comes in parts, and in a job that pulls changes "
@@ -253,7 +253,7 @@ class ValueStore:
             self.placement,
             buffers=self._buffers,
             local=self._local,
-            held=self.held,
+            base=self.base,
         )
 
     @torch.no_grad()
@@ -294,9 +294,9 @@ class ValueStore:
 
     def _know(self, chunk: Chunk) -> None:
         """Before the first change: this worker gave the job its first values."""
-        if self.held.is_wanted(chunk):
+        if self.base.is_wanted(chunk):
             source = ChunkSource(self.tensors)
-            self.held.take(chunk, (True,) * len(chunk.slices), source.gather(chunk))
+            self.base.take(chunk, (True,) * len(chunk.slices), source.gather(chunk))
 
     def _chunk_of(self, frame: ChunkFrame) -> Chunk:
         if frame.index >= len(self.placement.chunks):

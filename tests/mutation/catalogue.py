@@ -518,7 +518,7 @@ BUGS = (
             ),
         ),
         tests=(
-            "tests/unit/psworker/optim/test_edited_values.py::test_an_edit_is_named_once_with_its_step",
+            "tests/unit/psworker/optim/test_write_guard.py::test_an_edit_is_named_once_with_its_step",
         ),
     ),
     PlantedBug(

@@ -42,8 +42,8 @@ from psworker.errors import (
 from psworker.event_loop import EventLoop
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
-from psworker.optim.edited_values import EditedValues
 from psworker.optim.prepare import Prepared
+from psworker.optim.write_guard import WriteGuard
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.waiting_log import WaitingLog
 
@@ -104,7 +104,7 @@ class GroupEntry:
             buffers=given.buffers,
             local=self._buffers.local,
         )
-        self._edited = EditedValues(schema, self._tensors, held=given.held)
+        self._guard = WriteGuard(schema, self._tensors, held=given.held)
         self._rejoin_count = 0
         self._life_count = 0
         self.status: GroupStatus
@@ -283,7 +283,7 @@ class GroupEntry:
         self._note_values(done.status)
 
     def _note_values(self, status: GroupStatus) -> None:
-        self._edited.note()
+        self._guard.note()
         self._buffers.note_written(self._store)
         self.status = status
 

@@ -137,10 +137,10 @@ class HostSteps(GroupEntry):
             failpoints.hit("worker.step")
         if (earlier := self._settle_earlier()) is not None:
             return earlier
-        if extras.loads is not None and self._edited.has_writes:
+        if extras.loads is not None and self._guard.has_writes:
             raise UnsupportedError(LOADED_TEXT)
         self._look()
-        self._edited.check(self.status.clock + 1)
+        self._guard.check(self.status.clock + 1)
         held = gradients.gradients_of(spec, groups, self._tensors)
         if any(each is not None and each.is_sparse for each in held):
             raise UnsupportedError(_SPARSE_TEXT)

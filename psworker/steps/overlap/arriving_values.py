@@ -144,7 +144,7 @@ class ArrivingValues(ValueStore):
                 super().write_checked(checked)
             self.is_mixed = True
         self._marks[place] = mark
-        if self.held.is_lost:
+        if self.base.is_lost:
             return  # what has come is not there yet
         if checked.is_last:
             self._lacking.discard(index)

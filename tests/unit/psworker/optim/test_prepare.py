@@ -6,12 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from psworker.errors import ConfigurationError
-from psworker.optim.prepare import (
-    check_clip_norm,
-    check_loss,
-    check_overlap,
-    sort_objects,
-)
+from psworker.optim.checks import check_clip_norm, check_loss, check_overlap
+from psworker.optim.prepare import sort_objects
 
 
 def test_things_get_the_names_of_their_kind_in_order() -> None:

@@ -19,7 +19,7 @@ from pswire.membership import WorkerKey
 from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of
-from psworker.tensors.held_values import HeldValues
+from psworker.tensors.delta_base import DeltaBase
 from psworker.tensors.value_store import ValueStore
 
 A, B = WorkerKey("a", 1), WorkerKey("b", 1)
@@ -78,8 +78,8 @@ class Worker:
         )
 
     @property
-    def held(self) -> HeldValues:
-        return self.store.held
+    def base(self) -> DeltaBase:
+        return self.store.base
 
     def write(self, message: bytes) -> None:
         self.store.write(frame_of(message))
@@ -117,7 +117,7 @@ def test_a_worker_follows_the_shard_within_what_was_left_out(method: str) -> Non
     # where each sends a tenth of the elements.
     error = (worker.values - shard.values).abs().max()
     assert error <= {"topk": 0.0, "int8": 1e-6}.get(method, 0.3)
-    assert not worker.held.is_lost
+    assert not worker.base.is_lost
 
 
 def test_a_message_that_is_asked_for_again_is_the_same_and_changes_nothing() -> None:
@@ -133,7 +133,7 @@ def test_a_message_that_is_asked_for_again_is_the_same_and_changes_nothing() -> 
 
     assert first is again
     assert torch.equal(worker.values, values)
-    assert not worker.held.is_lost
+    assert not worker.base.is_lost
 
 
 def test_buffers_are_the_newest_though_no_parameter_has_changed() -> None:
@@ -166,7 +166,7 @@ def test_newer_values_of_the_same_push_come_whole() -> None:
     assert torch.equal(worker.values, shard.values)
     shard.update()
     worker.write(shard.message(A, 2))
-    assert not worker.held.is_lost
+    assert not worker.base.is_lost
 
 
 def test_workers_that_have_the_same_share_messages_and_memory() -> None:
@@ -206,7 +206,7 @@ def test_a_change_of_other_values_is_left_alone_and_said() -> None:
 
     worker.write(shard.message(A, 2))
 
-    assert worker.held.is_lost
+    assert worker.base.is_lost
     assert torch.equal(worker.values, before)
     worker.write(shard.message(A, None))
     assert torch.equal(worker.values, shard.values)
@@ -218,7 +218,7 @@ def test_a_change_fits_after_values_that_came_whole_after_a_change() -> None:
     for sequence in (1, 3):
         shard.update()
         worker.write(shard.message(A, sequence))
-        assert not worker.held.is_lost
+        assert not worker.base.is_lost
         shard.update()
         worker.write(shard.message(A, None))
 
@@ -273,7 +273,7 @@ def test_who_seeded_has_what_it_seeded_and_may_have_edited_it_since() -> None:
     shard.encoder.note_exact(CHUNK, shard.values, A)
     shard.update()
     worker.write(shard.message(A, 1))
-    assert not worker.held.is_lost
+    assert not worker.base.is_lost
 
     worker.tensors[0].zero_()
     shard.update()
@@ -282,4 +282,4 @@ def test_who_seeded_has_what_it_seeded_and_may_have_edited_it_since() -> None:
     known = shard.encoder.given.of(A, 0)
     assert known is not None
     assert torch.equal(worker.values[:97], known[1].values)
-    assert worker.held.byte_count == len(buffer_of(known[1].values))
+    assert worker.base.byte_count == len(buffer_of(known[1].values))

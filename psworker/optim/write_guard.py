@@ -1,8 +1,8 @@
-"""Notices that a script has changed parameters by itself.
+"""Warns of a script that writes to parameters by itself.
 
-The values live on the shards: what a script writes into its own copies is gone with
-the next values that come, unless it publishes them. What is taken back before the
-step, as the perturbation of a sharpness-aware optimizer, is no edit.
+The values live on the shards: the next ones overwrite what a script writes into its
+copies, unless it publishes them. What is undone before the step, as the perturbation of
+a sharpness-aware optimizer, is no edit.
 """
 
 import logging
@@ -17,8 +17,8 @@ from psworker.tensors.samples import Look, Samples, are_close
 logger: Final = logging.getLogger("psworker")
 
 
-class EditedValues:
-    """Warns once of what is lost, and once of what no snapshot will have."""
+class WriteGuard:
+    """Warns once of writes that are lost, and once of those no snapshot will have."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class EditedValues:
         held: Collection[int],
         followed: Collection[int] = (),
     ) -> None:
-        """Starts with values that are those of the shards.
+        """Takes the values for those of the shards.
 
         Args:
             schema: What the tensors are.
             tensors: One for each entry.
             held: Entries that some optimizer has.
-            followed: Of the others, those whose values go to the shards by themselves.
+            followed: Of the others, those whose values are sent when they change.
         """
         self._schema = schema
         self._held = frozenset(held)
@@ -46,13 +46,13 @@ class EditedValues:
             and index not in followed
         ]
         self._samples = Samples([tensors[index] for index in self._indexes])
-        self._is_lost_told = False
-        self._is_unknown_told = False
+        self._has_warned_of_lost = False
+        self._has_warned_of_unknown = False
         self._noted: list[Look] = []
         self.note()
 
     def note(self) -> None:
-        """The values are as they came."""
+        """The values are those of the shards now."""
         self._noted = self._samples.looks()
 
     @property
@@ -66,7 +66,7 @@ class EditedValues:
         Args:
             clock: Of the step that is about to be made.
         """
-        if self._is_lost_told and self._is_unknown_told:
+        if self._has_warned_of_lost and self._has_warned_of_unknown:
             return
         looks = self._samples.looks()
         if looks == self._noted:
@@ -74,8 +74,8 @@ class EditedValues:
         edited = self._edited(looks)
         lost = [index for index in edited if index in self._held]
         unknown = [index for index in edited if index not in self._held]
-        if lost and not self._is_lost_told:
-            self._is_lost_told = True
+        if lost and not self._has_warned_of_lost:
+            self._has_warned_of_lost = True
             logger.warning(
                 "step %d: the script has changed the values of %s since those of the "
                 "step before came. They are lost with the next values from the "
@@ -86,8 +86,8 @@ class EditedValues:
                 clock,
                 self._named(lost),
             )
-        if unknown and not self._is_unknown_told:
-            self._is_unknown_told = True
+        if unknown and not self._has_warned_of_unknown:
+            self._has_warned_of_unknown = True
             logger.warning(
                 "step %d: the script has changed the values of %s, which no optimizer "
                 "has. They stay as they are here, but snapshots and workers that join "
@@ -98,7 +98,7 @@ class EditedValues:
             )
 
     def _edited(self, looks: Sequence[Look]) -> list[int]:
-        """Entries with other values than those that came."""
+        """Entries with other values than those of the shards."""
         tensors = self._samples.tensors
         return [
             index

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from psworker.errors import ConfigurationError
-from psworker.optim.saved_state import pack_residuals, unpack_residuals
+from psworker.optim.optimizer_state import pack_residuals, unpack_residuals
 
 PARAMETERS = [torch.zeros(2, 3), torch.zeros(4)]
 GROUPS: list[dict[str, Any]] = [{"params": [each]} for each in PARAMETERS]

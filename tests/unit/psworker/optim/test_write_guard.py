@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from psworker.optim.edited_values import EditedValues
 from psworker.optim.model_schema import bind_models
+from psworker.optim.write_guard import WriteGuard
 from psworker.tensors.samples import Samples
 
 Edit = Callable[[nn.Linear], object]
@@ -19,9 +19,9 @@ def module(dtype: torch.dtype = torch.float32) -> nn.Linear:
     return nn.Linear(40, 30).to(dtype)
 
 
-def watched(model: nn.Module, held: tuple[int, ...] = (0, 1)) -> EditedValues:
+def watched(model: nn.Module, held: tuple[int, ...] = (0, 1)) -> WriteGuard:
     bound = bind_models({"model": model})
-    return EditedValues(bound.schema, bound.tensors, held=held)
+    return WriteGuard(bound.schema, bound.tensors, held=held)
 
 
 def assigned(model: nn.Linear) -> None:

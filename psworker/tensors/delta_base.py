@@ -1,9 +1,8 @@
-"""Values as they come from shards, in whatever encoding.
+"""The values that changes of values are added to, and decoding in whatever encoding.
 
-Where shards send changes, the values that this worker was last given are kept beside
-the user's tensors: a script may write into these, and they may be on a device. A digest
-tells whether a change fits. One that does not fit, after a loss that nobody has
-foreseen, is left alone, and the worker pulls all values.
+Where shards send changes, the values that they sent last are kept beside the user's
+tensors: a script may write into these, and they may be on a device. A digest shows
+whether a change fits. One that does not is dropped, and the worker pulls all values.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,33 +26,27 @@ FEWER_BYTES: Final = frozenset({*BY_NUMBER, ENCODING_CHANGE})
 """Encodings that are decoded here."""
 
 
-class HeldValues:
-    """Decodes values; keeps those of parameters by chunk, where changes come.
+class DeltaBase:
+    """Decodes values; keeps those of parameters by chunk, if changes are sent.
 
     Attributes:
         is_lost: Whether a change did not fit; the owner pulls and clears it.
-        is_rounded: Whether values come in fewer bytes than they have.
+        is_rounded: Whether values are sent in fewer bytes than they have.
     """
 
     def __init__(self, compression: Compression, buffers: Collection[int]) -> None:
-        """Holds nothing yet.
-
-        Args:
-            compression: As the job has chosen.
-            buffers: Entries of the schema that are buffers.
-        """
         encoding = compression.pull_encoding
         self.is_rounded = encoding is not None
         kept = encoding if encoding and encoding.sends_changes else None
         self._kept_types = kept.element_types if kept else frozenset()
         self._buffers = frozenset(buffers)
         self._held: dict[int, torch.Tensor] = {}
-        self._digests: dict[int, int] = {}  # of those that came as changes last
+        self._digests: dict[int, int] = {}  # of those last sent as changes
         self.is_lost = False
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all values that are kept."""
+        """Bytes of the values kept."""
         return sum(held.nbytes for held in self._held.values())
 
     def keeps(self, chunk: Chunk) -> bool:
@@ -61,18 +54,12 @@ class HeldValues:
         return chunk.element_type in self._kept_types
 
     def is_wanted(self, chunk: Chunk) -> bool:
-        """Whether the values of a chunk are to be known, and are not."""
+        """Whether the values of a chunk must be kept, and are not yet."""
         return self.keeps(chunk) and chunk.index not in self._held
 
     @torch.no_grad()
     def take(self, chunk: Chunk, presence: Bits, values: torch.Tensor) -> None:
-        """Values of a chunk's present slices, as they are, have come.
-
-        Args:
-            chunk: The chunk.
-            presence: Which slices.
-            values: Their elements, 1-D.
-        """
+        """Keeps the values of a chunk's present slices: all their elements, 1-D."""
         if not self.keeps(chunk):
             return
         self._digests.pop(chunk.index, None)
@@ -99,16 +86,11 @@ class HeldValues:
     def decoded(
         self, chunk: Chunk, presence: Bits, frame: ChunkFrame
     ) -> torch.Tensor | None:
-        """Elements of a chunk's present slices that came in fewer bytes.
-
-        Args:
-            chunk: The chunk, with its values known if changes of them may come.
-            presence: Which slices.
-            frame: As it came, verified.
+        """Elements of a chunk's present slices, out of a verified frame.
 
         Returns:
-            Of the chunk's type, 1-D, until the next of this chunk; None for a change
-            that does not fit.
+            Of the chunk's type, 1-D, valid until the next call for this chunk; None for
+            a change that does not fit.
 
         Raises:
             Refusal: `CHUNK_INVALID`.
@@ -149,12 +131,12 @@ class HeldValues:
         sizes: list[int],
         is_sent: list[bool],
     ) -> torch.Tensor | None:
-        """Parameters after a change, which changes nothing if it was made before."""
+        """Parameters after a change, which is added once, however often it is sent."""
         held = self._held.get(chunk.index)
         if held is None:
             raise Refusal(
                 ErrorReason.CHUNK_INVALID,
-                f"chunk {chunk.index} comes as a change, and values of this job do not",
+                f"chunk {chunk.index} is a change, and this job sends whole values",
             )
         now = self._digests.pop(chunk.index, None) or digest_of(held)
         is_whole = all(is_sent)
