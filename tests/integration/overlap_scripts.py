@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from psworker import Compression
+
 SEED: Final = 20261129
 STEP_COUNT: Final = 6
 
@@ -239,6 +241,33 @@ class Scaled(Script):
             optimizers[0].zero_grad()
 
 
+class ScaledAndCompressed(Script):
+    """Gradients of float16 keep their loss scale, and the residuals of topk have none.
+
+    What went ahead of a step was encoded before that told the scale.
+    """
+
+    prepare: ClassVar[dict[str, Any]] = {
+        "compression": Compression("topk", None, ratio=0.1)
+    }
+
+    def models(self) -> list[nn.Module]:
+        return [each.half() for each in super().models()]
+
+    def optimizers(self, models: list[nn.Module]) -> list[Optimizer]:
+        return [torch.optim.SGD(models[0].parameters(), lr=0.05)]
+
+    def run(self, models: list[Any], optimizers: list[Any], rank: int) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(STEP_COUNT):
+            inputs, targets = self.batch(step, rank)
+            loss = nn.functional.mse_loss(models[0](inputs.half()).float(), targets)
+            scaler.scale(loss).backward()
+            scaler.step(optimizers[0])
+            scaler.update()
+            optimizers[0].zero_grad()
+
+
 class Normalized(Script):
     """With buffers that each forward pass changes, and one that never does."""
 
@@ -357,6 +386,7 @@ SCRIPTS: Final[list[Callable[[], Script]]] = [
     CheckpointedReentrant,
     Gan,
     Scaled,
+    ScaledAndCompressed,
     Normalized,
     Looking,
     Inspecting,

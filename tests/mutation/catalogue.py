@@ -1607,6 +1607,20 @@ BUGS = (
         tests=(f"{WORKER_TESTS}/tensors/test_push_compression.py",),
     ),
     PlantedBug(
+        "gradients sent ahead of a step are taken for those of any loss scale",
+        (
+            Edit(
+                f"{WORKER}/steps/overlap/during_backward.py",
+                "            or (ahead.encoder and ahead.encoder.loss_scale != loss_scale)\n",
+                "",
+            ),
+        ),
+        tests=(
+            "tests/integration/test_overlap.py"
+            "::test_the_numbers_are_those_without_overlap",
+        ),
+    ),
+    PlantedBug(
         "values of a compression go as if nobody had any",
         (
             Edit(

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from typing_extensions import override
 
-from pswire.encodings.codec import Codec, check_size
+from pswire.encodings.codec import Codec
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -27,7 +27,3 @@ class Bf16(Codec):
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
         self.check(data, element_count)
         return tensor_from_buffer(data, ElementType.BFLOAT16).float()
-
-    @override
-    def check(self, data: memoryview, element_count: int) -> None:
-        check_size("bf16", data, element_count, self.byte_count(element_count))

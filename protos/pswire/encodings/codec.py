@@ -10,14 +10,15 @@ from pswire.reasons import ErrorReason, Refusal
 
 
 class Codec(ABC):
-    """One way. Has no state: what it leaves out is kept by whoever encodes.
+    """One way. Has no state: whoever encodes keeps what it leaves out.
 
-    What is not finite comes back as not finite, so that a receiver's check finds it.
+    What is not finite is decoded as not finite, so that a receiver's check finds it.
+    Its class is named for the encoding.
     """
 
     @abstractmethod
     def byte_count(self, element_count: int) -> int:
-        """Bytes that `encode` makes of so many elements, zeros apart."""
+        """Bytes that `encode` makes of so many elements, none of them zero."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
@@ -62,13 +63,33 @@ class Codec(ABC):
             Refusal: As `check`.
         """
 
-    @abstractmethod
     def check(self, data: memoryview, element_count: int) -> None:
         """Checks bytes of a stranger, allocating no more than a few times their size.
 
         Raises:
             Refusal: `CHUNK_INVALID`, with what was expected.
         """
+        self.check_size(data, element_count, self.byte_count(element_count))
+
+    def check_size(self, data: memoryview, element_count: int, byte_count: int) -> None:
+        """Checks that there are as many bytes as so many elements take.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`.
+        """
+        if len(data) != byte_count:
+            self.refuse(
+                f"{element_count} of them take {byte_count} bytes, {len(data)} came"
+            )
+
+    def refuse(self, what: str) -> NoReturn:
+        """Refuses bytes.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`.
+        """
+        name = type(self).__name__.lower()
+        raise Refusal(ErrorReason.CHUNK_INVALID, f"elements encoded as {name}: {what}")
 
 
 def added(values: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
@@ -86,28 +107,9 @@ def added(values: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
     return difference.to(values.dtype)
 
 
-def refuse(name: str, what: str) -> NoReturn:
-    """Refuses bytes.
-
-    Raises:
-        Refusal: Always.
-    """
-    raise Refusal(ErrorReason.CHUNK_INVALID, f"elements encoded as {name}: {what}")
-
-
-def check_size(
-    name: str, data: memoryview, element_count: int, byte_count: int
-) -> None:
-    """Checks the number of bytes.
-
-    Raises:
-        Refusal: `CHUNK_INVALID`.
-    """
-    if len(data) != byte_count:
-        refuse(
-            name,
-            f"{element_count} of them take {byte_count} bytes, {len(data)} came",
-        )
+def block_count(element_count: int, block: int) -> int:
+    """Blocks of so many elements, of which the last may be smaller."""
+    return -(-element_count // block)
 
 
 def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from typing_extensions import override
 
-from pswire.encodings.codec import Codec, check_size
+from pswire.encodings.codec import Codec
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -49,7 +49,3 @@ class Fp16(Codec):
         (factor,) = _FACTOR.unpack_from(data)
         scaled = tensor_from_buffer(data[_FACTOR.size :], ElementType.FLOAT16)
         return scaled.float().mul_(factor)
-
-    @override
-    def check(self, data: memoryview, element_count: int) -> None:
-        check_size("fp16", data, element_count, self.byte_count(element_count))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from pswire.encodings.codec import Codec, check_size, in_blocks
+from pswire.encodings.codec import Codec, block_count, in_blocks
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -33,7 +33,7 @@ class Int8(Codec):
 
     @override
     def byte_count(self, element_count: int) -> int:
-        return element_count + _SCALE_BYTES * _block_count(element_count)
+        return element_count + _SCALE_BYTES * block_count(element_count, BLOCK)
 
     @override
     def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
@@ -54,19 +54,11 @@ class Int8(Codec):
     @override
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
         self.check(data, element_count)
-        start = _SCALE_BYTES * _block_count(element_count)
+        start = _SCALE_BYTES * block_count(element_count, BLOCK)
         scales = tensor_from_buffer(data[:start], ElementType.FLOAT32)
         levels = tensor_from_buffer(data[start:], ElementType.INT8).float()
         decoded = in_blocks(levels, BLOCK).mul_(scales[:, None])
         return decoded.view(-1)[:element_count]
-
-    @override
-    def check(self, data: memoryview, element_count: int) -> None:
-        check_size("int8", data, element_count, self.byte_count(element_count))
-
-
-def _block_count(element_count: int) -> int:
-    return -(-element_count // BLOCK)
 
 
 def _uniform(seed: int, shape: torch.Size) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from pswire.encodings.codec import Codec, check_size, in_blocks, refuse
+from pswire.encodings.codec import Codec, block_count, in_blocks
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
@@ -26,7 +26,9 @@ class OneBit(Codec):
 
     @override
     def byte_count(self, element_count: int) -> int:
-        return _SIZE_BYTES * _block_count(element_count) + (element_count + 7) // 8
+        return (
+            _SIZE_BYTES * block_count(element_count, BLOCK) + (element_count + 7) // 8
+        )
 
     @override
     def encode(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
@@ -42,7 +44,7 @@ class OneBit(Codec):
     @override
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
         self.check(data, element_count)
-        start = _SIZE_BYTES * _block_count(element_count)
+        start = _SIZE_BYTES * block_count(element_count, BLOCK)
         sizes = tensor_from_buffer(data[:start], ElementType.FLOAT32)
         bits = np.unpackbits(np.frombuffer(data[start:], np.uint8), bitorder="little")
         signs = torch.from_numpy(bits[:element_count]).float().mul_(2.0).sub_(1.0)
@@ -50,10 +52,6 @@ class OneBit(Codec):
 
     @override
     def check(self, data: memoryview, element_count: int) -> None:
-        check_size("onebit", data, element_count, self.byte_count(element_count))
+        super().check(data, element_count)
         if element_count % 8 and data[-1] >> (element_count % 8):
-            refuse("onebit", f"bits are set beyond the {element_count} that there are")
-
-
-def _block_count(element_count: int) -> int:
-    return -(-element_count // BLOCK)
+            self.refuse(f"bits are set beyond the {element_count} that there are")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from typing_extensions import override
 
-from pswire.encodings.codec import Codec, added, check_size, refuse
+from pswire.encodings.codec import Codec, added, block_count
 from pswire.encodings.largest import places_of_largest
 
 BLOCK: Final = 1 << 16
@@ -40,7 +40,7 @@ class TopK(Codec):
 
     @override
     def byte_count(self, element_count: int) -> int:
-        counts = _COUNT_TYPE.itemsize * _block_count(element_count)
+        counts = _COUNT_TYPE.itemsize * block_count(element_count, BLOCK)
         return counts + _ELEMENT_BYTES * self._sent_count(element_count)
 
     @override
@@ -58,14 +58,14 @@ class TopK(Codec):
 
     @override
     def decode(self, data: memoryview, element_count: int) -> torch.Tensor:
-        places, sent = _parts(data, element_count)
+        places, sent = self._parts(data, element_count)
         decoded = torch.zeros(element_count)
         decoded.numpy()[places] = sent
         return decoded
 
     @override
     def add_to(self, values: torch.Tensor, data: memoryview) -> None:
-        places, sent = _parts(data, values.numel())
+        places, sent = self._parts(data, values.numel())
         if values.dtype is torch.float32:
             values.numpy()[places] += sent
         else:
@@ -74,7 +74,35 @@ class TopK(Codec):
 
     @override
     def check(self, data: memoryview, element_count: int) -> None:
-        _parts(data, element_count)
+        self._parts(data, element_count)
+
+    def _parts(
+        self, data: memoryview, element_count: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Where the elements are, and what they are.
+
+        Raises:
+            Refusal: `CHUNK_INVALID`.
+        """
+        values_start = _COUNT_TYPE.itemsize * block_count(element_count, BLOCK)
+        if len(data) < values_start:
+            self.refuse(
+                f"{len(data)} bytes came, and the numbers of {element_count} take "
+                f"{values_start}",
+            )
+        counts = np.frombuffer(data[:values_start], _COUNT_TYPE)
+        count = int(counts.sum(dtype=np.uint64))
+        if count > element_count:
+            self.refuse(f"{count} of {element_count} elements came")
+        self.check_size(data, count, values_start + _ELEMENT_BYTES * count)
+        places_start = values_start + _VALUE_TYPE.itemsize * count
+        places = np.frombuffer(data[places_start:], _PLACE_TYPE).astype(np.int64)
+        places += np.repeat(np.arange(len(counts)) * BLOCK, counts)
+        if count and not (
+            (places[1:] > places[:-1]).all() and places[-1] < element_count
+        ):
+            self.refuse(f"their places are not ascending and below {element_count}")
+        return places, np.frombuffer(data[values_start:places_start], _VALUE_TYPE)
 
     def _sent_count(self, element_count: int) -> int:
         return min(math.ceil(element_count * self.ratio), element_count)
@@ -83,13 +111,9 @@ class TopK(Codec):
         return places_of_largest(elements, self._sent_count(len(elements)))
 
 
-def _block_count(element_count: int) -> int:
-    return -(-element_count // BLOCK)
-
-
 def _packed(elements: npt.NDArray[np.float32], places: npt.NDArray[np.int64]) -> bytes:
     """Elements at ascending places."""
-    edges = np.arange(_block_count(len(elements)) + 1) * BLOCK
+    edges = np.arange(block_count(len(elements), BLOCK) + 1) * BLOCK
     counts = np.diff(np.searchsorted(places, edges))
     return b"".join(
         (
@@ -98,34 +122,3 @@ def _packed(elements: npt.NDArray[np.float32], places: npt.NDArray[np.int64]) ->
             (places % BLOCK).astype(_PLACE_TYPE).tobytes(),
         )
     )
-
-
-def _parts(
-    data: memoryview, element_count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Where the elements are, and what they are.
-
-    Raises:
-        Refusal: `CHUNK_INVALID`.
-    """
-    values_start = _COUNT_TYPE.itemsize * _block_count(element_count)
-    if len(data) < values_start:
-        refuse(
-            "topk",
-            f"{len(data)} bytes came, and the numbers of {element_count} take "
-            f"{values_start}",
-        )
-    counts = np.frombuffer(data[:values_start], _COUNT_TYPE)
-    count = int(counts.sum(dtype=np.uint64))
-    if count > element_count:
-        refuse("topk", f"{count} of {element_count} elements came")
-    check_size("topk", data, count, values_start + _ELEMENT_BYTES * count)
-    places_start = values_start + _VALUE_TYPE.itemsize * count
-    places = np.frombuffer(data[places_start:], _PLACE_TYPE).astype(np.int64)
-    places += np.repeat(np.arange(len(counts)) * BLOCK, counts)
-    if count and not ((places[1:] > places[:-1]).all() and places[-1] < element_count):
-        refuse(
-            "topk",
-            f"their places are not ascending and below {element_count}",
-        )
-    return places, np.frombuffer(data[values_start:places_start], _VALUE_TYPE)
