@@ -125,7 +125,7 @@ class EpochLeases:
         while not self._ready and not self._is_closed:
             if self._waiting is None:
                 self._waiting = self._ask(wait=True)
-            elif self._source.pending.has_news:
+            elif self._source.pending.unreported.has_news:
                 # An older one waits on: what was done since must not wait with it.
                 self._take_in(self._answer(self._ask(wait=False)))
             self._idle_until_answered(self._waiting)
@@ -163,11 +163,11 @@ class EpochLeases:
 
     def _may_bring_more(self) -> bool:
         """After an empty answer, only news of ours can change the next one."""
-        return not self._is_dry or self._source.pending.has_news
+        return not self._is_dry or self._source.pending.unreported.has_news
 
     def _ask(self, *, wait: bool) -> "_Request":
         pending = self._source.pending
-        own = pending.take_report()
+        own = pending.unreported.take()
         settled = {*own.consumed, *own.dropped, *own.skipped}
         # Who waits at the end of an epoch with batches drawn and not pushed (skipped,
         # or the rest of an accumulation) would wait for itself: the epoch can't close
@@ -186,7 +186,7 @@ class EpochLeases:
         try:
             answer = self._source.lease_data(request)
         except BaseException:
-            pending.return_report(own)
+            pending.unreported.put_back(own)
             raise
         return _Request(own, frozenset(settled.union(drawn)), answer)
 
@@ -215,7 +215,7 @@ class EpochLeases:
 
     def _give_up(self, request: "_Request") -> None:
         request.answer.cancel()
-        self._source.pending.return_report(request.own)
+        self._source.pending.unreported.put_back(request.own)
 
     def _collect(self) -> None:
         """Takes in answers: those that are there, and if need be the one to come."""

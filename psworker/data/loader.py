@@ -242,7 +242,7 @@ class LeasedLoader(PreparedLoader):
                 self._name, epoch, draw.shape, draw.own, report
             ).result()
         except BaseException:
-            self._source.pending.return_report(report)
+            self._source.pending.unreported.put_back(report)
             raise
 
     def _fetched(self, leases: EpochLeases, unit: str) -> Iterator[Any]:

@@ -90,7 +90,7 @@ class LocalDraws:
             epoch = self._epochs.get(taken.epoch)
             if epoch is not None:
                 epoch.stepped.add(taken.start)
-        self.pending.take_report()  # there is nobody to tell
+        self.pending.unreported.take()  # there is nobody to tell
 
 
 def _differ(sizes: list[int]) -> bool:

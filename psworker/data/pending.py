@@ -1,10 +1,9 @@
 """Data that was drawn from a prepared loader and not yet pushed or reported.
 
-A loader draws, the next push takes what went through a backward pass, and what
-became of the push turns the ranges into consumed or dropped ones, which the next lease
-request or the leave reports. What was drawn and is behind no push is skipped.
-Thread-safe: any thread may draw, autograd's tell of backward passes, and reports may
-fail on the event loop's.
+A loader draws, the next push takes what went through a backward pass, and its result
+makes the ranges consumed or dropped ones, which the next lease request or the leave
+reports. What was drawn and is behind no push is skipped. Thread-safe: any thread may
+draw, autograd's note backward passes, and reports may fail on the event loop's.
 """
 
 import logging
@@ -41,22 +40,85 @@ class DrawnData:
     is_of_lost: bool = False
 
 
+class UnreportedData:
+    """What became of ranges, until a report carries it to the coordinator."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # see `PendingData`
+        self._consumed: list[DataRange] = []
+        self._dropped: list[DataRange] = []
+        self._skipped: list[DataRange] = []
+        self._incarnation = 0
+
+    def note(self, ranges: Iterable[DataRange], *, is_dropped: bool) -> None:
+        """A push that carried these ranges was applied, or dropped."""
+        with self._lock:
+            (self._dropped if is_dropped else self._consumed).extend(ranges)
+
+    def skip(self, ranges: Iterable[DataRange]) -> None:
+        """These ranges are behind no gradient."""
+        with self._lock:
+            self._skipped.extend(ranges)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to report."""
+        with self._lock:
+            return bool(self._consumed or self._dropped or self._skipped)
+
+    @property
+    def by_pushes(self) -> DataReport:
+        """What pushes have done with ranges; it stays to be reported."""
+        with self._lock:
+            return DataReport(
+                tuple(self._consumed), tuple(self._dropped), self._incarnation
+            )
+
+    def take(self) -> DataReport:
+        """What no report has carried yet."""
+        with self._lock:
+            # What is noted meanwhile is in the old lists, or in the new ones.
+            consumed, self._consumed = self._consumed, []
+            dropped, self._dropped = self._dropped, []
+            skipped, self._skipped = self._skipped, []
+            return DataReport(
+                tuple(consumed), tuple(dropped), self._incarnation, tuple(skipped)
+            )
+
+    def put_back(self, report: DataReport) -> None:
+        """A report failed: the next one carries what it should have."""
+        with self._lock:
+            if report.incarnation == self._incarnation:
+                self._consumed[:0] = report.consumed
+                self._dropped[:0] = report.dropped
+                self._skipped[:0] = report.skipped
+
+    def start_over(self) -> None:
+        """The worker has rejoined: the ranges of its start before are not its own."""
+        with self._lock:
+            self._incarnation += 1
+            self._consumed = []
+            self._dropped = []
+            self._skipped = []
+
+
 class PendingData:
-    """Ranges on their way from a loader through a push to the coordinator."""
+    """Ranges on their way from a loader through a push to the coordinator.
+
+    Attributes:
+        unreported: What became of those that are no longer on their way.
+    """
 
     def __init__(self) -> None:
         # Of the same thread a signal handler may ask too, and complete a step: what is
         # under way here must bear what that notes.
         self._lock = threading.RLock()
+        self.unreported = UnreportedData()
         self._batches = DrawnBatches()
         self._gradient_is_new: Callable[[], bool] | None = None
         self._parameters: Sequence[torch.Tensor] = ()
-        self._is_doubt_told = False
+        self._has_warned_of_doubt = False
         self._stepping_thread: int | None = None
-        self._consumed: list[DataRange] = []
-        self._dropped: list[DataRange] = []
-        self._skipped: list[DataRange] = []
-        self._incarnation = 0
 
     def watch(
         self,
@@ -161,11 +223,11 @@ class PendingData:
             batches = self._batches
             self._stepping_thread = threading.get_ident()
             if not (batches.sees_calls or batches.has_trained):
-                self._reach_unseen(is_all=self._gradient_is_new is None)
+                batches.reach_unseen(is_all=self._gradient_is_new is None)
             else:
                 self._look()
             pushed = batches.push()
-            self._tell_doubt()
+            self._warn_of_doubt()
             self._skip(pushed.passed_over)
             trained = pushed.trained
             # A count of 0 was counted, too: an empty batch weighs nothing.
@@ -180,20 +242,17 @@ class PendingData:
         if self._gradient_is_new is None or self._batches.sees_calls:
             return
         if self._gradient_is_new():
-            self._reach_unseen(is_all=False)
-
-    def _reach_unseen(self, *, is_all: bool) -> None:
-        self._batches.reach_unseen(is_all=is_all)
+            self._batches.reach_unseen()
 
     def _skip(self, batches: Iterable[Batch]) -> None:
         ranges = (each.data_range for each in batches)
-        self._skipped.extend(each for each in ranges if each is not None)
+        self.unreported.skip(each for each in ranges if each is not None)
 
-    def _tell_doubt(self) -> None:
+    def _warn_of_doubt(self) -> None:
         counts, self._batches.in_doubt = self._batches.in_doubt, ()
-        if not counts or self._is_doubt_told:
+        if not counts or self._has_warned_of_doubt:
             return
-        self._is_doubt_told = True
+        self._has_warned_of_doubt = True
         logger.warning(
             "batches of %s samples were drawn before one step, and it can't be seen "
             "which of them it is of: its weight may be that of another batch; call the "
@@ -202,33 +261,12 @@ class PendingData:
             " and ".join(map(str, counts)),
         )
 
-    def acknowledge(self, ranges: tuple[DataRange, ...]) -> None:
-        """A push that carried these ranges is part of the parameters."""
-        with self._lock:
-            self._consumed.extend(ranges)
-
-    def drop(self, ranges: tuple[DataRange, ...]) -> None:
-        """A push that carried these ranges was thrown away."""
-        with self._lock:
-            self._dropped.extend(ranges)
-
-    def take_report(self) -> DataReport:
-        """What no report has carried yet."""
-        with self._lock:
-            # What is noted meanwhile is in the old lists, or in the new ones.
-            consumed, self._consumed = self._consumed, []
-            dropped, self._dropped = self._dropped, []
-            skipped, self._skipped = self._skipped, []
-            return DataReport(
-                tuple(consumed), tuple(dropped), self._incarnation, tuple(skipped)
-            )
-
     def take_last_report(self, loader: str | None = None) -> DataReport:
-        """As `take_report`, of who is done with an epoch of a loader, or with all.
+        """What no report has carried, at the end of an epoch of a loader, or of all.
 
         What was drawn and not pushed counts as skipped, unless it is pushed yet.
         """
-        report = self.take_report()
+        report = self.unreported.take()
         with self._lock:
             drawn = [
                 each.data_range
@@ -237,14 +275,6 @@ class PendingData:
             ]
             return replace(report, skipped=(*report.skipped, *drawn))
 
-    def return_report(self, report: DataReport) -> None:
-        """A report failed: the next one tells what it should have."""
-        with self._lock:
-            if report.incarnation == self._incarnation:
-                self._consumed[:0] = report.consumed
-                self._dropped[:0] = report.dropped
-                self._skipped[:0] = report.skipped
-
     def start_over(self) -> None:
         """The worker has rejoined: what its start before held is not its own any more.
 
@@ -252,19 +282,8 @@ class PendingData:
         What of it counts the coordinator learns from the shards.
         """
         with self._lock:
-            self._incarnation += 1
+            self.unreported.start_over()
             self._batches.lose()
-            self._consumed = []
-            self._dropped = []
-            self._skipped = []
-
-    @property
-    def unreported(self) -> DataReport:
-        """What no report has carried yet; it stays so."""
-        with self._lock:
-            return DataReport(
-                tuple(self._consumed), tuple(self._dropped), self._incarnation
-            )
 
     @property
     def has_drawn(self) -> bool:
@@ -273,9 +292,3 @@ class PendingData:
             if self._batches.sees_calls:
                 return self._batches.has_trained
             return bool(self._batches.waiting)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to report."""
-        with self._lock:
-            return bool(self._consumed or self._dropped or self._skipped)

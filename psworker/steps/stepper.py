@@ -1101,7 +1101,7 @@ class Stepper:
         self._session.core.acknowledge(exchange.sequence)
         self.last_push = result
         ranges, exchange.ranges = exchange.ranges, ()
-        (self.pending.drop if result.dropped else self.pending.acknowledge)(ranges)
+        self.pending.unreported.note(ranges, is_dropped=result.dropped)
         self._notices.note_result(result, is_discarded=exchange.contents.is_discarded)
         self._unfinished = None
         return result

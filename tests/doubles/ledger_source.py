@@ -154,5 +154,5 @@ class LedgerSource:
     def step(self) -> DrawnData:
         """A push that is acknowledged at once."""
         drawn = self.pending.take()
-        self.pending.acknowledge(drawn.ranges)
+        self.pending.unreported.note(drawn.ranges, is_dropped=False)
         return drawn

@@ -101,7 +101,9 @@ def assert_same(ours: Values, theirs: Values) -> None:
         assert torch.equal(mine, exact)
 
 
-@pytest.mark.parametrize("number", range(len(SCRIPTS)))
+@pytest.mark.parametrize(
+    "number", range(len(SCRIPTS)), ids=[make.__name__ for make in SCRIPTS]
+)
 def test_the_numbers_are_those_without_overlap(number: int, tmp_path: Path) -> None:
     make = SCRIPTS[number]
     counts = {"shard_count": 1 + number % 3, "worker_count": 1 + number % 2}

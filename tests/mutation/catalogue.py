@@ -1611,13 +1611,13 @@ BUGS = (
         (
             Edit(
                 f"{WORKER}/steps/overlap/during_backward.py",
-                "            or (ahead.encoder and ahead.encoder.loss_scale != loss_scale)\n",
-                "",
+                "ahead.encoder.loss_scale != loss_scale",
+                "loss_scale < 0",
             ),
         ),
         tests=(
             "tests/integration/test_overlap.py"
-            "::test_the_numbers_are_those_without_overlap",
+            "::test_the_numbers_are_those_without_overlap[ScaledAndCompressed]",
         ),
     ),
     PlantedBug(

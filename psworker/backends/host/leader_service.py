@@ -166,7 +166,9 @@ class LeaderService:
             self._deal_of(each.loader, each.epoch).note_used((each,))
         count = request.batch_count_max
         wanted = deal.wanted(process, count, self._core.members)
-        has_news = bool(request.report.skipped) or self._leader.pending.has_news
+        has_news = (
+            bool(request.report.skipped) or self._leader.pending.unreported.has_news
+        )
         if (wanted or has_news) and not deal.is_closed:
             await self._fetch(request, max(1, wanted))
         while request.wait and not deal.is_closed:
@@ -178,7 +180,7 @@ class LeaderService:
                 await self._fetch_waiting(key, request)
             else:
                 await self._changed.wait()
-                if self._leader.pending.has_news:
+                if self._leader.pending.unreported.has_news:
                     await self._fetch(request, 1)
         given = deal.hand_out(process, count)
         return Lease(given, deal.is_closed, self._reports.get(key))
@@ -228,7 +230,7 @@ class LeaderService:
 
     def _report(self, asked: DataReport) -> DataReport:
         """What the coordinator is told of the group's data with the next call."""
-        own = self._leader.pending.take_report()
+        own = self._leader.pending.unreported.take()
         return DataReport(
             own.consumed, own.dropped, own.incarnation, (*own.skipped, *asked.skipped)
         )
@@ -241,7 +243,7 @@ class LeaderService:
                 until_decided(attempt, now() + self._timeout_s)
             )
         except BaseException:
-            self._leader.pending.return_report(report)
+            self._leader.pending.unreported.put_back(report)
             raise
 
     def _deal_of(self, loader: str, epoch: int) -> Deal:

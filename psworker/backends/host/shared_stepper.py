@@ -46,8 +46,9 @@ class SharedStepper(Stepper):
         self._session.core.acknowledge(status.sequence)
         self.rejoin_count = status.rejoin_count
         self.last_push = status.last_push
-        self.pending.acknowledge(status.unreported.consumed)
-        self.pending.drop(status.unreported.dropped)
+        unreported = self.pending.unreported
+        unreported.note(status.unreported.consumed, is_dropped=False)
+        unreported.note(status.unreported.dropped, is_dropped=True)
         if self._session.worker != status.worker:
             self._lost = LostStart(status.worker)
 
@@ -88,7 +89,7 @@ class SharedStepper(Stepper):
             mode=mode.label,
             rejoin_count=self.rejoin_count,
             last_push=self.last_push,
-            unreported=self.pending.unreported,
+            unreported=self.pending.unreported.by_pushes,
         )
 
     def push(

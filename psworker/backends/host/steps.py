@@ -353,12 +353,7 @@ class HostSteps(GroupEntry):
                 done = self._life.core.done
                 is_told = is_discarded or bool(done and done.is_discarded)
                 if not result.rejoined:
-                    settle = (
-                        self.pending.drop
-                        if result.dropped
-                        else self.pending.acknowledge
-                    )
-                    settle(ranges)
+                    self.pending.unreported.note(ranges, is_dropped=result.dropped)
                     self._notices.note_result(result, is_discarded=is_told)
                 return result
 

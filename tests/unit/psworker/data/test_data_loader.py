@@ -210,7 +210,7 @@ def test_a_report_that_failed_is_made_again() -> None:
     with pytest.raises(ConnectionError):
         for _ in batches:
             pass
-    report = source.pending.take_report()
+    report = source.pending.unreported.take()
     assert (0, 4) in {(r.start, r.stop) for r in report.consumed}
 
 

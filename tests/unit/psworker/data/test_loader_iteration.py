@@ -206,7 +206,7 @@ def _others_part(source: LedgerSource, *, is_done: bool) -> None:
     if not is_done:
         source.evict()
         return
-    source.job.take_report(source.key, source.pending.take_report())
+    source.job.take_report(source.key, source.pending.unreported.take())
     source.job.retry()
 
 

@@ -19,36 +19,36 @@ def test_a_push_takes_everything_drawn_since_the_push_before() -> None:
 
 def test_a_report_tells_what_is_consumed_and_what_was_dropped_once() -> None:
     pending = PendingData()
-    pending.acknowledge((FIRST,))
-    pending.drop((SECOND,))
-    assert pending.has_news
+    pending.unreported.note((FIRST,), is_dropped=False)
+    pending.unreported.note((SECOND,), is_dropped=True)
+    assert pending.unreported.has_news
 
-    assert pending.take_report() == DataReport((FIRST,), (SECOND,))
-    assert pending.take_report() == DataReport()
-    assert not pending.has_news
+    assert pending.unreported.take() == DataReport((FIRST,), (SECOND,))
+    assert pending.unreported.take() == DataReport()
+    assert not pending.unreported.has_news
 
 
 def test_a_report_that_failed_is_told_again_before_what_came_later() -> None:
     pending = PendingData()
-    pending.acknowledge((FIRST,))
-    report = pending.take_report()
-    pending.acknowledge((SECOND,))
+    pending.unreported.note((FIRST,), is_dropped=False)
+    report = pending.unreported.take()
+    pending.unreported.note((SECOND,), is_dropped=False)
 
-    pending.return_report(report)
+    pending.unreported.put_back(report)
 
-    assert pending.take_report().consumed == (FIRST, SECOND)
+    assert pending.unreported.take().consumed == (FIRST, SECOND)
 
 
 def test_nothing_of_the_start_before_is_told_after_joining_again() -> None:
     pending = PendingData()
-    pending.acknowledge((FIRST,))
-    report = pending.take_report()
+    pending.unreported.note((FIRST,), is_dropped=False)
+    report = pending.unreported.take()
     pending.draw(4, SECOND)
 
     pending.start_over()
-    pending.return_report(report)
+    pending.unreported.put_back(report)
 
-    assert not pending.has_news
+    assert not pending.unreported.has_news
     assert pending.take().ranges == ()
 
 
@@ -63,22 +63,22 @@ def test_a_handler_may_ask_and_note_at_any_line() -> None:
 
         def save(pending: PendingData = pending) -> None:
             assert pending.has_drawn in (False, True)
-            pending.acknowledge((FIRST,))
+            pending.unreported.note((FIRST,), is_dropped=False)
 
         with AtLine(line, save) as interrupted:
             draw_and_push(pending)
 
         assert interrupted.is_reached, text_of(line)
-        assert pending.take_report().consumed == (FIRST,), text_of(line)
+        assert pending.unreported.take().consumed == (FIRST,), text_of(line)
 
 
 def draw_and_push(pending: PendingData) -> None:
     pending.draw(4, SECOND)
     pending.note_backward(pending.note_call(_Unknown()))
     assert pending.has_trained
-    pending.return_report(pending.take_report())
+    pending.unreported.put_back(pending.unreported.take())
     pending.take()
-    pending.return_report(pending.take_report())
+    pending.unreported.put_back(pending.unreported.take())
     pending.skip("loader")
     pending.end("loader")
 
