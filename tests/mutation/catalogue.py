@@ -256,7 +256,7 @@ BUGS = (
         "who can't reach a shard is taken in as soon as the job has started",
         (
             Edit(
-                f"{JOB_CORE}/loss.py",
+                f"{JOB_CORE}/membership_change.py",
                 "not in staying and not entry.cut_off\n",
                 "not in staying\n",
             ),
@@ -934,7 +934,7 @@ BUGS = (
         "nobody is cut off from a shard",
         (
             Edit(
-                f"{JOB_CORE}/loss.py",
+                f"{JOB_CORE}/membership_change.py",
                 "        out += [entry for entry in roster.in_state(*PRESENT) "
                 "if entry.cut_off]\n",
                 "",
@@ -1145,7 +1145,7 @@ BUGS = (
         "a snapshot that waits for pushes of the dead",
         (
             Edit(
-                f"{JOB_CORE}/loss.py",
+                f"{JOB_CORE}/membership_change.py",
                 "    if is_given_up and is_deserted(roster, record):\n",
                 "    if False:\n",
             ),

@@ -19,7 +19,7 @@ from psserver.coordinator.core.data.ledger import Enrolments
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.job_progress import JobProgress
-from psserver.coordinator.core.loss import waiting_text
+from psserver.coordinator.core.membership_change import waiting_text
 from psserver.coordinator.core.mode_change import mode_target, target_of
 from psserver.coordinator.core.reach import Reach
 from psserver.coordinator.core.roster import (

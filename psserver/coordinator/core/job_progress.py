@@ -32,7 +32,11 @@ from psserver.coordinator.core.fence import (
 )
 from psserver.coordinator.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.coordinator.core.job_model import JobModel
-from psserver.coordinator.core.loss import heir_of, is_deserted, wanted_change
+from psserver.coordinator.core.membership_change import (
+    heir_of,
+    is_deserted,
+    wanted_change,
+)
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
 from psserver.coordinator.core.roster import Roster, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardMap
