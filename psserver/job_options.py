@@ -8,7 +8,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -34,20 +33,6 @@ from pswire.limits import (
 )
 from pswire.membership import LossPolicy, Mode, StepAtomicity
 from pswire.options import choice_option, number_option
-
-
-class LossPolicyName(StrEnum):
-    """What to do when a worker is lost."""
-
-    CONTINUE = "continue"
-    WAIT = "wait"
-
-
-class AtomicityName(StrEnum):
-    """When a push is applied."""
-
-    CHUNK = "chunk"
-    CLOCK = "clock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +71,17 @@ class JobOptions:
         ),
     ] = 1
     on_worker_loss: Annotated[
-        LossPolicyName,
+        str,
         choice_option(
-            LossPolicyName,
+            LossPolicy.labels(),
             help="Without a lost worker: go on with those left, or wait for another "
             "process under its worker id, which takes over the clock that was open.",
         ),
-    ] = LossPolicyName.CONTINUE
+    ] = LossPolicy.CONTINUE.label
     step_atomicity: Annotated[
-        AtomicityName | None,
+        str | None,
         choice_option(
-            AtomicityName,
+            StepAtomicity.labels(),
             help="Apply each chunk of a step once its contributions are there, or "
             "nothing before every shard has the whole clock, which takes a second "
             "round trip; `chunk` by default.",
@@ -169,8 +154,8 @@ class JobOptions:
             mode=Mode.labelled(self.mode),
             staleness_bound=self.staleness,
             workers_min=self.min_workers,
-            worker_loss_policy=LossPolicy[self.on_worker_loss.name],
-            step_atomicity=StepAtomicity[atomicity.name] if atomicity else None,
+            worker_loss_policy=LossPolicy.labelled(self.on_worker_loss),
+            step_atomicity=StepAtomicity.labelled(atomicity) if atomicity else None,
             backup_worker_count=self.backup_workers,
             is_staleness_scaled=self.staleness_scaling,
             delay_compensation=self.delay_compensation,

@@ -1,6 +1,7 @@
 """Data ranges, reports and splits <-> their messages."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TypedDict
 
 from pswire.epoch_report import EpochReport
@@ -127,6 +128,13 @@ def split_message(split: RecordedSplit) -> coordinator_service_pb2.SplitRecord:
         item_count=split.item_count,
         recorder=split.recorder,
     )
+
+
+def split_messages(
+    splits: Iterable[RecordedSplit],
+) -> list[coordinator_service_pb2.SplitRecord]:
+    """Writes a list of splits, without recipes: all of them may not fit one message."""
+    return [split_message(replace(split, recipe="")) for split in splits]
 
 
 def read_split(message: coordinator_service_pb2.SplitRecord) -> RecordedSplit:

@@ -1,6 +1,6 @@
 """A split as the job has it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,3 @@ class RecordedSplit:
     item_count: int
     recipe: str = ""
     recorder: str = ""
-
-    @property
-    def without_recipe(self) -> "RecordedSplit":
-        """For a list: all recipes of a job may not fit into one message."""
-        return replace(self, recipe="")

@@ -2,6 +2,7 @@
 
 import logging
 
+import grpc
 import grpc_health.v1.health
 import grpc_health.v1.health_pb2 as health_messages
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -10,7 +11,10 @@ from psserver.config import CoordinatorConfig
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.host.history import CoordinatorHistory
 from psserver.coordinator.host.restored_job import new_job_id
-from psserver.coordinator.rpc.coordinator_service import SERVICE, coordinator_handler
+from psserver.coordinator.rpc.data_control import DataControl
+from psserver.coordinator.rpc.public_control import PublicControl
+from psserver.coordinator.rpc.shard_control import ShardControl
+from psserver.coordinator.rpc.worker_control import WorkerControl
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.descriptors import (
     connection_count_max,
@@ -23,7 +27,22 @@ from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
 from pswire.keepalive import coordinator_keepalive
 
+SERVICE = "pswire.v1.CoordinatorService"
+
 log = logging.getLogger("psserver.coordinator")
+
+
+def coordinator_handler(host: CoordinatorHost) -> grpc.GenericRpcHandler:
+    """All methods of the service."""
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            **ShardControl(host).methods(),
+            **WorkerControl(host).methods(),
+            **DataControl(host).methods(),
+            **PublicControl(host).methods(),
+        },
+    )
 
 
 async def run_coordinator(config: CoordinatorConfig) -> None:

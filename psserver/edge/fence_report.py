@@ -58,3 +58,10 @@ class FenceReport:
     chosen: ClockChoice | None = None
     is_settled: bool = True
     measured: ClockChoice | None = None
+
+    def holding_of(self, worker: WorkerKey) -> WorkerHolding:
+        """What the shard holds of a member; nothing when it does not know it."""
+        return next(
+            (holding for holding in self.holdings if holding.worker == worker),
+            WorkerHolding(worker=worker, complete_sequence=0),
+        )

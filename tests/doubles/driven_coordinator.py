@@ -228,7 +228,7 @@ class DrivenCoordinator:
         return entry
 
     def leave(self, entry: WorkerEntry, sequence: int = 0) -> None:
-        self.core.leave(entry, sequence=sequence, consumed=(), now_ms=self.now_ms)
+        self.core.leave(entry, sequence=sequence, now_ms=self.now_ms)
 
     def lose(self, entry: WorkerEntry) -> None:
         """Its stream breaks and does not come back."""

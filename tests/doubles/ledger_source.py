@@ -46,12 +46,7 @@ class LedgerJob:
             return future
 
     def take_report(self, key: WorkerKey, report: DataReport) -> None:
-        for take, ranges in (
-            (self.ledger.consume, report.consumed),
-            (self.ledger.drop, report.dropped),
-            (self.ledger.skip, report.skipped),
-        ):
-            take(key, tuple(DataRange(*_fields(each)) for each in ranges))
+        self.ledger.take_report(key, report)
 
     def retry(self) -> None:
         with self.lock:
@@ -68,10 +63,6 @@ class LedgerJob:
 def _lease(ranges: list[DataRange], book: EpochLedger) -> Lease:
     told = tuple(DataRange(*each) for each in ranges)
     return Lease(told, book.is_closed, book.report if book.is_closed else None)
-
-
-def _fields(data_range: DataRange) -> tuple[str, int, int, int]:
-    return data_range.loader, data_range.epoch, data_range.start, data_range.stop
 
 
 class LedgerSource:

@@ -264,9 +264,7 @@ class SimulatedCoordinator:
         def left() -> None:
             entry = self._present(worker)
             if entry is not None:
-                self.core.leave(
-                    entry, sequence=worker.sequence, consumed=(), now_ms=self.now_ms
-                )
+                self.core.leave(entry, sequence=worker.sequence, now_ms=self.now_ms)
                 self.pump()
 
         self._links.send(worker.name, COORDINATOR, left)

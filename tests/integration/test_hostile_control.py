@@ -182,11 +182,11 @@ def test_a_forged_split_is_refused_and_not_kept(target: Target, case: str) -> No
     _, text, reason = forged_split(target, **changes)
     assert reason == expected, text
     assert_readable(text)
-    assert target.job.ask(target.job.coordinator.splits.all) == ()
+    assert target.job.ask(target.job.coordinator.data.splits.all) == ()
     target.step()
 
 
 def test_only_a_worker_of_the_job_records_splits(target: Target) -> None:
     _, text, reason = forged_split(target, worker_id="nobody")
     assert reason == ErrorReason.WORKER_UNKNOWN, text
-    assert target.job.ask(target.job.coordinator.splits.all) == ()
+    assert target.job.ask(target.job.coordinator.data.splits.all) == ()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import psworker
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from pswire.membership import Mode, Record
 from pswire.reasons import Refusal

@@ -89,7 +89,7 @@ def test_a_worker_that_has_left_records_nothing(tmp_path: Path) -> None:
             message = request.SerializeToString()
             _, text, reason = refusal_of(call(message, timeout=TIMEOUT_S))
         assert reason is ErrorReason.WORKER_INCARNATION_STALE, text
-        assert job.ask(job.coordinator.splits.all) == ()
+        assert job.ask(job.coordinator.data.splits.all) == ()
 
 
 def test_a_script_alone_has_splits_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ BUGS = (
         "a joiner with base clock 0",
         (
             Edit(
-                f"{JOB_CORE}/fence.py",
+                f"{JOB_CORE}/membership_change.py",
                 "Member(worker=worker, rank=rank, base_clock=base_clock)",
                 "Member(worker=worker, rank=rank, base_clock=0)",
             ),
@@ -282,9 +282,11 @@ BUGS = (
         "data leased again that a shard already holds",
         (
             Edit(
-                f"{JOB_CORE}/data/departed_data.py",
-                "            ledger.consume(worker, (piece,))\n",
-                "            pass\n",
+                f"{JOB_CORE}/data/ledger.py",
+                "                if sequence <= end.last_sequence:\n"
+                "                    ledger.consume(worker, (piece,))\n",
+                "                if sequence <= end.last_sequence:\n"
+                "                    pass\n",
             ),
         ),
         tests=(
@@ -973,7 +975,13 @@ BUGS = (
     ),
     PlantedBug(
         "a script that ends before its first step and holds a finished job",
-        (Edit(f"{JOB_CORE}/fence.py", "            return 0\n", "            pass\n"),),
+        (
+            Edit(
+                f"{JOB_CORE}/membership_change.py",
+                "            return 0\n",
+                "            pass\n",
+            ),
+        ),
         tests=("tests/unit/psserver/coordinator/core/test_finished_job.py",),
     ),
     PlantedBug(
@@ -1002,7 +1010,7 @@ BUGS = (
         "dead members that keep their places when the last living one leaves",
         (
             Edit(
-                f"{JOB_CORE}/fence.py",
+                f"{JOB_CORE}/membership_change.py",
                 "        if all(member.worker in fence.absent for member in members):\n"
                 "            floor = 0\n",
                 "",
@@ -1580,7 +1588,7 @@ BUGS = (
         "a floor of workers who were all given up together",
         (
             Edit(
-                f"{JOB_CORE}/fence.py",
+                f"{JOB_CORE}/membership_change.py",
                 "    return floor if members else min(floor, 1)\n",
                 "    return floor\n",
             ),

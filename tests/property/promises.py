@@ -6,7 +6,7 @@ core whether it is right.
 
 import math
 
-from psserver.coordinator.core.fence_series import NUMBERS_PER_START
+from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.shard.core.push import PushId
 from pswire.clipping import gradient_scale
 from pswire.membership import Departure, Mode, WorkerKey

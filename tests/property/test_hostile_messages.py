@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psserver.coordinator.daemon import coordinator_handler
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.coordinator_service import coordinator_handler
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.frames import (

@@ -15,7 +15,7 @@ from psserver.coordinator.core.coordinator_effects import (
     WorkerCutOff,
 )
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.data.ledger import Enrolments
+from psserver.coordinator.core.data.ledger import NOTHING_TO_REPORT, Enrolments
 from psserver.coordinator.core.fence import ActiveFence
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.job_progress import JobProgress
@@ -36,7 +36,7 @@ from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import NO_GRANT, MemoryGrant
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataReport
 from pswire.membership import FenceKind, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import OptimizerSpec
@@ -73,7 +73,6 @@ class CoordinatorCore:
         self.reach = Reach(settings.lease_ttl_ms)
         self._patient_until_ms = 0
         self._now_ms = 0
-        self._finished_clock = -1
 
     def take_effects(self) -> list[CoordinatorEffect]:
         """Effects since the last call, in order."""
@@ -414,7 +413,6 @@ class CoordinatorCore:
             # Nobody stands for an earlier one any more, and nothing was trained: a
             # script that is corrected and started again must not differ from itself.
             model = JobModel()
-        self._note_finished()
         finished = self._finished_text()
         try:
             is_first = model.agree(terms)
@@ -461,9 +459,7 @@ class CoordinatorCore:
         entry: WorkerEntry,
         *,
         sequence: int,
-        consumed: tuple[DataRange, ...],
-        dropped: tuple[DataRange, ...] = (),
-        skipped: tuple[DataRange, ...] = (),
+        report: DataReport = NOTHING_TO_REPORT,
         now_ms: int,
     ) -> None:
         """A worker ends its membership after push `sequence`.
@@ -471,17 +467,11 @@ class CoordinatorCore:
         Args:
             entry: The worker.
             sequence: Its last push that was acknowledged.
-            consumed: Data it used since its last report.
-            dropped: Data whose pushes were thrown away since its last report.
-            skipped: Data that it drew and never pushed.
+            report: What became of its data since its last report.
             now_ms: Monotonic time.
         """
-        pieces = (*consumed, *dropped, *skipped)
-        keys = {(piece.loader, piece.epoch) for piece in pieces}
-        before = self.ledger.memento(self.ledger.known(sorted(keys)))
-        self.ledger.consume(entry.worker, consumed)
-        self.ledger.drop(entry.worker, dropped)
-        self.ledger.skip(entry.worker, skipped)
+        before = self.ledger.memento(self.ledger.known(sorted(report.epochs)))
+        self.ledger.take_report(entry.worker, report)
 
         def go() -> None:
             if entry.state in PRESENT:
@@ -634,7 +624,6 @@ class CoordinatorCore:
 
         It may train epochs that nobody has trained yet, so that it is not refused.
         """
-        self._note_finished()
         finished = self._finished_text()
         if not finished:
             return ""
@@ -706,29 +695,24 @@ class CoordinatorCore:
             for index, who in sorted(names.items())
         ]
 
-    def _note_finished(self) -> None:
-        """Notes after which clock all workers have left, before one joins anew."""
-        if self.record is not None and self.phase is JobPhase.FINISHED:
-            self._finished_clock = max(
-                (end.last_clock for end in self.record.departures), default=0
-            )
-
     def _finished_text(self) -> str:
         """That the job is finished, in words; empty while it is not.
 
         It is so when all of its workers have left and no epoch is trained in part; and
         it stays so for those who join it next, until a step of theirs.
         """
-        if self.record is None or self._finished_clock < 0:
+        record = self.record
+        if record is None or record.workers_floor > 0:
             return ""
         if not all(epoch.is_closed for epoch in self.ledger.epochs()):
             return ""
-        clocks = (self.shards.clock_of(member) for member in self.record.members)
-        if any(clock > self._finished_clock for clock in clocks):
+        if any(self.shards.clock_of(m) > m.base_clock for m in record.members):
             return ""
+        clocks = [end.last_clock for end in record.departures]
+        clocks += [member.base_clock for member in record.members]
         return (
-            f"this job is finished: all of its workers have left, after clock "
-            f"{self._finished_clock}"
+            "this job is finished: all of its workers have left, after clock "
+            f"{max(clocks, default=0)}"
         )
 
     def _lacking_workers(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from psserver.coordinator.core.fence import begun_commit, holding_of
+from psserver.coordinator.core.fence import begun_commit
 from psserver.coordinator.core.mode_change import last_sequence
 from psserver.edge.fence_report import FenceReport
 from pswire.membership import Record, WorkerKey
@@ -44,7 +44,7 @@ def open_pushes(
     """
     found = []
     for worker, sequence in cut.sequences:
-        holdings = [holding_of(report, worker) for report in reports]
+        holdings = [report.holding_of(worker) for report in reports]
         reached = min(
             min(h.touched_sequence, h.complete_sequence)
             if is_two_phase

@@ -18,23 +18,23 @@ from psserver.coordinator.core.coordinator_effects import (
     ReleaseImage,
 )
 from psserver.coordinator.core.cut import Cut, WorkerSequence, cut_after, open_pushes
-from psserver.coordinator.core.data.departed_data import settle_data
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.fence import (
+    NUMBERS_PER_START,
     ActiveFence,
+    FenceSeries,
     MembershipChange,
     ModeTarget,
     first_record,
-    floor_of,
-    has_resumed,
-    membership_record,
 )
-from psserver.coordinator.core.fence_series import NUMBERS_PER_START, FenceSeries
 from psserver.coordinator.core.job_model import JobModel
 from psserver.coordinator.core.membership_change import (
+    floor_of,
+    has_resumed,
     heir_of,
     is_deserted,
+    membership_record,
     wanted_change,
 )
 from psserver.coordinator.core.mode_change import is_settled, mode_record, target_of
@@ -401,9 +401,9 @@ class JobProgress:
         for end in record.departures:
             worker = end.member.worker
             if self.record is not None and self.record.member_of(worker):
-                reports = tuple(fence.reports.values())
                 heir = heir_of(end, record, self.settings)
-                settle_data(self.ledger, end, reports, record.commit, heir=heir)
+                reports = fence.reports.values()
+                self.ledger.settle(end, reports, record.commit, heir=heir)
         for member in record.members:
             entry = self.roster.find(member.worker)
             if entry is not None and entry.state is WorkerState.JOINING:

@@ -6,7 +6,6 @@ from psserver.coordinator.core.fence import (
     ActiveFence,
     ModeTarget,
     following_record,
-    holding_of,
 )
 from psserver.edge.fence_report import FenceReport
 from pswire.limits import STALENESS_BOUND_MAX
@@ -77,5 +76,5 @@ def mode_record(fence: ActiveFence, previous: Record) -> Record:
 
 def last_sequence(member: Member, reports: tuple[FenceReport, ...]) -> int:
     """In SSP and ASP, the last push of a member of which any shard has the trailer."""
-    known = (holding_of(report, member.worker).trailer_sequence for report in reports)
+    known = (report.holding_of(member.worker).trailer_sequence for report in reports)
     return max(member.base_sequence, *known)

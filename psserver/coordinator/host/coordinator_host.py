@@ -17,16 +17,14 @@ from psserver.coordinator.core.coordinator_effects import (
     SchemaFixed,
     WorkerCutOff,
 )
+from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.roster import GONE, PRESENT, WorkerEntry
-from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardSlot, ShardStanding
 from psserver.coordinator.host.data_leases import DataLeases
 from psserver.coordinator.host.history import CoordinatorHistory
 from psserver.coordinator.host.job_waits import JobWaits
-from psserver.coordinator.host.recorded_splits import RecordedSplits
 from psserver.coordinator.host.restored_job import restored_core
 from psserver.coordinator.host.snapshot_requests import SnapshotRequests
-from psserver.coordinator.host.watch_queues import Queue, WatchQueues
 from psserver.coordinator.storage.job_store import JobStore, NotWrittenError
 from psserver.edge.changes import Changes
 from psserver.edge.coordinator_settings import CoordinatorSettings
@@ -50,6 +48,9 @@ FAREWELL_S = 3.0
 """How long a coordinator stays after its job has failed, so that also those who come
 or come back at that moment hear why."""
 
+Queue = asyncio.Queue[CoordinatorEffect]
+"""What one watch is still to send: effects, which the servicer translates."""
+
 log = logging.getLogger("psserver.coordinator")
 
 
@@ -60,8 +61,7 @@ class CoordinatorHost:
         core: The job's state.
         changes: Notified whenever anything may have changed.
         waits: For whom the job waits.
-        data: Leases of data.
-        splits: Splits of data that were recorded.
+        data: Leases of data, and splits that were recorded.
         snapshots: Readers that want one.
         history: What it decided, for an offline check.
     """
@@ -69,14 +69,16 @@ class CoordinatorHost:
     def __init__(self, settings: CoordinatorSettings, store: JobStore) -> None:
         self._store = store
         self.history = CoordinatorHistory()
-        self._queues = WatchQueues()
+        # Of the newest watch of each shard and worker.
+        self._queues: dict[int | WorkerKey, Queue] = {}
         self.core = restored_core(settings, store, now_ms())
         self._logged = self.core.record
         self.changes = Changes()
         self._wished_mode: tuple[Mode, int] | None = None
-        self.data = DataLeases(self.core, self.changes, self.keep)
+        self.data = DataLeases(
+            self.core, self.changes, self.keep, SplitBook(store.load_splits())
+        )
         self.waits = JobWaits(self.core, self.data.waiting)
-        self.splits = RecordedSplits(store.load_splits(), self.keep)
         self.snapshots = SnapshotRequests(
             self.core, self.changes, self.waits, self.pump
         )
@@ -213,7 +215,7 @@ class CoordinatorHost:
 
     def open_shard_watch(self, slot: ShardSlot) -> Queue:
         """Begins a shard's watch; an older one of the same shard ends silently."""
-        queue = self._queues.open_shard(slot.index)
+        queue = self._queues[slot.index] = Queue()
         fence = self.core.fence
         if fence is not None and slot.index not in fence.reports:
             queue.put_nowait(
@@ -235,7 +237,8 @@ class CoordinatorHost:
 
     def close_shard_watch(self, slot: ShardSlot, queue: Queue) -> None:
         """A shard's watch has ended."""
-        if self._queues.close_shard(slot.index, queue):
+        if self._queues.get(slot.index) is queue:
+            del self._queues[slot.index]
             log.warning("the connection to shard %d broke", slot.index)
             self.core.shard_broken(slot, now_ms())
             self.pump()
@@ -301,14 +304,15 @@ class CoordinatorHost:
     def open_worker_watch(self, entry: WorkerEntry) -> Queue:
         """Begins a worker's watch; an older one of the same worker ends silently."""
         self.core.worker_watching(entry, now_ms())
-        queue = self._queues.open_worker(entry.worker)
+        queue = self._queues[entry.worker] = Queue()
         self._tell_if_failed(queue)
         self.pump()
         return queue
 
     def close_worker_watch(self, entry: WorkerEntry, queue: Queue) -> None:
         """A worker's watch has ended."""
-        if self._queues.close_worker(entry.worker, queue):
+        if self._queues.get(entry.worker) is queue:
+            del self._queues[entry.worker]
             if entry.state not in GONE:
                 log.warning("the connection to %s broke", entry.worker)
             self.core.worker_broken(entry, now_ms())
@@ -329,14 +333,7 @@ class CoordinatorHost:
         """
         if signal_name:
             log.warning("%s leaves, ended by %s", entry.worker, signal_name)
-        self.core.leave(
-            entry,
-            sequence=sequence,
-            consumed=report.consumed,
-            dropped=report.dropped,
-            skipped=report.skipped,
-            now_ms=now_ms(),
-        )
+        self.core.leave(entry, sequence=sequence, report=report, now_ms=now_ms())
         self.pump_for_caller()
         self.data.tell_ends()
         await self.changes.wait_until(
@@ -376,29 +373,29 @@ class CoordinatorHost:
                 terms = self.core.model.terms
                 if terms is not None and not terms.declared:
                     self._log_clipping()
-                self._queues.tell_shards(effect)
+                self._send(effect, workers=False)
             case Abort():
                 log.debug("fence %d: %s", effect.fence_number, effect.reason)
                 self.history.told(effect)
-                self._queues.tell_shards(effect)
+                self._send(effect, workers=False)
             case Prepare():
                 self.history.told(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.fence_prepared")
-                self._queues.tell_shards(effect)
+                self._send(effect, workers=False)
             case DecideCut():
                 self.history.told(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.cut_decided")
-                self._queues.tell_shards(effect)
+                self._send(effect, workers=False)
             case ReleaseImage():
-                self._queues.tell_shards(effect)
+                self._send(effect, workers=False)
             case OrderSeed():
                 # Those who do not seed are to say whether they reach the shards.
-                self._queues.tell_workers(effect)
+                self._send(effect, shards=False)
             case Announce():
                 self._log_record(effect.record)
-                self._queues.tell_everybody(effect)
+                self._send(effect)
                 if failpoints.armed:
                     failpoints.hit("coordinator.record_announced")
             case WorkerCutOff():
@@ -412,7 +409,15 @@ class CoordinatorHost:
                 )
             case EndJob():
                 log.error("the job has failed: %s", effect.reason)
-                self._queues.tell_everybody(effect)
+                self._send(effect)
+
+    def _send(
+        self, effect: CoordinatorEffect, *, shards: bool = True, workers: bool = True
+    ) -> None:
+        """Sends an effect to all that watch; the others get the whole state later."""
+        for watcher, queue in self._queues.items():
+            if shards if isinstance(watcher, int) else workers:
+                queue.put_nowait(effect)
 
     def _tell_if_failed(self, queue: Queue) -> None:
         if self.core.failure:

@@ -1,4 +1,4 @@
-"""The data ledger at work: what changes is kept, and who has no data waits."""
+"""The data ledger and the splits: what changes is kept, and who has no data waits."""
 
 import logging
 from collections.abc import Callable
@@ -9,11 +9,13 @@ from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.coordinator_effects import Persist
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.data.ledger import LedgerMemento
+from psserver.coordinator.core.data.split_book import SplitBook
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.changes import Changes
 from psserver.edge.monotonic import now_ms
 from pswire.epoch_report import EpochReport
 from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
+from pswire.recorded_split import RecordedSplit
 
 if TYPE_CHECKING:
     from pswire.membership import WorkerKey
@@ -44,8 +46,10 @@ class DataLeases:
         core: The job's state.
         changes: Waited for by those who have no data.
         keep: Writes a change that was made, or has it undone and refuses it.
+        splits: Splits of data that were recorded.
 
     Attributes:
+        splits: Splits of data that were recorded.
         waiting: Who waits for others at the end of an epoch.
     """
 
@@ -54,10 +58,12 @@ class DataLeases:
         core: CoordinatorCore,
         changes: Changes,
         keep: Callable[[Persist, Callable[[], None]], None],
+        splits: SplitBook,
     ) -> None:
         self._core = core
         self._changes = changes
         self._keep = keep
+        self.splits = splits
         self.waiting: dict[WorkerKey, DataWait] = {}
         # Epochs whose end was not told yet.
         self._open = [each for each in core.ledger.epochs() if not each.is_closed]
@@ -81,9 +87,7 @@ class DataLeases:
             loader,
             epoch,
             shape,
-            report.consumed,
-            report.dropped,
-            report.skipped,
+            report,
             origin=origin,
         )
         new = ledgers.epochs()[known_count:]
@@ -109,9 +113,7 @@ class DataLeases:
         keys = {(loader, epoch), *report.epochs}
         before = ledgers.memento(ledgers.known(sorted(keys)))
         ledger = ledgers.register_order(entry.worker, loader, epoch, order_digest)
-        ledgers.consume(entry.worker, report.consumed)
-        ledgers.drop(entry.worker, report.dropped)
-        ledgers.skip(entry.worker, report.skipped)
+        ledgers.take_report(entry.worker, report)
         self._write(before)
         self.tell_ends()
         return ledger
@@ -153,6 +155,25 @@ class DataLeases:
             served()
         self.tell_ends()
         return leased
+
+    def record_split(self, split: RecordedSplit) -> RecordedSplit:
+        """Records the first split of a name; returns what is recorded under it.
+
+        Raises:
+            Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED` or `STATE_NOT_WRITTEN`; no
+                state changed.
+        """
+        recorded = self.splits.record(split)
+        if recorded is split:
+            self._keep(Persist(split=split), lambda: self.splits.forget(split.name))
+            log.info(
+                "worker %r has recorded split %r of %d items, digest %s",
+                split.recorder,
+                split.name[:64],
+                split.item_count,
+                split.digest[:12],
+            )
+        return recorded
 
     def _write(self, before: LedgerMemento) -> None:
         """Has what has changed since written, or undone."""

@@ -13,6 +13,7 @@ from pswire.data_codec import (
     read_report,
     read_split,
     split_message,
+    split_messages,
 )
 from pswire.leased_data import EpochShape
 from pswire.names import check_name
@@ -97,7 +98,7 @@ class DataControl:
         """Records a split, or tells the one that has its name."""
         entry = self._callers.entry(request)
         self._host.core.check_present(entry)
-        recorded = self._host.splits.record(
+        recorded = self._host.data.record_split(
             replace(read_split(request.split), recorder=entry.worker.worker_id)
         )
         return messages.RecordSplitResponse(recorded=split_message(recorded))
@@ -108,10 +109,8 @@ class DataControl:
         """Tells one split with its recipe, or all without."""
         check_protocol(request.protocol_version)
         if request.name:
-            found = self._host.splits.named(request.name)
+            found = self._host.data.splits.named(request.name)
             splits = [] if found is None else [split_message(found)]
         else:
-            splits = [
-                split_message(each.without_recipe) for each in self._host.splits.all()
-            ]
+            splits = split_messages(self._host.data.splits.all())
         return messages.ListSplitsResponse(splits=splits)

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
-from psserver.coordinator.rpc.shard_addresses import address_message
 from psserver.coordinator.rpc.status_report import status_message
+from psserver.coordinator.rpc.watch_codec import address_message
 from psserver.edge.guard import Context
 from psserver.edge.identity_codec import check_protocol
 from psserver.edge.methods import Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
-from pswire.data_codec import split_message
+from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import Mode
 from pswire.model_parts import cut_model
@@ -90,9 +90,7 @@ class PublicControl:
         """Tells where the job stands."""
         check_protocol(request.protocol_version)
         status = status_message(self._host.core, self._host.waits, now_ms())
-        status.splits.extend(
-            split_message(each.without_recipe) for each in self._host.splits.all()
-        )
+        status.splits.extend(split_messages(self._host.data.splits.all()))
         return status
 
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from psserver.coordinator.core.coordinator_effects import EndJob, SchemaFixed
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import shard_event, view_events

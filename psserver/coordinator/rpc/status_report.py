@@ -4,7 +4,7 @@ from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.coordinator.host.job_waits import JobWaits
-from psserver.coordinator.rpc.shard_addresses import address_message
+from psserver.coordinator.rpc.watch_codec import address_message
 from pswire.awaited import NOT_KNOWN
 from pswire.data_codec import epoch_message
 from pswire.membership import WorkerState

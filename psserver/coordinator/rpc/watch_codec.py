@@ -13,7 +13,7 @@ from psserver.coordinator.core.coordinator_effects import (
     Prepare,
     ReleaseImage,
 )
-from psserver.coordinator.rpc.shard_addresses import address_message
+from psserver.coordinator.core.shard_map import ShardSlot
 from pswire.membership import WorkerKey
 from pswire.membership_codec import (
     identity_message,
@@ -24,6 +24,13 @@ from pswire.model_parts import cut_model
 from pswire.schema_codec import terms_fields
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
+
+
+def address_message(slot: ShardSlot) -> membership_pb2.ShardAddress:
+    """Writes where a shard is."""
+    return membership_pb2.ShardAddress(
+        shard_index=slot.index, address=slot.address, incarnation=slot.incarnation
+    )
 
 
 def shard_view(core: CoordinatorCore) -> messages.ShardView:

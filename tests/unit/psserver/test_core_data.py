@@ -9,7 +9,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.core.roster import WorkerEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import WorkerHolding
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import ClockChoice, LossPolicy, Mode, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -133,7 +133,7 @@ def test_a_last_push_whose_answer_was_lost_is_not_dealt_again_when_one_leaves() 
     job, ledger = training()
     worker = entry_of(job, "b")
     consumed = (piece(1),)
-    job.core.leave(worker, sequence=1, consumed=consumed, now_ms=0)
+    job.core.leave(worker, sequence=1, report=DataReport(consumed), now_ms=0)
     pushed = ((1, piece(1)), (2, piece(3)))
     report_b(job, 0, complete=2, touched=2, ranges=pushed)
     report_b(job, 1, complete=2, touched=1, ranges=pushed)
@@ -145,9 +145,8 @@ def test_a_last_push_whose_answer_was_lost_is_not_dealt_again_when_one_leaves() 
 def test_one_that_leaves_reports_what_was_thrown_away() -> None:
     job, ledger = training()
     worker = entry_of(job, "b")
-    job.core.leave(
-        worker, sequence=1, consumed=(piece(1),), dropped=(piece(3),), now_ms=0
-    )
+    report = DataReport((piece(1),), dropped=(piece(3),))
+    job.core.leave(worker, sequence=1, report=report, now_ms=0)
     job.report_all(applied=1)
 
     assert (ledger.consumed_count, ledger.dropped_count) == (4, 2)

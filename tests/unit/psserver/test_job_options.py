@@ -9,13 +9,11 @@ from typer.testing import CliRunner
 from psserver.__main__ import app
 from psserver.config import ListenConfig
 from psserver.job_options import (
-    AtomicityName,
     JobOptions,
-    LossPolicyName,
     takes_job_options,
 )
 from pswire.addresses import Address
-from pswire.membership import Mode
+from pswire.membership import LossPolicy, Mode, StepAtomicity
 
 RUN = CliRunner()
 
@@ -24,8 +22,8 @@ FULL = JobOptions(
     mode=Mode.SSP.label,
     staleness=5,
     min_workers=4,
-    on_worker_loss=LossPolicyName.WAIT,
-    step_atomicity=AtomicityName.CLOCK,
+    on_worker_loss=LossPolicy.WAIT.label,
+    step_atomicity=StepAtomicity.CLOCK.label,
     backup_workers=1,
     staleness_scaling=True,
     delay_compensation=0.04,

@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from psserver.coordinator.core.fence import (
-    ActiveFence,
-    MembershipChange,
-    membership_record,
-)
+from psserver.coordinator.core.fence import ActiveFence, MembershipChange
+from psserver.coordinator.core.membership_change import membership_record
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.push import PushId

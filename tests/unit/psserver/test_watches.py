@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from psserver.coordinator.core.fence_series import NUMBERS_PER_START
+from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.data_control import DataControl
 from psserver.coordinator.rpc.shard_control import ShardControl

@@ -1,14 +1,18 @@
 """All epochs of all loaders of a job; `epoch_ledger` has what each is."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Final
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger, check_origin
-from pswire.leased_data import DataRange, EpochShape, Origin
-from pswire.membership import WorkerKey
+from psserver.edge.fence_report import FenceReport
+from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
+from pswire.membership import ClockChoice, Departure, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
 Enrolments = tuple[tuple[str, tuple[WorkerKey, ...]], ...]
 """For each loader who leases data for it, to be kept."""
+
+NOTHING_TO_REPORT: Final = DataReport()
 
 
 class DataLedger:
@@ -46,9 +50,7 @@ class DataLedger:
         loader: str,
         epoch: int,
         shape: EpochShape,
-        consumed: tuple[DataRange, ...] = (),
-        dropped: tuple[DataRange, ...] = (),
-        skipped: tuple[DataRange, ...] = (),
+        report: DataReport = NOTHING_TO_REPORT,
         *,
         origin: bytes = b"",
     ) -> Origin:
@@ -57,8 +59,8 @@ class DataLedger:
         Of an epoch that is over nobody draws any more, and its origin is not kept: a
         worker that comes late goes through it with its own.
 
-        What the worker holds of the loader's earlier epochs and does not report as
-        consumed, dropped or skipped is dealt again. A push that is under way may be of
+        What the worker holds of the loader's earlier epochs and does not report is
+        dealt again. A push that is under way may be of
         the epoch before, and of none that is older.
 
         Raises:
@@ -76,9 +78,7 @@ class DataLedger:
             known.origin = b"" if self._job_seed else origin
             self._epochs[loader, epoch] = known
         self.enroll(worker, (loader,))
-        self.consume(worker, consumed)
-        self.drop(worker, dropped)
-        self.skip(worker, skipped)
+        self.take_report(worker, report)
         earlier = [n for name, n in self._epochs if name == loader and n < epoch]
         for number in sorted(earlier):
             self._epochs[loader, number].give_back(worker)
@@ -216,30 +216,57 @@ class DataLedger:
         """Workers that lease data for a loader."""
         return frozenset(self._participants.get(loader, ()))
 
-    def consume(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker's pushes of these ranges, of any epochs, count; repeatable."""
-        for ledger, piece in self._known(ranges):
-            ledger.consume(worker, (piece,))
+    def take_report(self, worker: WorkerKey, report: DataReport) -> None:
+        """Accounts for what a worker reports, of any epochs; repeatable."""
+        for ranges, take in (
+            (report.consumed, EpochLedger.consume),
+            (report.dropped, EpochLedger.drop),
+            (report.skipped, EpochLedger.skip),
+        ):
+            for ledger, piece in self._known(ranges):
+                take(ledger, worker, (piece,))
 
-    def tear(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """Only some shards applied the worker's push of these ranges; repeatable."""
-        for ledger, piece in self._known(ranges):
-            ledger.tear(worker, (piece,))
+    def settle(
+        self,
+        end: Departure,
+        reports: Collection[FenceReport],
+        commit: ClockChoice | None,
+        *,
+        heir: WorkerKey | None = None,
+    ) -> None:
+        """Accounts for all that a departed worker held, by what the shards hold of it.
 
-    def drop(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker's pushes of these ranges were thrown away; repeatable."""
-        for ledger, piece in self._known(ranges):
-            ledger.drop(worker, (piece,))
+        Data of pushes that count is consumed, whatever the worker itself had reported.
+        When some shard has applied of the push after them, that push is torn: its data
+        is counted as such and not dealt again. All the rest is dealt again, also that
+        of a push of the clock that the record commits without it.
 
-    def skip(self, worker: WorkerKey, ranges: tuple[DataRange, ...]) -> None:
-        """The worker drew these ranges and has not pushed them; repeatable."""
-        for ledger, piece in self._known(ranges):
-            ledger.skip(worker, (piece,))
-
-    def inherit(self, worker: WorkerKey, heir: WorkerKey) -> None:
-        """Another takes the worker's place: what it held and did not report is its."""
-        for ledger in self._epochs.values():
-            ledger.inherit(worker, heir)
+        Args:
+            end: How the worker ended.
+            reports: What the shards hold of it.
+            commit: The clock that the record commits.
+            heir: Who takes over its open clock, and with it what it held: the run then
+                goes on as if nothing had happened, bit by bit.
+        """
+        worker = end.member.worker
+        left_out = 0
+        if commit is not None and worker not in commit.workers:
+            left_out = end.member.sequence_of(commit.clock)
+        holdings = [report.holding_of(worker) for report in reports]
+        pushed = {pair for holding in holdings for pair in holding.ranges}
+        is_torn = any(h.touched_sequence > end.last_sequence for h in holdings)
+        for sequence, piece in sorted(pushed):
+            for ledger, _ in self._known((piece,)):
+                if sequence == left_out:
+                    continue
+                if sequence <= end.last_sequence:
+                    ledger.consume(worker, (piece,))
+                elif is_torn and sequence == end.last_sequence + 1:
+                    ledger.tear(worker, (piece,))
+        if heir is not None:
+            for ledger in self._epochs.values():
+                ledger.inherit(worker, heir)
+        self.retire(worker)
 
     def retire(self, worker: WorkerKey) -> None:
         """The worker is gone: what it held and did not report is dealt again."""

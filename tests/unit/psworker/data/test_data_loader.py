@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.reasons import Refusal
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
 from psworker.data.local_draws import LocalDraws
@@ -286,10 +286,8 @@ def test_an_evicted_worker_goes_on_with_the_epoch_and_repeats_nothing_it_pushed(
     for (batch,) in LeasedLoader(_loader(40, num_workers=process_count), source):
         if len(seen) == 3 and not source.rejoin_count:
             # What was pushed is consumed, as the coordinator hears from the shards.
-            source.job.ledger.consume(
-                source.key,
-                tuple(DataRange("loader", 0, n, n + 4) for n in (0, 4, 8)),
-            )
+            used = tuple(DataRange("loader", 0, n, n + 4) for n in (0, 4, 8))
+            source.job.ledger.take_report(source.key, DataReport(used))
             source.evict()
             if is_in_step:
                 source.rejoin()

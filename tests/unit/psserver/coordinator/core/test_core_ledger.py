@@ -6,7 +6,7 @@ import pytest
 
 from psserver.coordinator.core.data.epoch_ledger import HELD_COUNT_MAX, EpochLedger
 from psserver.coordinator.core.data.ledger import DataLedger
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
@@ -252,7 +252,7 @@ def test_of_an_epoch_that_is_over_every_order_will_do_and_none_is_kept() -> None
     ledger.open_epoch(A, "loader", 0, shape(2), origin=b"a")
     first = ledger.register_order(A, "loader", 0, 1)
     used = tuple(first.lease(A, (), 9))
-    ledger.open_epoch(A, "loader", 1, shape(2), used, origin=b"d")
+    ledger.open_epoch(A, "loader", 1, shape(2), DataReport(used), origin=b"d")
     assert first.is_closed
     assert first.origin == b""
     assert ledger.open_epoch(B, "loader", 0, shape(2), origin=b"b") == b"b"
@@ -313,7 +313,7 @@ def test_opening_the_next_epoch_gives_back_what_is_left_of_the_one_before() -> N
     first = ledger.register_order(A, "loader", 0, 1)
     used, _ = first.lease(A, (), 2)
 
-    ledger.open_epoch(A, "loader", 1, shape(6), (used,))
+    ledger.open_epoch(A, "loader", 1, shape(6), DataReport((used,)))
 
     assert spans(first.lease(B, (), 9)) == [(2, 4), (4, 6)]
     assert first.consumed_count == 2
@@ -324,7 +324,7 @@ def test_what_was_thrown_away_is_reported_as_an_epoch_opens() -> None:
     ledger.open_epoch(A, "loader", 0, shape(6))
     first = ledger.register_order(A, "loader", 0, 1)
     used, dropped, _ = first.lease(A, (), 3)
-    ledger.open_epoch(A, "loader", 1, shape(6), (used,), (dropped,))
+    ledger.open_epoch(A, "loader", 1, shape(6), DataReport((used,), (dropped,)))
 
     assert (first.consumed_count, first.dropped_count) == (2, 2)
     assert spans(list(first.returned)) == [(4, 6)]
@@ -354,6 +354,6 @@ def test_a_worker_that_is_gone_gives_back_all_and_takes_part_no_more() -> None:
 
 def test_ranges_of_unknown_epochs_are_ignored() -> None:
     ledger = DataLedger(7)
-    for account in (ledger.consume, ledger.tear, ledger.drop):
-        account(A, (DataRange("z", 9, 0, 1),))
+    pieces = (DataRange("z", 9, 0, 1),)
+    ledger.take_report(A, DataReport(pieces, pieces, skipped=pieces))
     assert ledger.epochs() == ()

@@ -5,7 +5,7 @@ import pytest
 from psserver.coordinator.core.coordinator_effects import Persist, Prepare
 from psserver.coordinator.core.cut import Cut
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
-from psserver.coordinator.core.fence_series import NUMBERS_PER_START
+from psserver.coordinator.core.fence import NUMBERS_PER_START
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.leased_data import DataRange, EpochShape
 from pswire.membership import FenceKind, Record, WorkerKey, WorkerState
@@ -150,7 +150,7 @@ def test_one_that_asks_to_leave_again_has_left() -> None:
     gone = departure("b/3", last_clock=4)
     core = restarted(record({"a": 0}, generation=7, departures=(gone,)))
     entry = core.roster.entry(key("b/3"))
-    core.leave(entry, sequence=4, consumed=(), now_ms=0)
+    core.leave(entry, sequence=4, now_ms=0)
 
     assert entry.state is WorkerState.LEFT
     assert core.take_effects() == []

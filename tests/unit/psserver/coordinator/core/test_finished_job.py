@@ -2,13 +2,13 @@
 
 import pytest
 
-from psserver.coordinator.core.coordinator import NEW_JOB_CURE
+from psserver.coordinator.core.coordinator import NEW_JOB_CURE, CoordinatorCore
 from psserver.coordinator.core.data.ledger import DataLedger
 from psserver.coordinator.core.roster import PRESENT, WorkerEntry
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import LossPolicy, StepAtomicity, WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
@@ -23,7 +23,8 @@ def train(ledger: DataLedger, worker: WorkerKey, *epochs: int) -> None:
         ledger.open_epoch(worker, "train", epoch, SHAPE)
         book = ledger.register_order(worker, "train", epoch, 11)
         book.lease(worker, (worker,), 1)
-        ledger.consume(worker, (DataRange("train", epoch, 0, 4),))
+        used = DataRange("train", epoch, 0, 4)
+        ledger.take_report(worker, DataReport((used,)))
         assert book.is_closed
 
 
@@ -68,6 +69,19 @@ def test_the_second_worker_of_the_same_run_is_told_too() -> None:
     job.report_all(applied=300, trailer=300)
     assert "a/2" in job.bases
     assert job.core.joining_note() == note
+
+
+def test_a_restart_does_not_forget_that_who_has_joined_has_trained_nothing() -> None:
+    job = finished(0)
+    note = job.core.joining_note()
+    joined(job, "b")
+    again = CoordinatorCore(job.core.settings, start_count=1)
+    again.restore(
+        terms=TERMS, record=job.record, incarnations={}, processes={}, now_ms=0
+    )
+    again.restore_ledger(job.core.ledger.epochs())
+    assert note
+    assert again.joining_note() == job.core.joining_note() == note
 
 
 def test_once_they_train_on_a_late_worker_is_told_nothing() -> None:

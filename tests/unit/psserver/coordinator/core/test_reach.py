@@ -7,8 +7,7 @@ import pytest
 
 from psserver.coordinator.core.coordinator_effects import Abort, OrderSeed, WorkerCutOff
 from psserver.coordinator.core.reach import CutOff, Reach
-from psserver.coordinator.core.shard_map import ShardMap
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardMap, ShardStanding
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.membership import (
     FenceKind,

@@ -108,7 +108,7 @@ class Job:
 
     def leave(self, entry: WorkerEntry) -> None:
         """It asks to leave, and does not wait for the record."""
-        self.host.core.leave(entry, sequence=0, consumed=(), now_ms=now_ms())
+        self.host.core.leave(entry, sequence=0, now_ms=now_ms())
         self.host.pump_for_caller()
 
     def probe(self) -> None:
@@ -129,7 +129,7 @@ class Job:
         ]
         assert stored.terms == core.model.terms
         assert self.store.load_epochs() == core.ledger.epochs()
-        assert self.store.load_splits() == self.host.splits.all()
+        assert self.store.load_splits() == self.host.data.splits.all()
         assert not core.writes.is_open
 
 
@@ -197,9 +197,9 @@ def test_what_the_job_trains_is_told_only_when_it_is_kept(job: Job) -> None:
 
 
 def test_a_split_that_could_not_be_kept_is_free(job: Job) -> None:
-    refused(lambda: job.host.splits.record(split("folds")))
-    assert job.host.splits.all() == ()
-    job.host.splits.record(split("folds"))
+    refused(lambda: job.host.data.record_split(split("folds")))
+    assert job.host.data.splits.all() == ()
+    job.host.data.record_split(split("folds"))
     job.check()
 
 
@@ -337,7 +337,7 @@ class Schedule:
         self._job.register(f"n{self._rng.randint(0, 3)}", f"p{self._rng.randint(0, 3)}")
 
     async def _split(self) -> None:
-        self._job.host.splits.record(split(f"split {self._rng.randint(0, 9)}"))
+        self._job.host.data.record_split(split(f"split {self._rng.randint(0, 9)}"))
 
     async def _data(self) -> None:
         record = self._job.host.core.record

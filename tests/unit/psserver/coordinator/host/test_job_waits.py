@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from psserver.coordinator.core.shard_standing import ShardStanding
+from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.data_leases import DataWait
 from psserver.coordinator.host.job_waits import JobWaits
 from psserver.edge.coordinator_settings import CoordinatorSettings

@@ -9,7 +9,7 @@ from psserver.coordinator.core.data.epoch_ledger import (
     EpochLedger,
 )
 from psserver.coordinator.core.data.ledger import DataLedger
-from pswire.leased_data import EpochShape
+from pswire.leased_data import DataReport, EpochShape
 from tests.doubles.core_values import key
 
 A, B, C = key("a"), key("b"), key("c")
@@ -98,12 +98,12 @@ def test_only_of_the_epoch_before_may_a_push_still_be_under_way() -> None:
         ledger.open_epoch(A, "loader", number, shape(6))
         opened = ledger.register_order(A, "loader", number, 1)
         pieces[number] = tuple(opened.lease(A, (), 2))
-        ledger.skip(A, pieces[number][:1])
+        ledger.take_report(A, DataReport(skipped=pieces[number][:1]))
     oldest, before, _ = ledger.epochs()
     assert not oldest.has_of(A)
     assert before.has_of(A)
     for number in range(2):
-        ledger.consume(A, pieces[number])
+        ledger.take_report(A, DataReport(pieces[number]))
     for each, seen_count, skipped_count in ((oldest, 0, 2), (before, 4, 0)):
         assert each.report.seen_once == seen_count
         assert each.report.skipped == skipped_count
@@ -116,13 +116,13 @@ def test_what_two_workers_have_used_is_seen_more_than_once() -> None:
     early, late, _ = first.lease(A, (), 3)
     ledger.open_epoch(A, "loader", 1, shape(6))
     # It had drawn and pushed them, without telling so in time.
-    ledger.consume(A, (early,))
+    ledger.take_report(A, DataReport((early,)))
     assert first.report.seen_once == 2
     rest = tuple(first.lease(B, (), 9))
     assert early not in rest
-    ledger.consume(B, rest)
-    ledger.consume(A, (late,))
-    ledger.consume(A, (late,))
+    ledger.take_report(B, DataReport(rest))
+    ledger.take_report(A, DataReport((late,)))
+    ledger.take_report(A, DataReport((late,)))
     report = first.report
     assert (report.seen_once, report.seen_again) == (4, 2)
     assert report.never == 0
