@@ -28,8 +28,7 @@ from psworker.launch.reachability import (
     unreachable,
     wait_reachable,
 )
-from psworker.member.joining import OtherOrderError
-from psworker.member.rejoining import join_first
+from psworker.member.joining import Joining, OtherOrderError
 from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.optim.buffer_policies import tell_defaults
 from psworker.optim.buffers import Buffers
@@ -258,7 +257,7 @@ class Job:
             given, placement, local=buffers.local, overlap=options.overlap
         )
         deadline = time.monotonic() + self._config.start_timeout_s
-        joined = join_first(self._loop, self._session, store, given, deadline)
+        joined = Joining(self._loop, self._session, store, given).join_first(deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
         tensors = JobTensors.of(given, store, buffers)
@@ -279,8 +278,7 @@ class Job:
             self._session,
             tensors,
             pending=self._pending,
-            member=joined.member,
-            stand_in=joined.stand_in,
+            joined=joined,
             timeout_s=self._config.step_timeout_s,
             calls=options.calls,
             sending=sending,

@@ -23,7 +23,6 @@ from psworker.errors import StepTimeoutError, error_of_refusal
 from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush
-from psworker.member.segments import NO_SEGMENTS, Segments
 from psworker.optim.push_result import PushResult
 from psworker.optim.step_contents import StepContents
 from psworker.tensors.push_compression import PushEncoder
@@ -31,7 +30,7 @@ from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver
-from psworker.transport.shard_segments import SharedValues
+from psworker.transport.shard_segments import NO_SEGMENTS, Segments, SharedValues
 from psworker.transport.values import PushHeader, PushReply, Waiting
 from psworker.transport.waiting_log import WaitingLog
 

@@ -1,4 +1,9 @@
-"""How a worker becomes a member: join, wait, seed or pull.
+"""How a worker joins, is evicted and rejoins.
+
+To join: ask, wait, and seed the first values or pull the job's. An evicted worker that
+lives rejoins, as a new start under the same id, inside `step()` or a loader. Its push
+that was under way counts or is thrown away, as the record of the eviction has decided
+on all shards alike; it is never sent under a new id. Source: docs/decisions/0007.
 
 In the user's thread; whoever is waited for is named in the log.
 """
@@ -6,28 +11,38 @@ In the user's thread; whoever is waited for is named in the log.
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import xxhash
 
 from pswire.frames import SEED_CHUNK_FIELD
-from pswire.membership import Member, Record
+from pswire.membership import Member, Record, WorkerKey
 from pswire.reasons import ErrorReason
 from pswire.schema import SchemaEntry
-from psworker.errors import SchemaMismatchError, StartTimeoutError
+from psworker.errors import (
+    EvictedError,
+    SchemaMismatchError,
+    StartTimeoutError,
+    StepTimeoutError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 from psworker.event_loop import EventLoop
-from psworker.member.catch_up import left_s
+from psworker.member.catch_up import LateJoiner, left_s
+from psworker.member.core import outcome_of_done
 from psworker.member.exchange import receive
+from psworker.member.outgoing_push import OutgoingPush
 from psworker.member.session import Session
-from psworker.member.stand_in import StandIn
 from psworker.optim.optimizer_state import parts_of
 from psworker.optim.prepare import Prepared
+from psworker.optim.push_result import PushResult, combine
 from psworker.tensors.samples import Samples
 from psworker.tensors.tensor_chunks import ChunkSource
 from psworker.tensors.value_store import ValueStore
 from psworker.transport.call_error import CallError
 from psworker.transport.messages import seed_state_bytes
+from psworker.transport.retries import told_to_users
 from psworker.transport.values import PushReply, SeedOrder
 from psworker.transport.waiting_log import WaitingLog
 
@@ -70,26 +85,56 @@ class Joined:
         member: The place.
         generation: Of the record that gave it.
         replies: Of all shards to the pull of the values; empty for who seeded them.
-        stand_in: Takes this worker's place until its first step, for one that has
-            joined others who train already.
+        late_joiner: Takes part until the first step of a worker that has joined others
+            who train already.
     """
 
     member: Member
     generation: int
-    replies: Sequence[PushReply]
-    stand_in: StandIn | None = None
+    replies: Sequence[PushReply] = ()
+    late_joiner: LateJoiner | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostStart:
+    """A start of this worker that the job has given up.
+
+    Attributes:
+        worker: Which start.
+        pushes: Each shard's part of its push that was under way; empty if none was.
+    """
+
+    worker: WorkerKey
+    pushes: Sequence[OutgoingPush] = ()
+
+    @property
+    def sequence(self) -> int:
+        """Number of the push that was under way, 0 if none was."""
+        return self.pushes[0].header.sequence if self.pushes else 0
 
 
 class Joining:
-    """One worker on its way into a job."""
+    """One worker on its way into a job, for the first time or again."""
 
-    def __init__(self, loop: EventLoop, session: Session, store: ValueStore) -> None:
+    def __init__(
+        self, loop: EventLoop, session: Session, store: ValueStore, given: Prepared
+    ) -> None:
+        """Asks nobody yet.
+
+        Args:
+            loop: Where calls run.
+            session: The worker.
+            store: Takes the values.
+            given: What `prepare` was given.
+        """
         self._loop = loop
         self._session = session
         self._store = store
+        self._given = given
+        self._eviction_cause = ""
 
-    def join(self, given: Prepared, *, timeout_s: float) -> Joined:
-        """Joins, and returns when the tensors hold the job's values.
+    def join_first(self, deadline: float) -> Joined:
+        """Joins; a worker that is evicted before that tries again as a new start.
 
         Raises:
             SchemaMismatchError: The job trains another model; it is an
@@ -98,14 +143,104 @@ class Joining:
             HyperparameterError: This worker seeds, and its optimizer state is of other
                 switches than its groups.
             StartTimeoutError: The job did not start in time.
+            EvictedError: A replacement has its place, or the time is over.
+        """
+        while True:
+            try:
+                return self._join(deadline)
+            except EvictedError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                logger.warning("joining again: %s", error)
+            with told_to_users():
+                self._loop.run(self._session.renew(left_s(deadline)))
+
+    def rejoin(self, lost: LostStart, timeout_s: float) -> tuple[Joined, PushResult]:
+        """Joins as a new start under the same id; the model then holds its values.
+
+        Called again after an error, it goes on where it stopped.
+
+        Returns:
+            The place, and what became of the push that was under way, with the numbers
+            of the values that are in the model now.
+
+        Raises:
+            StepTimeoutError: It did not become a member in time.
+            EvictedError: A replacement has its place.
+            PsError: The job can't go on.
         """
         deadline = time.monotonic() + timeout_s
-        reaching = self._session.wait_shards(timeout_s=timeout_s)
+        if self._session.worker == lost.worker:
+            self._eviction_cause = self._session.membership.eviction_cause
+        try:
+            while True:
+                self._renew(lost, deadline)
+                try:
+                    return self._rejoin(lost, deadline)
+                except EvictedError as error:
+                    # Evicted before it was a member: it was stopped once more.
+                    if time.monotonic() >= deadline:
+                        raise StepTimeoutError(f"{error}") from None
+        except (WaitTimeoutError, UnavailableError) as error:
+            raise StepTimeoutError(
+                f"worker {lost.worker.worker_id} was evicted and could not join again "
+                f"within {timeout_s:g} s: {error}; step() again goes on trying",
+                reason=error.reason,
+                facts=error.facts,
+            ) from None
+
+    def _renew(self, lost: LostStart, deadline: float) -> None:
+        """Registers a new start, unless an earlier call has done so.
+
+        Raises:
+            EvictedError: A replacement has this worker's place.
+            PsError: The coordinator was not reached, or it refused.
+        """
+        session = self._session
+        failure = session.membership.failure
+        if session.worker == lost.worker or isinstance(failure, EvictedError):
+            with told_to_users():
+                self._loop.run(session.renew(left_s(deadline)))
+
+    def _rejoin(self, lost: LostStart, deadline: float) -> tuple[Joined, PushResult]:
+        joined = self._join(deadline)
+        try:
+            outcome = self._loop.run(self._outcome_of_push(lost))
+        except BaseException:
+            if joined.late_joiner is not None:
+                joined.late_joiner.abandon()
+            raise
+        push = replace(combine(joined.replies), outcome=outcome, rejoined=True)
+        logger.warning(
+            "worker %s was evicted in its start %d: %s; it has joined again as start "
+            "%d, at clock %d of generation %d%s",
+            lost.worker.worker_id,
+            lost.worker.incarnation,
+            self._eviction_cause,
+            self._session.worker.incarnation,
+            push.clock,
+            joined.generation,
+            f"; its push under way was {outcome}" if lost.pushes else "",
+        )
+        return joined, push
+
+    async def _outcome_of_push(self, lost: LostStart) -> str:
+        """What became of the push under way, as the record of the eviction says."""
+        shards = self._session.shards
+        if not lost.pushes or not await shards.was_done(lost.worker, lost.sequence):
+            return "dropped"
+        # A clock may have been skipped, or have not waited for it.
+        return outcome_of_done(await shards.outcomes_of(lost.pushes))
+
+    def _join(self, deadline: float) -> Joined:
+        """Joins, and returns when the tensors hold the job's values."""
+        given = self._given
+        reaching = self._session.wait_shards(timeout_s=left_s(deadline))
         self._loop.run(self._session.membership.unless_failed(reaching))
         held_digests = self._store.digests()
         looks = Samples(self._store.tensors).looks()
         values_digest = _digest_of_all(held_digests)
-        state_digest = self._state_digest(given)
+        state_digest = self._state_digest()
         asking = self._session.join(
             given.terms,
             list(given.loaders),
@@ -120,7 +255,7 @@ class Joining:
             logger.warning("%s", note)
         self._loop.run(self._session.shards.reach.watch())
         try:
-            member, seeded = self._wait_member(given, deadline)
+            member, seeded = self._wait_member(deadline)
         finally:
             self._loop.run(self._session.shards.reach.end_watch())
         record = self._session.membership.record
@@ -128,11 +263,11 @@ class Joining:
         pull = self._session.core.join(seeded.fence_number if seeded else None)
         if pull is None:
             self._loop.run(self._session.share_memory(self._store.placement))
-            return Joined(member, record.generation, ())
-        stand_in = None
+            return Joined(member, record.generation)
+        late_joiner = None
         if not record.is_start:
-            stand_in = self._loop.run(
-                StandIn.begin(self._session, given.specs, self._store.placement)
+            late_joiner = LateJoiner(
+                self._loop, self._session, self._store, given.specs
             )
         try:
             self._loop.run(self._session.share_memory(self._store.placement))
@@ -148,8 +283,8 @@ class Joining:
                 self._store,
             )
         except BaseException:
-            if stand_in is not None:
-                self._loop.run(stand_in.abandon())
+            if late_joiner is not None:
+                late_joiner.abandon()
             raise
         others = [
             entry
@@ -161,12 +296,11 @@ class Joining:
             )
             if old[2] != new[2]
         ]
-        self._tell_differing(given, record, others, values_digest, state_digest)
-        return Joined(member, record.generation, replies, stand_in)
+        self._log_differing(record, others, values_digest, state_digest)
+        return Joined(member, record.generation, replies, late_joiner)
 
-    def _tell_differing(
+    def _log_differing(
         self,
-        given: Prepared,
         record: Record,
         others: Sequence[SchemaEntry],
         values_digest: int,
@@ -180,7 +314,7 @@ class Joining:
                     "this worker has joined a job that trains already: its optimizers "
                     "go on from the job's state, and what was loaded into %s before "
                     "prepare() is not used",
-                    " and ".join(given.states),
+                    " and ".join(self._given.states),
                 )
             return
         if first is None:
@@ -192,7 +326,7 @@ class Joining:
                 "and what was loaded into %s of this worker is other%s: load it on "
                 "every worker before prepare(), or after prepare() on all of them",
                 first.worker_id,
-                " and ".join(given.states),
+                " and ".join(self._given.states),
                 f", as are its values of {_named(others)}" if has_values else "",
             )
         elif has_values:
@@ -205,21 +339,19 @@ class Joining:
                 f" of {_named(others)}" if others else "",
             )
 
-    def _state_digest(self, given: Prepared) -> int:
+    def _state_digest(self) -> int:
         """Of the state of all optimizers, as it would be sent; 0 for none."""
-        if not given.states:
+        if not self._given.states:
             return 0
         digest = xxhash.xxh3_64()
-        for optimizer, states in sorted(given.states.items()):
+        for optimizer, states in sorted(self._given.states.items()):
             digest.update(optimizer.encode())
             for chunk in self._store.placement.chunks:
                 for part in parts_of(chunk, states):
                     digest.update(part)
         return digest.intdigest()
 
-    def _wait_member(
-        self, given: Prepared, deadline: float
-    ) -> tuple[Member, SeedOrder | None]:
+    def _wait_member(self, deadline: float) -> tuple[Member, SeedOrder | None]:
         """Waits for the start, seeding when told to; the order that was carried out.
 
         Raises:
@@ -234,7 +366,7 @@ class Joining:
             if isinstance(step, Member):
                 return step, seeded
             try:
-                if self._seed(step, given, deadline):
+                if self._seed(step, deadline):
                     seeded = step
                 done = step
             except CallError as error:
@@ -256,7 +388,7 @@ class Joining:
                 log.remind(f"a shard to take the first values ({error})")
                 time.sleep(min(_SEED_RETRY_S, left_s(deadline)))
 
-    def _seed(self, order: SeedOrder, given: Prepared, deadline: float) -> bool:
+    def _seed(self, order: SeedOrder, deadline: float) -> bool:
         """Writes this worker's values, and optimizer state, to all shards.
 
         Returns:
@@ -265,12 +397,12 @@ class Joining:
         Raises:
             CallError: A shard did not take them.
         """
-        source = ChunkSource(self._store.tensors)
+        source, states_of = ChunkSource(self._store.tensors), self._given.states
 
         def messages_of(shard_index: int) -> Iterator[bytes]:
             # The state first: a shard that has all values is done.
             chunks = self._store.placement.chunks_by_shard[shard_index]
-            for optimizer, states in given.states.items():
+            for optimizer, states in states_of.items():
                 for chunk in chunks:
                     for part in parts_of(chunk, states):
                         yield seed_state_bytes(optimizer, chunk.index, part)

@@ -6,9 +6,7 @@ from functools import partial
 from pswire.reasons import ErrorReason
 from psworker.errors import StepTimeoutError, WaitTimeoutError
 from psworker.member.membership import Membership
-from psworker.member.shard_clients import ShardClients
-from psworker.member.shard_reach import ShardReach
-from psworker.member.shard_silence import ShardSilence
+from psworker.member.shard_reach import ShardClients, ShardReach, ShardSilence
 from psworker.transport.call_error import CallError
 from psworker.transport.retries import all_or_none, now, until_decided
 from psworker.transport.values import OptimizerSettings, Waiting

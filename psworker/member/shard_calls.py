@@ -26,10 +26,13 @@ from psworker.member.open_push import Ask, OpenPush, Send
 from psworker.member.optimizer_state_calls import ShardStateCalls
 from psworker.member.outgoing_push import OutgoingPush, requests_with_failpoints
 from psworker.member.push_history import PushHistory
-from psworker.member.segments import NO_SEGMENTS, segments_of
-from psworker.member.shard_clients import ShardClients
-from psworker.member.shard_reach import ShardReach, Tell, tell_nobody
-from psworker.member.shard_silence import ShardSilence
+from psworker.member.shard_reach import (
+    ShardClients,
+    ShardReach,
+    ShardSilence,
+    Tell,
+    tell_nobody,
+)
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import Receiver, Traffic
 from psworker.transport.retries import (
@@ -40,7 +43,12 @@ from psworker.transport.retries import (
     told_to_users,
     until_decided,
 )
-from psworker.transport.shard_segments import Declined, ShardSegments
+from psworker.transport.shard_segments import (
+    NO_SEGMENTS,
+    Declined,
+    ShardSegments,
+    segments_of,
+)
 from psworker.transport.values import Contribution, PushReply, SeedOrder, ShardSession
 
 T = TypeVar("T")

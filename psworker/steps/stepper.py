@@ -35,12 +35,10 @@ from psworker.errors import (
 )
 from psworker.event_loop import EventLoop
 from psworker.member.catch_up import catch_up, pull_lost, pull_values
-from psworker.member.core import Missed, Pull
-from psworker.member.eviction import LostStart
+from psworker.member.core import Missed, NextPush, Pull
 from psworker.member.exchange import Delivery, PushExchange
-from psworker.member.rejoining import EvictedWorker
+from psworker.member.joining import Joined, Joining, LostStart
 from psworker.member.session import Session
-from psworker.member.stand_in import StandIn
 from psworker.optim import gradients
 from psworker.optim.buffers import leads
 from psworker.optim.gradients import SpentGradients
@@ -53,7 +51,6 @@ from psworker.optim.step_contents import (
     StepContents,
 )
 from psworker.optim.user_calls import UserCalls
-from psworker.steps.arrival import Arrival
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.model_hooks import ModelHooks
 from psworker.steps.notices import Notices
@@ -89,8 +86,7 @@ class Stepper:
         tensors: JobTensors,
         *,
         pending: PendingData,
-        member: Member,
-        stand_in: StandIn | None,
+        joined: Joined,
         timeout_s: float,
         calls: UserCalls | None = None,
         sending: Sending | None = None,
@@ -102,8 +98,7 @@ class Stepper:
             session: The worker.
             tensors: What it trains.
             pending: Data that was drawn and not yet pushed or reported.
-            member: Its place in the job.
-            stand_in: Takes part in its place until its first step, if it joined late.
+            joined: Its place in the job.
             timeout_s: Longest time for a step.
             calls: The calls of the script, by default those of this stepper alone.
             sending: How pushes leave, by default within their step.
@@ -113,9 +108,7 @@ class Stepper:
         self._models = tuple(tensors.given.models.values())
         self._session = session
         self._store = store = tensors.store
-        self._rejoining = EvictedWorker(
-            loop, session, store, given=tensors.given, timeout_s=timeout_s
-        )
+        self._joining = Joining(loop, session, store, tensors.given)
         self._guard = tensors.guard
         self._states = StateExchange(loop, session, store, timeout_s)
         self._buffers = tensors.buffers
@@ -135,13 +128,13 @@ class Stepper:
         self._shadow: ValueStore | None = None
         self._is_closed = False
         # Until its first push: others have trained before it came.
-        self._is_late = stand_in is not None
+        self._is_late = joined.late_joiner is not None
         self._notices = Notices()
         # A second step on the same batch, as a GAN takes it, has as many samples.
         self._sample_count = 1
         self.pending = pending
-        self.member = member
-        self._arrival = self._arrival_of(stand_in)
+        self.member = joined.member
+        self._late_joiner = joined.late_joiner
         self.last_push: PushResult | None = None
         self.rejoin_count = 0
         self._hooks: ModelHooks | None = None
@@ -361,10 +354,12 @@ class Stepper:
             is_here
             and not self._has_stale_gradient
             and self._unfinished is None
-            and self._arrival.is_over
+            and self._late_joiner is None
         ):  # else the step finds out what there is to do
-            header = self._next_header(optimizer, self._buffers.value_entries)
-            self._sending.begin_ahead(header)
+            place = self._session.core.next_push()
+            self._sending.begin_ahead(
+                self._header_of(place, optimizer, self._buffers.value_entries)
+            )
 
     def about_to_read(self, entry_indexes: Sequence[int]) -> None:
         """Returns once these tensors hold the values of the last step.
@@ -801,7 +796,7 @@ class Stepper:
         """
         with suppress(OptimizerMismatchError):  # its push counts on no shard then
             self._settle()
-        self._relieve()
+        self._arrive()
         return self.sequence_acknowledged
 
     def close(self) -> None:
@@ -810,7 +805,7 @@ class Stepper:
             self._hooks.remove()
         self._sending.drop()
         self._is_closed = True
-        self._arrival.dismiss()
+        self._abandon_late()
         if self._unfinished is not None:
             self._unfinished.cancel()
         self._sending.close()
@@ -835,14 +830,10 @@ class Stepper:
                 "again yet"
             )
 
-    def _arrival_of(self, stand_in: StandIn | None) -> Arrival:
-        return Arrival(
-            self._loop,
-            self._session,
-            self._store,
-            stand_in=stand_in,
-            timeout_s=self._timeout_s,
-        )
+    def _abandon_late(self) -> None:
+        if self._late_joiner is not None:
+            self._late_joiner.abandon()
+            self._late_joiner = None
 
     @property
     def _place(self) -> Member:
@@ -937,7 +928,7 @@ class Stepper:
         return result
 
     def _catch_up(self) -> None:
-        """Takes the place back from who stood in for this worker, with the values.
+        """Ends what is pushed for this worker before its first step; pulls the values.
 
         A gradient that was begun before is thrown away by the next step: it is of
         values that are too old.
@@ -945,10 +936,12 @@ class Stepper:
         Raises:
             StepTimeoutError: The clock that is open is not complete in time.
         """
-        if self._arrival.is_over:
+        late = self._late_joiner
+        if late is None:
             return  # nothing comes, and what the script has edited is to be seen
-        self._relieve()
-        self._arrival.pull_missed(Pull(self.generation, self.clock))
+        self._arrive()
+        late.pull_missed(Pull(self.generation, self.clock), self._timeout_s)
+        self._late_joiner = None
         self._guard.note()
         self._buffers.note_written(self._store)
 
@@ -962,9 +955,9 @@ class Stepper:
         if self.pending.has_trained and not self.has_gradient:
             self.pending.throw_away()
 
-    def _relieve(self) -> None:
-        sequence = self._arrival.relieve()
-        if sequence:
+    def _arrive(self) -> None:
+        late = self._late_joiner
+        if late is not None and late.arrive(self._timeout_s):
             self._has_stale_gradient = self.has_gradient
 
     def _taken_back(self) -> ValueStore:
@@ -980,33 +973,24 @@ class Stepper:
         Raises:
             EvictedError: The newest record has no place for this worker.
         """
-        header = self._next_header(contents.optimizer, contents.value_entries)
-        return self._sending.begin(header, contents)
-
-    def _next_header(self, optimizer: str, value_entries: bytes) -> PushHeader:
-        """The header of the next push, of the clock that the newest record says.
-
-        Raises:
-            EvictedError: The newest record has no place for this worker.
-        """
         place = self._session.core.next_push()
-        return PushHeader(
-            job_id=self._session.settings.job_id,
-            optimizer=optimizer,
-            worker=self._session.worker,
-            generation=place.generation,
-            sequence=place.sequence,
-            sequence_unacknowledged_min=place.sequence_unacknowledged_min,
-            clock=place.clock,
-            value_entries=value_entries,
+        header = self._header_of(place, contents.optimizer, contents.value_entries)
+        # By the same record as the clock: a newer one may come at any moment.
+        trailer = replace(contents.trailer, is_of_longest=place.is_of_longest)
+        return self._sending.begin(header, replace(contents, trailer=trailer))
+
+    def _header_of(
+        self, place: NextPush, optimizer: str, value_entries: bytes
+    ) -> PushHeader:
+        session = self._session
+        return place.header(
+            session.settings.job_id, session.worker, optimizer, value_entries
         )
 
     def _without_gradient(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras
     ) -> StepContents:
         """A push of weight 0, without a gradient and without data."""
-        record = self._session.membership.record
-        is_of_longest = record is not None and record.has_longest(self._session.worker)
         trailer = PushTrailer(
             weight=0.0,
             groups=groups,
@@ -1014,7 +998,6 @@ class Stepper:
             ranges=(),
             optimizer_digest=extras.spec_digest,
             loads_state=extras.loads is not None,
-            is_of_longest=is_of_longest,
             scheduler_steps=extras.scheduler_steps,
         )
         return StepContents(
@@ -1122,19 +1105,18 @@ class Stepper:
         if drawn.sample_count is not None:
             self._has_stale_gradient |= self.has_gradient
         self.pending.start_over()
-        self._arrival.dismiss()
+        self._abandon_late()
         self._look()
         self._store.narrow(None)
-        rejoined = self._rejoining.rejoin(self._lost)
+        joined, result = self._joining.rejoin(self._lost, self._timeout_s)
         self._lost = None
         self._unfinished = None
         self._shadow = None
         self._guard.note()
         self._buffers.note_written(self._store)
-        self.member = rejoined.member
-        self._arrival = self._arrival_of(rejoined.stand_in)
+        self.member = joined.member
+        self._late_joiner = joined.late_joiner
         self.rejoin_count += 1
-        result = rejoined.push
         if exchange is not None:
             result = exchange.end(result)
         self.last_push = result

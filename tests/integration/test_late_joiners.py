@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pswire.membership import Mode, StepAtomicity
 from psworker.connection import Connection
-from psworker.member import stand_in
+from psworker.member import catch_up
 from tests.integration.job import Crew, Job, connect
 from tests.integration.ones_worker import Worker
 
@@ -22,7 +22,7 @@ LIMIT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "JOIN_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(catch_up, "JOIN_LIMIT_S", LIMIT_S)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import psworker
 from pswire.membership import LossPolicy, Mode
 from psworker.connection import Connection
-from psworker.member.shard_clients import ShardClients
+from psworker.member.shard_reach import ShardClients
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import ShardPort

@@ -321,7 +321,7 @@ def test_shards_that_were_stopped_are_told_while_a_step_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at `psserver local`: the worker's terminal says whom it waits for."""
-    for module in ("member.shard_silence", "transport.waiting_log"):
+    for module in ("member.shard_reach", "transport.waiting_log"):
         monkeypatch.setattr(f"psworker.{module}.WAITING_INTERVAL_MS", 200)
     with Job(tmp_path, workers_min=2) as job:
         addresses = job.shard_addresses()

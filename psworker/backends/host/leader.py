@@ -25,7 +25,7 @@ from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import PsError
 from psworker.event_loop import EventLoop, LoopFuture
-from psworker.member.rejoining import join_first
+from psworker.member.joining import Joined, Joining
 from psworker.member.session import Session
 from psworker.optim.buffers import Buffers
 from psworker.optim.model_schema import BoundSchema
@@ -173,10 +173,11 @@ class HostLeader:
         self._memory.fill(self._given.bound.tensors)
         session = self.session
         model = self._model_of(session)
-        joined = join_first(self._loop, session, model.store, model.given, deadline)
+        joining = Joining(self._loop, session, model.store, model.given)
+        joined = joining.join_first(deadline)
         if failpoints.armed:
             failpoints.hit("worker.joined")
-        self._stepper = self._made_stepper(joined.member, stand_in=joined.stand_in)
+        self._stepper = self._made_stepper(joined)
         return self._stepper.status(self.token)
 
     def arrive(self, status: GroupStatus) -> tuple[PushPlace, GroupStatus]:
@@ -264,7 +265,9 @@ class HostLeader:
             base_sequence=status.sequence,
         )
         model = self._model_of(session)
-        self._stepper = stepper = self._made_stepper(member)
+        self._stepper = stepper = self._made_stepper(
+            Joined(member, session.core.generation)
+        )
         stepper.resume(status)
         if session.worker == status.worker:
             self._loop.run(session.share_memory(model.placement))
@@ -276,11 +279,7 @@ class HostLeader:
             session.core.clip_grad_norm = self._given.clip_grad_norm
         return self._model
 
-    def _made_stepper(
-        self,
-        member: Member,
-        stand_in: Any = None,  # noqa: ANN401, as the stepper takes it
-    ) -> SharedStepper:
+    def _made_stepper(self, joined: Joined) -> SharedStepper:
         model, session = self._model, self.session
         assert model is not None, "made before"
         return SharedStepper(
@@ -288,8 +287,7 @@ class HostLeader:
             session,
             JobTensors.of(model.given, model.store, model.buffers),
             pending=self.pending,
-            member=member,
-            stand_in=stand_in,
+            joined=joined,
             timeout_s=self._config.step_timeout_s,
         )
 

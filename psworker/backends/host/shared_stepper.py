@@ -14,8 +14,8 @@ from pswire.membership import WorkerKey
 from pswire.schema import OptimizerSpec
 from psworker.backends.host.messages import GroupStatus, PushPlace, Seal
 from psworker.errors import EvictedError
-from psworker.member.eviction import LostStart
 from psworker.member.exchange import PushExchange
+from psworker.member.joining import LostStart
 from psworker.optim import gradients
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.buffers import leads
@@ -124,7 +124,10 @@ class SharedStepper(Stepper):
             if extras.loads is not None:
                 digest = seal.leading.spec_digest
                 self._states.stage(spec.name, seal.place.sequence, extras.loads, digest)
-            exchange = self._begin(contents)
+            header = self._header_of(
+                self._session.core.next_push(), spec.name, contents.value_entries
+            )
+            exchange = self._sending.begin(header, contents)
         except EvictedError:
             if not is_repeat:
                 return self._lose(None)

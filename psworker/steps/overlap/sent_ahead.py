@@ -30,11 +30,11 @@ from pswire.torch_types import buffer_of
 from psworker.event_loop import EventLoop
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.outgoing_push import OutgoingPush, header_message
-from psworker.member.segments import NO_SEGMENTS, Segments
 from psworker.steps.overlap.copier import Copier
 from psworker.tensors.push_compression import PushEncoder
 from psworker.tensors.staging import StagedCopy
 from psworker.tensors.tensor_chunks import ChunkSource, dense_message
+from psworker.transport.shard_segments import NO_SEGMENTS, Segments
 from psworker.transport.values import PushHeader, PushTrailer
 
 if TYPE_CHECKING:

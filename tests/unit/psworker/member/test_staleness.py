@@ -3,7 +3,7 @@ import pytest
 from pswire.membership import FenceKind, Mode, Record
 from pswire.outcome import Outcome
 from psworker.errors import StalenessError
-from psworker.member.staleness import check_bound
+from psworker.member.core import check_bound
 from psworker.transport.values import PushReply
 
 

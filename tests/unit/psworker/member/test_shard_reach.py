@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 from psworker.member.membership import Membership
-from psworker.member.shard_reach import ShardReach
-from psworker.member.shard_silence import ShardSilence
+from psworker.member.shard_reach import ShardReach, ShardSilence
 from psworker.transport.call_error import CallError
 from psworker.transport.values import ShardAddress, WorkerView
 
 if TYPE_CHECKING:
-    from psworker.member.shard_clients import ShardClients
+    from psworker.member.shard_reach import ShardClients
 
 TIMEOUT_S = 20.0
 WORKER = WorkerKey("w0", 1)
