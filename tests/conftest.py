@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from tests.conformance.report import Row, table
+from tests.doubles.children import Nursery
 from tests.fault.tally import Tally
 
 # Before anything imports torch, and for every process that a test starts: the threads
@@ -32,6 +33,13 @@ short ones last, the processes end at the same time."""
 def repository() -> Path:
     """Root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks the processes of tests that are not of how a process starts."""
+    with Nursery() as made:
+        yield made
 
 
 def pytest_runtest_logfinish() -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from tests.fault.children import Nursery
+from tests.doubles.children import Nursery
 
 IMPORTED: Final = (
     "pandas",

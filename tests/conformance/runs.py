@@ -7,7 +7,7 @@ from typing import Final
 from psserver.coordinator.core.data.ledger import DataLedger
 from tests.conformance.catalogue import Script
 from tests.conformance.losses import Line
-from tests.fault.children import Child, Nursery, kill, wait_until
+from tests.doubles.children import Child, Nursery, kill, wait_until
 from tests.integration.job import JOB_SEED, Job
 
 OVERLAPPED: Final = Path(__file__).with_name("overlapped.py")
@@ -30,8 +30,7 @@ def run_alone(
     seeds = "-" if script.is_seeded else ",".join(map(str, dealt))
     child = nursery.start(
         f"{path.parent.name}-{order}",
-        str(ONE_PROCESS),
-        [seeds, order, str(path), *script.arguments_alone],
+        *(str(ONE_PROCESS), seeds, order, str(path), *script.arguments_alone),
         folder=folder,
         environment={},
     )
@@ -49,8 +48,7 @@ def run_workers(
     children = [
         nursery.start(
             f"worker-{rank}-overlapped" if overlap else f"worker-{rank}",
-            command[0],
-            command[1:],
+            *command,
             folder=folder,
             environment={"PS_COORDINATOR": job.address, "PS_WORKER_ID": f"w{rank}"},
         )

@@ -15,7 +15,7 @@ from tests.conformance.changed_lines import changed_line_count
 from tests.conformance.losses import difference, in_turn, over_workers
 from tests.conformance.report import Row
 from tests.conformance.runs import run_alone, run_workers
-from tests.fault.children import Nursery
+from tests.doubles.children import Nursery
 from tests.integration.job import Job
 
 CHANGED_LINE_COUNT_MAX: Final = 4
@@ -63,12 +63,12 @@ def test_losses_are_those_of_one_process(
     settings: dict[str, Any] = {"workers_min": script.worker_count}
     if script.is_seeded:
         settings["job_seed"] = 0
-    with Job(tmp_path / "job", **settings) as job:
+    with Job(tmp_path / "job", **settings, sockets=True) as job:
         workers = run_workers(nursery, script, job, tmp_path)
         chunk_counts = [len(host.model.chunks) for host in job.shards]
     overlapped = workers
     if script.overlaps:
-        with Job(tmp_path / "overlapped", **settings) as job:
+        with Job(tmp_path / "overlapped", **settings, sockets=True) as job:
             overlapped = run_workers(nursery, script, job, tmp_path, overlap=True)
     together = (
         in_turn(workers)

@@ -1,4 +1,4 @@
-"""What the fault tests share: one nursery, and jobs, whose faults are counted."""
+"""What the fault tests share: jobs, whose faults are counted."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.fault.children import Nursery
+from tests.doubles.children import Nursery
 from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.tally import Tally
 
@@ -15,12 +15,6 @@ SEED: Final = int(os.environ.get("FAULT_SEED", "20261128"))
 """Of where connections are cut. What processes do beside is not repeatable."""
 
 MakeJob = Callable[..., FaultJob]
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as made:
-        yield made
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from pswire.membership import Mode
 from psworker import SnapshotReader
 from psworker.errors import PsError
 from psworker.transport.status_client import JobStatus
+from tests.doubles.children import Child, Nursery, kill, wait_until
 from tests.doubles.fault_proxy import FaultProxy
 from tests.doubles.free_addresses import free_address
 from tests.fault import ledger
-from tests.fault.children import Child, Nursery, kill, wait_until
 from tests.fault.tally import Tally
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class FaultJob:
         arguments = [str(len(self.workers)), str(self._folder), str(step_s)]
         child = self._nursery.start(
             name,
-            self._script or "worker",
-            arguments,
+            *((self._script,) if self._script else ("-m", "tests.fault.training")),
+            *arguments,
             folder=self._folder,
             environment=environment,
         )
@@ -284,13 +284,10 @@ class FaultJob:
         state = "coordinator" if role == "coordinator" else name
         return self._nursery.start(
             name,
-            "psserver",
-            [
-                role,
-                f"--state-dir={self._folder / state}",
-                f"--history={self.history}/",
-                *arguments,
-            ],
+            *("-m", "psserver", role),
+            f"--state-dir={self._folder / state}",
+            f"--history={self.history}/",
+            *arguments,
             folder=self._folder,
             environment={"PS_FAILPOINT": failpoint},
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tests.fault.children import Child
+from tests.doubles.children import Child
 from tests.fault.ledger import TOLERANCE
 
 COUNTED = ("applied", "duplicate")

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from tests.fault.children import Child
+from tests.doubles.children import Child
 
 TOLERANCE: Final = 1e-4
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
+from tests.doubles.children import wait_until
 from tests.doubles.fault_proxy import BOTH, DOWN, UP, Direction, FaultProxy
-from tests.fault.children import wait_until
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.test_killed_workers import MODES

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
+from tests.doubles.children import Child, wait_until
 from tests.fault import host_ledger
-from tests.fault.children import Child, wait_until
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.host_data_training import BATCH_SIZE, EPOCH_COUNT, SAMPLE_COUNT

@@ -7,7 +7,7 @@ import pytest
 
 from psworker import SnapshotReader
 from psworker.errors import PsError
-from tests.fault.children import wait_until
+from tests.doubles.children import wait_until
 from tests.fault.conftest import MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.test_killed_workers import MODES

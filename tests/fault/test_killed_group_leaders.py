@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from tests.doubles.children import Nursery
 from tests.integration.group_pair import start_pair
 from tests.integration.job import Job
 from tests.integration.processes import Processes
@@ -22,11 +23,11 @@ END_S: Final = 20.0
     ],
 )
 def test_a_follower_ends_with_an_error_that_names_the_leader(
-    tmp_path: Path, failpoint: str
+    tmp_path: Path, nursery: Nursery, failpoint: str
 ) -> None:
     with (
-        Job(tmp_path / "job", shard_count=2) as job,
-        Processes(tmp_path) as processes,
+        Job(tmp_path / "job", shard_count=2, sockets=True) as job,
+        Processes(tmp_path, nursery) as processes,
     ):
         start_pair(processes, "lose", tmp_path, job, PS_FAILPOINT=failpoint)
         for rank in range(2):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.fault.children import Child, wait_until
+from tests.doubles.children import Child, wait_until
 from tests.fault.conftest import MakeJob
 from tests.fault.fault_job import LEASE_S, FaultJob
 from tests.fault.test_killed_workers import MODES

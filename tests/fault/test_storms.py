@@ -15,8 +15,8 @@ import pytest
 
 from psworker import SnapshotReader
 from psworker.errors import PsError
+from tests.doubles.children import Child, wait_until
 from tests.doubles.fault_proxy import BOTH, DOWN, UP
-from tests.fault.children import Child, wait_until
 from tests.fault.conftest import SEED, MakeJob
 from tests.fault.fault_job import FaultJob
 from tests.fault.training import WORKERS_MAX

@@ -37,7 +37,7 @@ def test_rows_on_cuda_train_as_on_the_cpu(class_name: str, tmp_path: Path) -> No
     expected = trained(plain, make(plain.parameters(), lr=0.1), "cpu")
     table = table.to("cuda")
 
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         table, optimizer = ps.prepare(table, make(table.parameters(), lr=0.1))
         found = trained(table, optimizer, "cuda")
 

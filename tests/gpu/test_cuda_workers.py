@@ -98,7 +98,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 def test_models_on_cuda_train_to_the_numbers_of_one_process(tmp_path: Path) -> None:
     sizes = {"w0": 7, "w1": 19}
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         ours, gradients = trained(job, sizes, lambda model: model.to("cuda"), adam)
     worst = deviation(ours, expected(sizes, gradients, adam))
     assert worst <= 1e-6
@@ -115,7 +115,7 @@ def test_a_model_in_bfloat16_on_cuda_keeps_its_type(tmp_path: Path) -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1e-2)
 
-    with Job(tmp_path, shard_count=2) as job:
+    with Job(tmp_path, shard_count=2, sockets=True) as job:
         ours, gradients = trained(job, sizes, place, sgd)
     assert all(value.dtype == torch.bfloat16 for value in ours)
     worst = deviation(ours, expected(sizes, gradients, sgd, torch.bfloat16))
@@ -131,7 +131,7 @@ def test_parameters_on_several_devices_stay_where_they_are(tmp_path: Path) -> No
         model[2].register_forward_pre_hook(lambda _, inputs: inputs[0].cpu())
         return model
 
-    with Job(tmp_path, shard_count=3, workers_min=2) as job:
+    with Job(tmp_path, shard_count=3, workers_min=2, sockets=True) as job:
         ours, gradients = trained(job, sizes, place, adam)
     worst = deviation(ours, expected(sizes, gradients, adam))
     assert worst <= 1e-6
@@ -155,7 +155,7 @@ def test_a_gradient_that_overflows_on_cuda_skips_the_clock(tmp_path: Path) -> No
             assert ps.last_push is not None
             return ps.last_push.skipped, unchanged
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         results = run_workers({"w0": work, "w1": work})
     assert results == {"w0": (True, True), "w1": (True, True)}
 
@@ -176,7 +176,7 @@ def test_buffers_on_cuda_are_kept_equal(tmp_path: Path) -> None:
                 optimizer.step(weight=1)
         return [buffer.cpu() for buffer in model.buffers()]
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         results = run_workers({"w0": work, "w1": work})
     for mine, theirs in zip(*results.values(), strict=True):
         assert torch.equal(mine, theirs)
@@ -215,6 +215,6 @@ def overlapped(job: Job, *, overlap: bool, is_clipped: bool) -> list[torch.Tenso
 def test_overlap_on_cuda_changes_no_number(tmp_path: Path, is_clipped: bool) -> None:
     results = []
     for overlap in (False, True):
-        with Job(tmp_path / str(overlap), shard_count=2) as job:
+        with Job(tmp_path / str(overlap), shard_count=2, sockets=True) as job:
             results.append(overlapped(job, overlap=overlap, is_clipped=is_clipped))
     assert all(map(torch.equal, *results))

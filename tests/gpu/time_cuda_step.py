@@ -21,7 +21,7 @@ def main() -> None:
     took_s: dict[str, list[float]] = {"cuda": [], "cpu": []}
     with tempfile.TemporaryDirectory() as folder:
         for device in took_s:
-            with Job(Path(folder) / device, shard_count=2) as job:
+            with Job(Path(folder) / device, shard_count=2, sockets=True) as job:
                 model = torch.nn.Module()
                 values = torch.zeros(ELEMENT_COUNT, device=device)
                 model.values = torch.nn.Parameter(values)

@@ -14,7 +14,7 @@ from tests.integration.job import Job, connect
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
-    with pytest.MonkeyPatch.context() as patch, Job(folder) as job:
+    with pytest.MonkeyPatch.context() as patch, Job(folder, sockets=True) as job:
         # A forged seed is held until its fence could have come.
         patch.setattr("psserver.shard.rpc.seed_call.WAITING_INTERVAL_MS", 100)
         with connect(job, "w0") as ps:

@@ -1,13 +1,14 @@
 """The commands as real processes, for tests of signals, exit codes and starts."""
 
 import os
-import queue
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.doubles.children import Child, Nursery, kill, wait_until
 
 LINE_TIMEOUT_S = 90.0
 """Longest wait for a line: a process that imports torch on a busy machine."""
@@ -19,30 +20,45 @@ class Processes:
     When a test fails, what they wrote is part of the failure.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: For what they print and log.
+            nursery: Forks them. Without one, each is a `python` that imports torch by
+                itself: for tests of how a process starts, ends, and what memory it has.
+        """
         self._folder = folder
-        self._running: dict[str, subprocess.Popen[str]] = {}
-        self._lines: dict[str, queue.SimpleQueue[str | None]] = {}
-        self._readers: list[threading.Thread] = []
+        self._nursery = nursery
+        self._children: dict[str, Child] = {}
+        self._line_counts: dict[str, int] = {}
+        self._waiters: list[threading.Thread] = []
 
     def start(self, name: str, *arguments: str, **environment: str) -> None:
         """Starts `python` with these arguments."""
+        self._line_counts[name] = 0
+        if self._nursery is not None:
+            self._children[name] = self._nursery.start(
+                name, *arguments, folder=self._folder, environment=environment
+            )
+            return
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (
+            (self._folder / f"{name}.log").open("wb") as log,
+            (self._folder / f"{name}.out").open("wb") as out,
+        ):
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env=kept,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=out,
                 stderr=log,
-                text=True,
             )
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._running[name], self._lines[name] = process, lines
-        reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
-        self._readers.append(reader)
-        reader.start()
+        child = self._children[name] = Child(name, process.pid, self._folder)
+        waiter = threading.Thread(target=_wait, args=(process, child), daemon=True)
+        self._waiters.append(waiter)
+        waiter.start()
 
     def start_daemon(
         self, name: str, role: str, *arguments: str, **environment: str
@@ -53,19 +69,25 @@ class Processes:
 
     def line(self, name: str, timeout_s: float = LINE_TIMEOUT_S) -> str:
         """The next line that a process prints to its stdout."""
-        try:
-            line = self._lines[name].get(timeout=timeout_s)
-        except queue.Empty:
-            raise AssertionError(f"{name} is silent:\n{self.logs()}") from None
-        assert line is not None, f"{name} has ended:\n{self.logs()}"
-        return line
+        child, count = self._children[name], self._line_counts[name]
+
+        def has_printed() -> bool:
+            has_ended = child.code is not None
+            if len(child.lines()) > count:
+                return True
+            assert not has_ended, f"{name} has ended:\n{self.logs()}"
+            return False
+
+        wait_until(has_printed, f"a line of {name}", timeout_s)
+        self._line_counts[name] += 1
+        return child.lines()[count]
 
     def rest(self, name: str) -> list[str]:
-        """The lines that a process, which has ended, has printed and nobody has had."""
-        found = []
-        while (line := self._lines[name].get(timeout=LINE_TIMEOUT_S)) is not None:
-            found.append(line)
-        return found
+        """The lines of a process that has ended, but those that `line` has returned."""
+        self.code(name)
+        count, lines = self._line_counts[name], self._children[name].lines()
+        self._line_counts[name] = len(lines)
+        return lines[count:]
 
     def last_line(self, name: str) -> str:
         """The last line that a process, which has ended, has printed."""
@@ -79,25 +101,22 @@ class Processes:
 
     def pids(self) -> dict[str, int]:
         """Process ids by name."""
-        return {name: process.pid for name, process in self._running.items()}
+        return {name: child.pid for name, child in self._children.items()}
 
     def send(self, name: str, number: int) -> None:
         """Sends a signal."""
-        self._running[name].send_signal(number)
+        self._children[name].send(number)
 
     def code(self, name: str, timeout_s: float = LINE_TIMEOUT_S) -> int:
         """The exit code of a process that ends by itself."""
-        try:
-            return self._running[name].wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{name} goes on:\n{self.logs()}") from None
+        return self._children[name].wait_end(timeout_s)
 
     def log(self, name: str) -> str:
         """What a process has written to its stderr."""
-        return (self._folder / f"{name}.log").read_text(errors="replace")
+        return self._children[name].log
 
     def logs(self) -> str:
-        return "\n".join(f"--- {name}\n{self.log(name)}" for name in self._running)
+        return "\n".join(f"--- {name}\n{self.log(name)}" for name in self._children)
 
     def __enter__(self) -> Self:
         return self
@@ -108,20 +127,13 @@ class Processes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.wait()
-        for reader in self._readers:
-            reader.join()
+        for child in self._children.values():
+            kill(child)
+        for waiter in self._waiters:
+            waiter.join()
         if error is not None:
             error.add_note(self.logs())
 
 
-def _read(
-    process: "subprocess.Popen[str]", lines: "queue.SimpleQueue[str | None]"
-) -> None:
-    assert process.stdout is not None
-    with process.stdout as stdout:
-        for line in stdout:
-            lines.put(line.rstrip("\n"))
-    lines.put(None)
+def _wait(process: "subprocess.Popen[bytes]", child: Child) -> None:
+    child.code = process.wait()

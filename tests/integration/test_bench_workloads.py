@@ -73,7 +73,7 @@ def bare_stream_served(port: int) -> Iterator[None]:
 
 def started_job(folder: Path, shard_count: int, mode: Mode) -> Job:
     folder.mkdir()
-    return Job(folder, shard_count=shard_count, mode=mode)
+    return Job(folder, shard_count=shard_count, mode=mode, sockets=True)
 
 
 @pytest.mark.usefixtures("group")

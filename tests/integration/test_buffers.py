@@ -300,7 +300,10 @@ def test_a_late_joiner_has_the_buffers_of_the_others_but_its_own(
 def test_a_worker_that_joins_again_has_the_buffers_of_the_others(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path, lease_ttl_ms=1_500) as job, FaultProxy(job.address) as proxy:
+    with (
+        Job(tmp_path, lease_ttl_ms=1_500, sockets=True) as job,
+        FaultProxy(job.address) as proxy,
+    ):
         first = Counter(job, "w0", address=proxy.address)
         second = Counter(job, "w1")
         with first.ps, second.ps:

@@ -32,7 +32,7 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path) as job:
+    with Job(tmp_path, sockets=True) as job:
         yield job
 
 

@@ -102,7 +102,7 @@ def test_a_host_that_swallows_packets_is_told_apart() -> None:
 
 
 def test_a_shard_is_no_coordinator(tmp_path: Path) -> None:
-    with Job(tmp_path / "state", shard_count=1) as job:
+    with Job(tmp_path / "state", shard_count=1, sockets=True) as job:
         text = connect_error(job.shard_addresses()[0])
 
     assert "it is not a paramserver coordinator" in text
@@ -114,7 +114,7 @@ def test_another_version_is_refused_at_once(
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
 
     with (
-        Job(tmp_path / "state", shard_count=1) as job,
+        Job(tmp_path / "state", shard_count=1, sockets=True) as job,
         pytest.raises(VersionMismatchError, match="same release on both sides"),
     ):
         psworker.connect(job.address)
@@ -141,7 +141,7 @@ def test_a_worker_id_of_a_living_process_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=1000) as job,
+        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=1000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         psworker.connect(job.address, worker_id="w0"),
     ):
@@ -158,7 +158,7 @@ def test_a_worker_id_of_a_living_process_is_taken(
 
 def test_a_worker_id_is_free_once_its_process_is_known_as_lost(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=2000) as job,
+        Job(tmp_path / "state", shard_count=1, lease_ttl_ms=2000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         first = psworker.connect(proxy.address, worker_id="w0")

@@ -45,7 +45,7 @@ class OneValue(nn.Module):
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path, shard_count=1) as job:
+    with Job(tmp_path, shard_count=1, sockets=True) as job:
         yield job
 
 
@@ -206,6 +206,7 @@ def test_every_push_is_in_the_values_once(
         mode=mode,
         staleness_bound=bound,
         step_atomicity=atomicity,
+        sockets=True,
     ) as running:
         pulled = run_workers({"w0": work, "w1": work})
         held = running.ask(
@@ -230,7 +231,9 @@ def test_every_push_is_in_the_values_once(
 def test_a_push_without_values_is_refused_when_steps_have_two_phases(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path, shard_count=1, step_atomicity=StepAtomicity.CLOCK) as job:
+    with Job(
+        tmp_path, shard_count=1, step_atomicity=StepAtomicity.CLOCK, sockets=True
+    ) as job:
         model = OneValue(ELEMENT_COUNT)
         with connect(job, "w0") as ps:
             ps.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))

@@ -223,7 +223,7 @@ def test_a_lost_shard_is_named_to_every_worker_that_waits(tmp_path: Path) -> Non
         with pytest.raises(psworker.PsError, match=r"shard 2 at .* was lost"):
             connect(job, "late")
     for text in texts.values():
-        assert "shard 2 at 127.0.0.1:" in text
+        assert "shard 2 at 127." in text
         assert "was lost" in text
 
 

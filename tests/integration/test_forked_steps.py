@@ -26,7 +26,7 @@ CHILD_TIMEOUT_S = 20.0
 
 @pytest.fixture(name="job")
 def one_worker_job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "state") as job:
+    with Job(tmp_path / "state", sockets=True) as job:
         yield job
 
 

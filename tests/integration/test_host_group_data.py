@@ -120,7 +120,10 @@ def test_a_group_has_the_numbers_of_one_process_with_a_larger_batch(
 def test_the_command_line_starts_a_group_and_a_lost_process_again(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path / "job", shard_count=2) as job, Processes(tmp_path) as processes:
+    with (
+        Job(tmp_path / "job", shard_count=2, sockets=True) as job,
+        Processes(tmp_path) as processes,
+    ):
         processes.start(
             "run",
             *("-m", "psworker", "run", f"--coordinator={job.address}", "--nproc=2"),

@@ -33,7 +33,7 @@ Make = Callable[[Target], Messages]
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("compressed")
-    with Job(folder) as job, connect(job, "w0") as ps:
+    with Job(folder, sockets=True) as job, connect(job, "w0") as ps:
         model = nn.Linear(COUNT, 2, bias=False)
         model, optimizer = ps.prepare(
             model,

@@ -93,7 +93,7 @@ def test_a_forged_join_is_refused(
         target.step()
         return
     with (
-        Job(tmp_path, shard_count=1) as job,
+        Job(tmp_path, shard_count=1, sockets=True) as job,
         grpc.insecure_channel(job.address) as channel,
     ):
         code, text = forged_join(channel, entries, optimizers)

@@ -41,7 +41,10 @@ class Model(nn.Module):
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with Job(tmp_path_factory.mktemp("rows")) as job, connect(job, "w0") as ps:
+    with (
+        Job(tmp_path_factory.mktemp("rows"), sockets=True) as job,
+        connect(job, "w0") as ps,
+    ):
         model = Model()
         adam = torch.optim.Adam([model.dense])
         sparse_adam = torch.optim.SparseAdam([model.table.weight], lr=0.5)

@@ -51,7 +51,7 @@ def run_alone(script: str, *arguments: str) -> str:
 def run_two_workers(folder: Path, script: str, *arguments: str) -> list[str]:
     """The last lines of both."""
     with (
-        Job(folder / "job", shard_count=2, workers_min=2) as job,
+        Job(folder / "job", shard_count=2, workers_min=2, sockets=True) as job,
         Processes(folder) as processes,
     ):
         for index in range(2):
@@ -113,7 +113,7 @@ def test_transformers_train_as_two_workers_as_they_do_alone(tmp_path: Path) -> N
 def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "rest")
         assert processes.line("w", IMPORT_TIMEOUT_S) == (
             "refused: there is a connection once fit() was called"
@@ -130,7 +130,7 @@ def test_lightning_accumulates_and_refuses_what_a_worker_can_not_do(
 @needs("lightning", "lightning")
 @pytest.mark.timeout(240)
 def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "manual")
         assert processes.line("w", IMPORT_TIMEOUT_S) == "Manual 24 24 True"
         assert processes.code("w") == 0
@@ -140,7 +140,7 @@ def test_lightning_steps_by_hand_with_several_optimizers(tmp_path: Path) -> None
 @pytest.mark.timeout(240)
 def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "job", workers_min=2) as job,
+        Job(tmp_path / "job", workers_min=2, sockets=True) as job,
         Processes(tmp_path) as processes,
     ):
         for index in range(2):
@@ -169,7 +169,7 @@ def test_transformers_refuse_what_a_worker_can_not_do(tmp_path: Path) -> None:
 @needs("lightning", "lightning")
 @pytest.mark.timeout(240)
 def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "lightning_worker", "bf16")
         assert processes.line("w", IMPORT_TIMEOUT_S).startswith("bf16 True")
         assert processes.code("w") == 0
@@ -178,7 +178,7 @@ def test_lightning_trains_in_bf16(tmp_path: Path) -> None:
 @needs("transformers", "transformers")
 @pytest.mark.timeout(240)
 def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         start(processes, "w", job, "transformers_worker", "log", str(tmp_path / "out"))
         while not (line := processes.line("w", IMPORT_TIMEOUT_S)).startswith("bf16"):
             assert line.startswith("{"), "a log of the trainer"
@@ -194,7 +194,7 @@ def test_transformers_train_in_bf16_and_log_the_clock(tmp_path: Path) -> None:
 def test_a_step_of_transformers_weighs_its_tokens_until_the_job_is_over(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         folder = str(tmp_path / "out")
         start(processes, "w", job, "transformers_worker", "tokens", folder)
         while not (line := processes.line("w", IMPORT_TIMEOUT_S)).startswith("weig"):
@@ -258,7 +258,7 @@ for name in sorted(seen.Tags()["scalars"]):
     print(name, [point.step for point in points], all(p.value > 0 for p in points))
 print(seen.Scalars("paramserver/loss")[2].value == loss.item())
 """
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         processes.start(
             "w0", "-c", program, str(tmp_path / "runs"), PS_COORDINATOR=job.address
         )

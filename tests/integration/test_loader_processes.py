@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pswire.epoch_report import EpochReport
 from pswire.membership import Mode, WorkerState
+from tests.doubles.children import Nursery
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
 from tests.integration.streams import Numbers
@@ -56,7 +57,7 @@ def _reports(job: Job) -> list[EpochReport]:
 def test_worker_processes_of_every_kind_load_beside_open_channels(
     tmp_path: Path, method: str
 ) -> None:
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         plain: DataLoader[Any] = DataLoader(
             TensorDataset(torch.arange(float(SAMPLE_COUNT)).reshape(-1, 1)),
             batch_size=4,
@@ -80,7 +81,7 @@ def test_worker_processes_of_every_kind_load_beside_open_channels(
 def test_a_killed_loading_process_is_an_error_and_the_next_epoch_has_a_new_one(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         plain = DataLoader(
             Owned(), batch_size=2, num_workers=1, persistent_workers=True
         )
@@ -131,7 +132,7 @@ for (inputs,) in loader:
 
 @pytest.mark.timeout(240)
 def test_ranges_of_a_killed_worker_finish_elsewhere(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nursery: Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = tmp_path / "doomed.py"
     script.write_text(DOOMED)
@@ -147,7 +148,10 @@ def test_ranges_of_a_killed_worker_finish_elsewhere(
                 seen += inputs.flatten().int().tolist()
             return seen, loader.report
 
-    with Job(tmp_path, workers_min=2) as job, Processes(tmp_path) as processes:
+    with (
+        Job(tmp_path, workers_min=2, sockets=True) as job,
+        Processes(tmp_path, nursery) as processes,
+    ):
         processes.start(
             "doomed", str(script), PS_COORDINATOR=job.address, PS_WORKER_ID="doomed"
         )
@@ -191,7 +195,7 @@ def test_a_fast_worker_takes_more_than_its_equal_part(tmp_path: Path) -> None:
                     most_are_taken.set()
         return count
 
-    with Job(tmp_path, workers_min=2, mode=Mode.ASP) as job:
+    with Job(tmp_path, workers_min=2, mode=Mode.ASP, sockets=True) as job:
         counts = run_workers({"slow": work, "fast": work})
         (report,) = _reports(job)
     assert counts["fast"] >= 16
@@ -212,7 +216,7 @@ def test_a_worker_whose_stream_ends_early_stops_nobody(tmp_path: Path) -> None:
 
         return run
 
-    with Job(tmp_path, workers_min=2) as job:
+    with Job(tmp_path, workers_min=2, sockets=True) as job:
         clocks = run_workers({"short": work(4), "long": work(20)})
     assert clocks["short"] == 2
     assert clocks["long"] == 10

@@ -52,7 +52,7 @@ def wait_told(job: Job, version: int) -> list[ShardStanding]:
 
 
 def test_the_mode_changes_by_command_and_the_status_says_so(tmp_path: Path) -> None:
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer = ps.prepare(model, optimizer)
@@ -113,7 +113,7 @@ def test_who_asks_for_a_mode_is_told_that_somebody_else_wants_another(
 def test_before_the_start_the_command_says_whom_the_job_waits_for(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path, workers_min=2) as job:
+    with Job(tmp_path, workers_min=2, sockets=True) as job:
         done = psctl(job, "mode", "asp")
     assert done.returncode == 75
     assert "2 more workers to call prepare() (0 of 2 have)" in done.stderr

@@ -72,7 +72,7 @@ def test_a_worker_trains_inside_of_a_running_event_loop(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
             return ps.clock
 
-    with Job(tmp_path) as job:
+    with Job(tmp_path, sockets=True) as job:
         assert asyncio.run(cell(job)) == 3
 
 
@@ -81,7 +81,7 @@ def test_a_worker_trains_inside_of_a_running_event_loop(tmp_path: Path) -> None:
 def test_cells_that_fail_or_run_again_say_what_becomes_of_the_worker(
     tmp_path: Path,
 ) -> None:
-    with Job(tmp_path / "job") as job, Processes(tmp_path) as processes:
+    with Job(tmp_path / "job", sockets=True) as job, Processes(tmp_path) as processes:
         processes.start("w", "-c", CELLS, PS_COORDINATOR=job.address)
         still = "psworker: worker w0 is still part of the job, and others may wait"
         assert processes.line("w", 90) == (

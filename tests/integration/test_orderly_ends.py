@@ -67,7 +67,7 @@ def test_a_worker_comes_trains_and_leaves(
     width: int,
     settings: dict[str, Any],
 ) -> None:
-    with Job(tmp_path, **settings) as job:
+    with Job(tmp_path, **settings, sockets=True) as job:
         for worker_id in ("a", "b"):
             with connect(job, worker_id) as ps:
                 train(ps, width)
@@ -75,7 +75,7 @@ def test_a_worker_comes_trains_and_leaves(
 
 
 def test_with_overlap_too(tmp_path: Path, cancelled: pytest.LogCaptureFixture) -> None:
-    with Job(tmp_path) as job:
+    with Job(tmp_path, sockets=True) as job:
         with connect(job, "a") as ps:
             train(ps, 600, overlap=True)
         assert texts_of(cancelled) == []
@@ -84,7 +84,7 @@ def test_with_overlap_too(tmp_path: Path, cancelled: pytest.LogCaptureFixture) -
 def test_a_reader_takes_a_snapshot_and_goes(
     tmp_path: Path, cancelled: pytest.LogCaptureFixture
 ) -> None:
-    with Job(tmp_path) as job:
+    with Job(tmp_path, sockets=True) as job:
         with connect(job, "a") as ps:
             train(ps, 3)
             with psworker.SnapshotReader(job.address) as reader:
@@ -96,7 +96,7 @@ def test_who_does_not_leave_is_heard_to_go(
     tmp_path: Path, cancelled: pytest.LogCaptureFixture
 ) -> None:
     """The log does tell: a worker that fails has nobody to end its watch for it."""
-    with Job(tmp_path) as job:
+    with Job(tmp_path, sockets=True) as job:
         ps = connect(job, "a")
         train(ps, 3)
         ps.__exit__(RuntimeError, RuntimeError("as the test wants it"), None)

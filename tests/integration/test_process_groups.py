@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+from tests.doubles.children import Nursery
 from tests.integration.group_pair import start_pair
 from tests.integration.group_training import (
     CLIP_NORM,
@@ -27,8 +28,8 @@ from tests.integration.processes import Processes
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    with Processes(tmp_path) as started:
+def processes(tmp_path: Path, nursery: Nursery) -> Iterator[Processes]:
+    with Processes(tmp_path, nursery) as started:
         yield started
 
 
@@ -76,7 +77,7 @@ def on_plain_worker(job: Job, worker_id: str) -> list[torch.Tensor]:
 def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
     tmp_path: Path, processes: Processes
 ) -> None:
-    with Job(tmp_path / "job", shard_count=2, workers_min=2) as job:
+    with Job(tmp_path / "job", shard_count=2, workers_min=2, sockets=True) as job:
         start_pair(processes, "train", tmp_path, job)
         with Crew({"z0": lambda worker_id: on_plain_worker(job, worker_id)}) as crew:
             beside = crew.results()["z0"]
@@ -107,7 +108,7 @@ def test_a_data_parallel_group_and_a_worker_have_the_numbers_of_one_process(
 def test_what_ends_the_leader_is_an_error_in_all_processes(
     tmp_path: Path, processes: Processes
 ) -> None:
-    with Job(tmp_path / "job", shard_count=2) as job:
+    with Job(tmp_path / "job", shard_count=2, sockets=True) as job:
         start_pair(processes, "fail", tmp_path, job)
         for rank in range(2):
             assert processes.line(f"rank-{rank}") == "ready"
@@ -129,7 +130,7 @@ def test_what_ends_the_leader_is_an_error_in_all_processes(
 def test_without_a_wrapped_model_each_process_is_a_worker(
     tmp_path: Path, processes: Processes
 ) -> None:
-    with Job(tmp_path / "job", workers_min=2) as job:
+    with Job(tmp_path / "job", workers_min=2, sockets=True) as job:
         start_pair(processes, "plain", tmp_path, job)
         for rank in range(2):
             early, late = (processes.line(f"rank-{rank}") for _ in range(2))
@@ -148,7 +149,7 @@ def test_without_a_wrapped_model_each_process_is_a_worker(
 def test_what_a_group_can_not_do_is_refused_in_every_process(
     tmp_path: Path, processes: Processes
 ) -> None:
-    with Job(tmp_path / "job") as job:
+    with Job(tmp_path / "job", sockets=True) as job:
         start_pair(processes, "refuse", tmp_path, job)
         for rank in range(2):
             early, loader, model, nothing = (

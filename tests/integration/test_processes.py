@@ -12,6 +12,7 @@ from torch import nn
 
 import psworker
 from pswire.exit_codes import ExitCode
+from tests.doubles.children import Nursery
 from tests.doubles.free_addresses import free_address
 from tests.integration.job import Job, connect, run_workers
 from tests.integration.processes import Processes
@@ -74,8 +75,10 @@ def test_the_order_of_starting_is_free_and_sigterm_ends_cleanly(tmp_path: Path) 
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_shard_ends_the_job_and_is_named(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
+def test_a_killed_shard_ends_the_job_and_is_named(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    with Processes(tmp_path, nursery) as processes:
         processes.start_daemon(
             "coordinator",
             *("coordinator", "--listen=127.0.0.1:0", "--shards=2", "--lease-ttl=4"),
@@ -99,10 +102,12 @@ def test_a_killed_shard_ends_the_job_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_shard_that_has_outlived_its_job_ends(tmp_path: Path) -> None:
+def test_a_shard_that_has_outlived_its_job_ends(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     """Another job, that a new coordinator serves at the same address, has its own."""
     coordinator = free_address()
-    with Processes(tmp_path) as processes:
+    with Processes(tmp_path, nursery) as processes:
         serve = ("coordinator", f"--listen={coordinator}", "--shards=1")
         processes.start_daemon("first", *serve)
         processes.address("first")
@@ -135,12 +140,15 @@ def train_and_kill(ps: psworker.WorkerConnection, processes: Processes) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
-    tmp_path: Path,
+    tmp_path: Path, nursery: Nursery
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
     # Without the end of its connection it would be noticed after the lease.
-    with Job(tmp_path, lease_ttl_ms=30_000) as job, Processes(tmp_path) as processes:
+    with (
+        Job(tmp_path, lease_ttl_ms=30_000, sockets=True) as job,
+        Processes(tmp_path, nursery) as processes,
+    ):
         processes.start(
             "doomed",
             str(script),
@@ -171,10 +179,12 @@ def test_a_killed_worker_is_evicted_in_seconds_and_the_others_go_on(
         assert job.ask(lambda: job.coordinator.core.roster.present("doomed")) is None
 
 
-def test_a_port_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_a_port_in_use_is_told_without_a_traceback(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        Processes(tmp_path) as processes,
+        Processes(tmp_path, nursery) as processes,
     ):
         port = listener.getsockname()[1]
         for role, arguments in (

@@ -76,7 +76,7 @@ def test_a_split_of_another_kind_is_refused_before_it_is_sent(tmp_path: Path) ->
 
 
 def test_a_worker_that_has_left_records_nothing(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=1) as job:
+    with Job(tmp_path, shard_count=1, sockets=True) as job:
         with connect(job, "w0"):
             pass
         request = coordinator_service_pb2.RecordSplitRequest(

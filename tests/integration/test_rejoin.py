@@ -21,6 +21,7 @@ from psworker.member.shard_reach import ShardClients
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.transport.call_error import CallError
 from psworker.transport.ports import ShardPort
+from tests.doubles.children import Nursery
 from tests.doubles.fault_proxy import DOWN, FaultProxy
 from tests.integration.job import Crew, Job, connect, key, worker_behind
 from tests.integration.ones_worker import Worker
@@ -32,7 +33,7 @@ SAMPLE_COUNT: Final = 80
 
 @pytest.fixture(name="job")
 def short_lease_job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job:
+    with Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job:
         yield job
 
 
@@ -134,7 +135,7 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(
     tmp_path: Path, others_gradient: float, outcome: str, value: int
 ) -> None:
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = worker_of(job, job.address, "w1")
@@ -158,7 +159,7 @@ def test_a_push_under_way_that_was_complete_everywhere_counts(
 def test_a_push_that_some_shard_lacks_is_thrown_away(tmp_path: Path) -> None:
     """And the gradient is sent under no other id."""
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[1]) as far,
     ):
@@ -191,7 +192,12 @@ def test_a_push_that_a_clock_did_not_wait_for_is_known_as_dropped(
 ) -> None:
     """It was complete everywhere, which is not to say that it counts."""
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, backup_worker_count=1) as job,
+        Job(
+            tmp_path / "state",
+            lease_ttl_ms=LEASE_MS,
+            backup_worker_count=1,
+            sockets=True,
+        ) as job,
         FaultProxy(job.address) as proxy,
         FaultProxy(job.shard_addresses()[0]) as near,
     ):
@@ -301,7 +307,7 @@ def test_an_epoch_goes_on_after_an_eviction_and_each_sample_counts_once(
                     counted[worker_id] += indices.tolist()
 
     with (
-        Job(tmp_path, lease_ttl_ms=LEASE_MS) as job,
+        Job(tmp_path, lease_ttl_ms=LEASE_MS, sockets=True) as job,
         FaultProxy(job.address) as proxy,
         Crew(
             {
@@ -370,7 +376,7 @@ def test_a_gradient_of_both_starts_is_thrown_away(tmp_path: Path) -> None:
                 batches.clear()
 
     with (
-        Job(tmp_path, lease_ttl_ms=LEASE_MS, mode=Mode.ASP) as job,
+        Job(tmp_path, lease_ttl_ms=LEASE_MS, mode=Mode.ASP, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         # Without a loader, so that all data is for one.
@@ -423,6 +429,7 @@ def test_a_process_that_is_started_again_takes_its_own_place(
             lease_ttl_ms=LEASE_MS,
             workers_min=2,
             worker_loss_policy=LossPolicy.WAIT,
+            sockets=True,
         ) as job,
         Processes(tmp_path) as processes,
     ):
@@ -446,14 +453,14 @@ def test_a_process_that_is_started_again_takes_its_own_place(
 
 @pytest.mark.timeout(240)
 def test_a_process_that_stood_still_for_longer_than_the_lease_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, nursery: Nursery
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     with (
-        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS) as job,
+        Job(tmp_path / "state", lease_ttl_ms=LEASE_MS, sockets=True) as job,
         connect(job, "w1") as ps,
-        Processes(tmp_path) as processes,
+        Processes(tmp_path, nursery) as processes,
     ):
         model = nn.ParameterList([torch.zeros(8), torch.zeros(8)])
         model, optimizer = ps.prepare(

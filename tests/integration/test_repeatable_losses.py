@@ -10,6 +10,7 @@ import pytest
 
 from pswire.exit_codes import ExitCode
 from psworker import SnapshotReader
+from tests.doubles.children import Nursery
 from tests.integration.processes import Processes
 
 TRAIN: Final = """
@@ -46,28 +47,35 @@ NO_KILLS: Final[dict[str, tuple[str, ...]]] = {"w0": (), "w1": ()}
 
 
 @pytest.mark.timeout(240)
-def test_a_run_with_five_kills_ends_in_the_same_bits(tmp_path: Path) -> None:
-    assert trained(tmp_path / "clean", NO_KILLS) == trained(tmp_path / "killed", KILLS)
+def test_a_run_with_five_kills_ends_in_the_same_bits(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    clean = trained(nursery, tmp_path / "clean", NO_KILLS)
+    assert clean == trained(nursery, tmp_path / "killed", KILLS)
 
 
-def trained(folder: Path, kills: dict[str, tuple[str, ...]]) -> str:
+def trained(nursery: Nursery, folder: Path, kills: dict[str, tuple[str, ...]]) -> str:
     """Trains with two workers; digest of the values, to the last bit.
 
     Args:
+        nursery: Forks them.
         folder: For what the processes write.
         kills: Where each worker is killed; it is then started again under its id.
     """
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(TRAIN)
-    with Processes(folder) as processes:
+    with Processes(folder, nursery) as processes:
         processes.start_daemon(
-            "local",
-            "local",
+            "coordinator",
+            "coordinator",
             *("--shards=2", "--min-workers=2", "--lease-ttl=2", "--seed=7"),
             *("--on-worker-loss=wait", "--listen=127.0.0.1:0"),
         )
-        coordinator = processes.address("local")
+        coordinator = processes.address("coordinator")
+        for name in ("shard-0", "shard-1"):
+            processes.start_daemon(name, "shard", f"--coordinator={coordinator}")
+            processes.address(name)
 
         def run(worker_id: str) -> None:
             points = kills[worker_id]

@@ -25,9 +25,9 @@ from pswire.v1 import (
     parameter_service_pb2_grpc,
 )
 from psworker.transport.shard_segments import ShardSegments
+from tests.doubles.children import Nursery, wait_until
 from tests.doubles.chunk_sizes import cut_into
 from tests.doubles.fault_proxy import FaultProxy
-from tests.fault.children import wait_until
 from tests.integration.job import Job, connect, key, run_workers
 from tests.integration.ones_worker import Worker, run_all
 from tests.integration.processes import Processes
@@ -188,7 +188,7 @@ def test_an_evicted_worker_joins_with_new_segments(
 ) -> None:
     monkeypatch.setattr("pswire.shared_layout.SHARED_BYTES_MIN", 0)
     with (
-        Job(tmp_path, lease_ttl_ms=1_000) as job,
+        Job(tmp_path, lease_ttl_ms=1_000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other = Worker.of(job, "w1", step_timeout_s=40)
@@ -396,7 +396,7 @@ def test_values_that_change_too_often_are_asked_for(
 
 
 def test_only_members_are_told_where_to_hand_over(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=1) as job:
+    with Job(tmp_path, shard_count=1, sockets=True) as job:
         worker = Worker.of(job, "w0")
         with worker.ps, grpc.insecure_channel(job.shard_addresses()[0]) as channel:
             ask = parameter_service_pb2_grpc.ParameterServiceStub(channel).OpenSegments
@@ -440,11 +440,13 @@ def wait_gone(names: set[str]) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_nothing_is_left_of_processes_that_are_killed(tmp_path: Path) -> None:
+def test_nothing_is_left_of_processes_that_are_killed(
+    tmp_path: Path, nursery: Nursery
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(WORKER)
     before = set(os.listdir("/dev/shm"))
-    with Processes(tmp_path) as processes:
+    with Processes(tmp_path, nursery) as processes:
         processes.start_daemon(
             "coordinator",
             *("coordinator", "--listen=127.0.0.1:0", "--shards=1", "--lease-ttl=2"),

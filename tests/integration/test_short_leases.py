@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from tests.doubles.children import Nursery
 from tests.integration.job import Job
 from tests.integration.processes import Processes
 
@@ -37,13 +38,13 @@ with psworker.connect(step_timeout_s=60, start_timeout_s=60) as ps:
 
 @contextmanager
 def two_workers(
-    folder: Path, lease_ms: int, *arguments: str
+    nursery: Nursery, folder: Path, lease_ms: int, *arguments: str
 ) -> Iterator[tuple[Job, Processes]]:
     """A job in which `w0` and `w1` train, `w1` with these arguments."""
     script = folder / "train.py"
     script.write_text(WORKER)
-    job = Job(folder / "state", lease_ttl_ms=lease_ms)
-    with job, Processes(folder) as processes:
+    job = Job(folder / "state", lease_ttl_ms=lease_ms, sockets=True)
+    with job, Processes(folder, nursery) as processes:
         for name, given in (("w0", ()), ("w1", arguments)):
             processes.start(
                 name,
@@ -64,14 +65,18 @@ def two_workers(
 )
 @pytest.mark.timeout(240)
 def test_a_lost_worker_is_taken_out(
-    tmp_path: Path, number: signal.Signals, lease_ms: int, bound_s: float
+    nursery: Nursery,
+    tmp_path: Path,
+    number: signal.Signals,
+    lease_ms: int,
+    bound_s: float,
 ) -> None:
     """Within the lease when it hangs, long before when it is dead.
 
     The leases are long beside what a busy machine adds: it takes 0.6 of one, and a
     quarter of a second.
     """
-    with two_workers(tmp_path, lease_ms) as (job, processes):
+    with two_workers(nursery, tmp_path, lease_ms) as (job, processes):
         processes.send("w1", number)
         began = time.monotonic()
         record = job.wait_record(lambda record: len(record.members) == 1)
@@ -92,10 +97,11 @@ def test_a_lost_worker_is_taken_out(
 @pytest.mark.repeat
 @pytest.mark.timeout(240)
 def test_a_worker_that_keeps_its_interpreter_busy_keeps_its_place(
+    nursery: Nursery,
     tmp_path: Path,
 ) -> None:
     """Pings are answered by gRPC's own threads, for longer than two leases."""
-    with two_workers(tmp_path, SHORT_LEASE_MS, "hold") as (job, processes):
+    with two_workers(nursery, tmp_path, SHORT_LEASE_MS, "hold") as (job, processes):
         record = job.wait_record(lambda record: len(record.members) == 2)
         assert processes.line("w1") == "step 203"
         assert job.ask(lambda: job.coordinator.core.record) == record

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import psworker
+from tests.doubles.children import Nursery
 from tests.integration.processes import Processes
 
 LEASE_S: Final = 6
@@ -54,9 +55,9 @@ class Worker:
 
 @pytest.mark.timeout(240)
 def test_steps_are_held_after_a_lease_and_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nursery: Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Processes(tmp_path) as processes:
+    with Processes(tmp_path, nursery) as processes:
         processes.start_daemon(
             "coordinator",
             *("coordinator", "--listen=127.0.0.1:0", "--shards=1"),

@@ -99,7 +99,7 @@ def latest(job: Job) -> Snapshot:
 
 @pytest.mark.parametrize("shard_count", [1, 3])
 def test_odd_tensors_train_as_in_one_process(shard_count: int, tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=shard_count, workers_min=2) as job:
+    with Job(tmp_path, shard_count=shard_count, workers_min=2, sockets=True) as job:
         models = run_workers(
             {
                 f"w{i}": lambda w: train(job, w, odd_model(int(w[1:])), 10)
@@ -130,7 +130,7 @@ def test_a_tensor_of_several_chunks(tmp_path: Path) -> None:
             after=torch.randn(3, generator=generator),
         )
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         models = run_workers(
             {f"w{i}": lambda w: train(job, w, build(int(w[1:])), 3) for i in (0, 1)}
         )
@@ -146,7 +146,7 @@ def test_a_tensor_of_more_than_256_mib(tmp_path: Path) -> None:
     model = Parameters(large=torch.zeros(element_count))
     assert element_count * 4 > 256 << 20
 
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         model, optimizer = ps.prepare(model, optimizer)
         model.large.grad = torch.arange(element_count, dtype=torch.float32)
@@ -163,7 +163,7 @@ def test_a_model_smaller_than_the_number_of_shards(
     def work(worker_id: str) -> nn.Module:
         return train(job, worker_id, Parameters(few=torch.ones(element_count)), 3)
 
-    with Job(tmp_path, shard_count=3, workers_min=2) as job:
+    with Job(tmp_path, shard_count=3, workers_min=2, sockets=True) as job:
         models = run_workers({"w0": work, "w1": work})
         assert latest(job).clock == 3
     expected = train_in_one_process(Parameters(few=torch.ones(element_count)), 3)
@@ -178,7 +178,7 @@ def test_two_thousand_tiny_tensors(tmp_path: Path) -> None:
             **{f"p{i}": torch.randn(3, generator=generator) for i in range(2000)}
         )
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         models = run_workers(
             {f"w{i}": lambda w: train(job, w, build(int(w[1:])), 3) for i in (0, 1)}
         )
@@ -198,7 +198,7 @@ def test_a_description_larger_than_a_message(tmp_path: Path) -> None:
             }
         )
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         models = run_workers(
             {f"w{i}": lambda w: train(job, w, build(int(w[1:])), 3) for i in (0, 1)}
         )
@@ -216,7 +216,7 @@ def test_more_groups_than_fit_a_push_are_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups *= GROUP_COUNT_MAX + 1  # by hand: torch takes a minute
     with (
-        Job(tmp_path) as job,
+        Job(tmp_path, sockets=True) as job,
         connect(job, "w0") as ps,
         pytest.raises(psworker.LimitError, match="16385 parameter groups") as refused,
     ):
@@ -254,7 +254,7 @@ def train_tied(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_tied_and_frozen_parameters_and_buffers(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         model = Tied(SEED)
         first = {name: each.clone() for name, each in model.state_dict().items()}
         optimizer = torch.optim.Adam(
@@ -300,7 +300,7 @@ def test_several_models_of_equal_names_in_one_job(tmp_path: Path) -> None:
             assert ps.clock == 6
         return [one, two]
 
-    with Job(tmp_path, shard_count=2, workers_min=2) as job:
+    with Job(tmp_path, shard_count=2, workers_min=2, sockets=True) as job:
         results = run_workers({"w0": work, "w1": work})
         snapshot = latest(job)
     one, two = build(0)
@@ -337,7 +337,7 @@ NAMES: Final = (
 
 def test_any_name_that_torch_accepts(tmp_path: Path) -> None:
     tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(NAMES)}
-    with Job(tmp_path, shard_count=2) as job:
+    with Job(tmp_path, shard_count=2, sockets=True) as job:
         model = train(job, "w0/ <i>", Parameters(**tensors), 2)
         snapshot = latest(job)
     assert list(snapshot.state_dict()) == list(tensors)
@@ -368,7 +368,7 @@ def test_rows_are_cut_by_chunks_of_full_size(class_name: str, tmp_path: Path) ->
     )
     make = getattr(torch.optim, class_name)
     step(plain, make(plain.parameters(), lr=0.1))
-    with Job(tmp_path) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, sockets=True) as job, connect(job, "w0") as ps:
         table, optimizer = ps.prepare(table, make(table.parameters(), lr=0.1))
         sent = ps.bytes_sent
         step(table, optimizer)

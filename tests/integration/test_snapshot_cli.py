@@ -36,7 +36,10 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Job(tmp_path_factory.mktemp("job")) as job, connect(job, "w 0[bold]") as ps:
+    with (
+        Job(tmp_path_factory.mktemp("job"), sockets=True) as job,
+        connect(job, "w 0[bold]") as ps,
+    ):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -40,7 +40,7 @@ def _few_departed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         step = stepper(ps, 3)
 
         def visit() -> None:
@@ -54,7 +54,10 @@ def test_workers_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
 def test_nor_do_those_that_push_and_share_memory(tmp_path: Path) -> None:
     gc.collect()
     before = mapped_segment_count()  # of tests that came before, maybe
-    with Job(tmp_path, shard_count=2, mode=Mode.ASP) as job, connect(job, "w0") as ps:
+    with (
+        Job(tmp_path, shard_count=2, mode=Mode.ASP, sockets=True) as job,
+        connect(job, "w0") as ps,
+    ):
         step = stepper(ps, 300)
 
         def visit() -> None:
@@ -71,7 +74,7 @@ def test_nor_do_those_that_push_and_share_memory(tmp_path: Path) -> None:
 
 
 def test_readers_leave_nothing(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         step = stepper(ps, 3)
 
         def visit() -> None:
@@ -83,7 +86,7 @@ def test_readers_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_steps_leave_nothing(tmp_path: Path) -> None:
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         step = stepper(ps, 3)
 
         def work() -> None:

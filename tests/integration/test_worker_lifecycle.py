@@ -131,7 +131,7 @@ def assert_lost_and_replaced(job: Job) -> None:
 
 @pytest.fixture(name="job")
 def one_worker_job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path / "state", lease_ttl_ms=4000) as job:
+    with Job(tmp_path / "state", lease_ttl_ms=4000, sockets=True) as job:
         yield job
 
 
@@ -172,7 +172,7 @@ def test_closing_twice_leaves_once(job: Job) -> None:
 
 
 def test_ctrl_c_ends_a_step_that_waits(tmp_path: Path) -> None:
-    with Job(tmp_path / "state", workers_min=2) as job:
+    with Job(tmp_path / "state", workers_min=2, sockets=True) as job:
         blocked = subprocess.Popen(
             script(
                 job.address,
@@ -238,7 +238,7 @@ def test_a_broken_watch_is_opened_again_and_training_goes_on(job: Job) -> None:
 
 def test_an_evicted_worker_that_can_not_come_back_is_told_why(tmp_path: Path) -> None:
     with (
-        Job(tmp_path / "state", lease_ttl_ms=2000) as job,
+        Job(tmp_path / "state", lease_ttl_ms=2000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
     ):
         other, other_optimizer = member(job.address, "w1")
@@ -408,7 +408,7 @@ def test_a_step_that_holds_the_interpreter_keeps_its_place_under_bulk_traffic(
 ) -> None:
     """For more than two leases, while another worker moves all the bytes it can."""
     with (
-        Job(tmp_path / "state", lease_ttl_ms=1500, mode=Mode.ASP) as job,
+        Job(tmp_path / "state", lease_ttl_ms=1500, mode=Mode.ASP, sockets=True) as job,
         psworker.connect(job.address, "w0", step_timeout_s=20) as ps,
     ):
         model = nn.ParameterList([torch.zeros(2_000_000), torch.zeros(2_000_000)])

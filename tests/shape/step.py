@@ -77,7 +77,7 @@ def crossing_of_a_step() -> Crossing:
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
-            Job(Path(folder), shard_count=1) as job,
+            Job(Path(folder), shard_count=1, sockets=True) as job,
             psworker.connect(job.address, worker_id="w0") as ps,
         ):
             model: Any = nn.Linear(4, 2)

@@ -55,7 +55,7 @@ def accuracy(task: Task, folder: Path, choice: CompressionChoice) -> float:
                     optimizer.step()
             return task.accuracy(model)
 
-    with Job(folder, workers_min=2) as job:
+    with Job(folder, workers_min=2, sockets=True) as job:
         works = dict.fromkeys(("w0", "w1"), work)
         return min(run_workers(works, RUN_TIMEOUT_S).values())
 

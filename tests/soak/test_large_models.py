@@ -103,7 +103,7 @@ def test_a_buffer_of_more_than_2_to_the_31_elements(tmp_path: Path) -> None:
     count = (1 << 31) + 5
     model = Parameters(weight=torch.ones(3))
     model.register_buffer("mask", torch.zeros(count, dtype=torch.int8))
-    with Job(tmp_path, shard_count=2) as job, connect(job, "w0") as ps:
+    with Job(tmp_path, shard_count=2, sockets=True) as job, connect(job, "w0") as ps:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         model, optimizer = ps.prepare(model, optimizer)
         for step in range(2):
@@ -136,7 +136,7 @@ def test_a_model_of_many_tiny_tensors(tensor_count: int, tmp_path: Path) -> None
 
     model, exact = build(0), build(0)
     began = time.perf_counter()
-    with Job(tmp_path, shard_count=2) as job:
+    with Job(tmp_path, shard_count=2, sockets=True) as job:
         run_workers({"w0": lambda worker_id: train(job, worker_id, model, 3)}, 250)
     seconds = time.perf_counter() - began
     began = time.perf_counter()

@@ -1,8 +1,8 @@
 """Starts processes of a job by fork, from a process that has imported everything.
 
 Importing torch costs a process two seconds; a fork costs it some milliseconds, which
-is what lets many jobs start in one run. What is forked is a process of its own with a
-command line of its own: `psserver`, a script, or the training of the fault tests.
+is what lets many jobs start in one run. What is forked is a process of its own, with a
+command line of its own, as `python` takes it: `-m` and a module, or a script.
 
 Orders come as JSON lines on stdin, what happened goes out as JSON lines on stdout. At
 the word "end", and at the end of stdin, all children are killed. Arguments name what
@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import runpy
 import selectors
 import signal
 import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -72,10 +74,9 @@ def child(order: dict[str, Any]) -> None:
     for name in [name for name in os.environ if name.startswith("PS_")]:
         del os.environ[name]
     os.environ.update(order["environment"])
-    sys.argv = [order["entry"], *order["arguments"]]
     code = 70
     try:
-        run(order["entry"])
+        run(order["command"])
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
@@ -84,26 +85,29 @@ def child(order: dict[str, Any]) -> None:
         code = 1
     finally:
         with contextlib.suppress(Exception):
+            # What Python does at the end of a process that it has had from the start.
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
 
 
-def run(entry: str) -> None:
-    if entry == "psserver":
-        from psserver.__main__ import main
-
-        # Python's default hides what a daemon does at the end of its input.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        main()
-    elif entry.endswith(".py"):
-        runpy.run_path(entry, run_name="__main__")
-        # Where Python would, had the script a process from the start.
-        atexit._run_exitfuncs()
-    else:
-        from tests.fault.training import train
-
-        train()
+def run(command: list[str]) -> None:
+    """Runs what `python` would, given these arguments."""
+    # Python's default hides what a daemon does at the end of its input.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if command[0] != "-m":
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
+        return
+    _, module, *arguments = command
+    sys.argv = [module, *arguments]
+    spec = importlib.util.find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    # One that was imported here would be warned of.
+    sys.modules.pop(f"{module}.__main__" if is_package else module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Nursery:

@@ -1,5 +1,6 @@
 """Processes that the nursery starts, as a test sees them."""
 
+import contextlib
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tests.fault.nursery import END
+from tests.doubles.nursery import END
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WAIT_TIMEOUT_S: Final = 90.0
@@ -110,11 +111,12 @@ class Nursery:
         """
         self._children: dict[int, Child] = {}
         self._started: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._starting = threading.Lock()
         self._lock = threading.Lock()
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PS_")}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.nursery", *modules],
+            [sys.executable, "-m", "tests.doubles.nursery", *modules],
             cwd=REPOSITORY,
             env=kept,
             stdin=subprocess.PIPE,
@@ -147,25 +149,23 @@ class Nursery:
     def start(
         self,
         name: str,
-        entry: str,
-        arguments: list[str],
-        *,
+        *command: str,
         folder: Path,
         environment: Mapping[str, str],
     ) -> Child:
-        """Starts a process; its streams go to files of its name."""
+        """Starts `python` with a command; its streams go to files of the name."""
         order = {
             "name": name,
-            "entry": entry,
-            "arguments": arguments,
+            "command": command,
             "environment": dict(environment),
             "out": str(folder / f"{name}.out"),
             "log": str(folder / f"{name}.log"),
         }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        event = self._started.get(timeout=WAIT_TIMEOUT_S)
+        with self._starting:  # so that each gets the answer to its own order
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            event = self._started.get(timeout=WAIT_TIMEOUT_S)
         child = Child(name, event["pid"], folder)
         with self._lock:
             self._children[child.pid] = child
@@ -203,5 +203,6 @@ class Nursery:
 def kill(child: Child) -> None:
     """Kills a process, if it lives."""
     if child.code is None:
-        child.send(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            child.send(signal.SIGKILL)
         child.wait_end()
