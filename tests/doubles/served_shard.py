@@ -9,6 +9,7 @@ import torch
 from psserver.edge.changes import Changes
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.parameter_service import ParameterService
+from psserver.shard.tensors.contribution import byte_count_of
 from pswire.frames import (
     ENCODING_UNCHANGED,
     REQUEST_CHUNK_FIELD,
@@ -206,6 +207,16 @@ class ServedShard:
         request = parameter_service_pb2.GetSessionRequest(**target)
         response = await self.service.get_session(request, NO_CONTEXT)
         return response.sequence_done_max
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of chunks whose trailers are still to come."""
+        return sum(
+            byte_count_of(chunk.payload)
+            for member in self.host.members
+            if member.ahead is not None
+            for chunk in member.ahead.chunks.values()
+        )
 
     async def until(self, *conditions: Any) -> None:  # noqa: ANN401
         for condition in conditions:

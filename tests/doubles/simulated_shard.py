@@ -26,7 +26,7 @@ from psserver.shard.core.effects import (
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.core.shard_state import ShardRules
-from psserver.shard.host.staged_states import StagedStates
+from psserver.shard.host.hosted_members import HostedMembers, check_next
 from pswire.membership import ClockChoice, Record, WorkerKey
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
@@ -123,7 +123,7 @@ class SimulatedShard:
         settings: Of each clock of BSP, the pushes whose settings its chunks had, with
             the push whose state was loaded last.
         declared: Declarations of the optimizer that it knows.
-        states: Optimizer state that pushes will load.
+        members: Optimizer state that pushes will load.
         loads: Pushes whose state was loaded, in order.
         written: Of each chunk, the pushes whose gradients were applied, or the one
             whose values replaced all before, in order.
@@ -147,7 +147,7 @@ class SimulatedShard:
     used: set[tuple[PushId, str]] = field(default_factory=set)
     settings: dict[int, set[tuple[PushId, PushId | None]]] = field(default_factory=dict)
     declared: set[str] = field(default_factory=lambda: {""})
-    states: StagedStates = field(default_factory=StagedStates)
+    members: HostedMembers = field(default_factory=HostedMembers)
     loads: list[PushId] = field(default_factory=list)
     written: dict[int, list[Written]] = field(init=False)
     order: dict[WorkerKey, list[int]] = field(default_factory=dict)
@@ -213,7 +213,8 @@ class SimulatedShard:
             return False
         try:
             if isinstance(what, Trailer) and what.loads_state:
-                self.states.check_staged(self.core, push, OPTIMIZER)
+                member = self.members.of(push.worker)
+                member.check_state(self.core, push.sequence, OPTIMIZER)
             entry = self.core.open_push(push, 0, 0, generation=-1)
             if entry is None:
                 return True
@@ -236,7 +237,9 @@ class SimulatedShard:
         Raises:
             Refusal: With no state changed.
         """
-        self.states.put(self.core, push, OPTIMIZER, {})
+        check_next(self.core, push)
+        member = self.members.of(push.worker)
+        member.stage_state(self.core, push.sequence, OPTIMIZER, {})
 
     def commit(self, worker: WorkerKey, choice: ClockChoice, generation: int) -> bool:
         """A worker commits a clock; False holds the call."""
@@ -278,8 +281,7 @@ class SimulatedShard:
             self.core.install_record(record)
             newest = self.core.clocks.record
             assert newest is not None
-            members = {member.worker for member in newest.members}
-            self.states.keep_only(members, self.core.closed_sequence)
+            self.members.follow(newest, self.core.closed_sequence)
         self.core.abort_fence(closed_number)
         self.pump()
 
@@ -314,7 +316,7 @@ class SimulatedShard:
             case LoadState():
                 self._load_state(effect)
             case PushDone():
-                self.states.drop(effect.push)
+                self.members.of(effect.push.worker).drop_state(effect.push.sequence)
             case CopyImage():
                 self._is_copying = True
                 self.threads.append(lambda: self._copy(effect))
@@ -378,7 +380,8 @@ class SimulatedShard:
 
     def _load_state(self, order: LoadState) -> None:
         assert not self._is_copying, "state changed while it was copied"
-        assert self.states.of(order.push, order.optimizer) is not None
+        member = self.members.of(order.push.worker)
+        assert member.state_of(order.push.sequence, order.optimizer) is not None
         assert order.push not in self.loads
         assert order.spec_digest in self.declared
         self.loads.append(order.push)

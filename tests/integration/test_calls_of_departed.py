@@ -129,7 +129,9 @@ def test_an_idle_worker_hears_that_it_is_no_member_any_more(job: Job) -> None:
         )
         replaced = shard.AwaitContribution.future(request, timeout=2 * TIMEOUT_S)
         assert job.run(
-            host.changes.wait_until(lambda: key("w0") in host.idle, TIMEOUT_S)
+            host.changes.wait_until(
+                lambda: host.members.of(key("w0")).idle is not None, TIMEOUT_S
+            )
         )
         idle = shard.AwaitContribution.future(request, timeout=2 * TIMEOUT_S)
         assert reason_of(replaced) is ErrorReason.DRAINING

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,10 +292,11 @@ def test_a_worker_that_has_other_values_than_its_shard_thinks_pulls_all(
 
 def forget_a_bit_of(shard: ShardHost) -> None:
     """Has a shard believe that the worker has other values."""
-    encoder = shard.model.engine.encoder
-    (worker,) = shard.model.core.clocks.members
-    for chunk in shard.model.chunks:
-        encoder.note_exact(chunk, torch.zeros(chunk.element_count), worker.worker, 0)
+    (worker,) = shard.members
+    assert worker.sent is not None
+    for chunk_index, (sequence, sent) in worker.sent.chunks.items():
+        other = replace(sent, values=torch.zeros_like(sent.values), digest=0)
+        worker.sent.chunks[chunk_index] = sequence, other
 
 
 def read_all(shard: ShardHost) -> list[torch.Tensor]:

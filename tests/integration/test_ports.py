@@ -385,7 +385,7 @@ async def test_a_cancelled_call_ends_at_the_shard(job: Job) -> None:
 
 def has_call(job: Job, sequence: int) -> bool:
     (host,) = job.shards
-    return host.sessions.of(PushId(WorkerKey("w0", 1), sequence)) is not None
+    return host.members.session_of(PushId(WorkerKey("w0", 1), sequence)) is not None
 
 
 def wait_no_call(job: Job, sequence: int) -> None:

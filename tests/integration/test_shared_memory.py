@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from psserver.shard.host.hosted_members import HostedMembers
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerKey
 from pswire.memory_segments import MemorySegment, SegmentError, boot_id
@@ -142,8 +143,8 @@ def test_the_numbers_are_those_of_messages(
             )
             results.append(found["w0"])
             chunk_count = job.ask(lambda: len(job.shards[0].model.placement.chunks))
-            sharing = job.ask(lambda: [len(host.shared.workers) for host in job.shards])
-            assert sharing == [0, 0]  # all have left
+            sharing = job.ask(lambda: [host.members.sharing for host in job.shards])
+            assert sharing == [[], []]  # all have left
         if shares_memory:
             assert len(references) >= (chunk_count - 1) * STEP_COUNT * worker_count // 2
             assert all(references)
@@ -208,6 +209,11 @@ def test_an_evicted_worker_joins_with_new_segments(
             assert worker.value == other.value == -1
 
 
+def lose_segments(members: HostedMembers) -> None:
+    for member in members:
+        member.segments = None
+
+
 @pytest.mark.usefixtures("all_shared")
 @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["plain", "overlap"])
 def test_a_shard_that_lost_a_segment_gets_messages(
@@ -215,13 +221,13 @@ def test_a_shard_that_lost_a_segment_gets_messages(
 ) -> None:
     with Job(tmp_path, shard_count=2) as job:
         nets = [Net(), Net()]
-        lost = job.shards[1].shared
+        members = job.shards[1].members
         optimizer = torch.optim.SGD(nets[0].first.parameters(), lr=0.5)
         with connect(job, "w0") as ps:
             model, optimizer = ps.prepare(nets[0], optimizer, **options)
             for step in range(4):
                 if step == 2:
-                    job.ask(lambda: lost.keep_only(()))
+                    job.ask(lambda: lose_segments(members))
                 for each in model.first.parameters():
                     each.grad = torch.ones_like(each)
                 optimizer.step()
@@ -241,11 +247,11 @@ def wait_shared(job: Job, wanted: set[WorkerKey]) -> None:
     for host in job.shards:
         reached = job.run(
             host.changes.wait_until(
-                lambda host=host: set(host.shared.workers) == wanted,  # type: ignore[misc]
+                lambda host=host: set(host.members.sharing) == wanted,  # type: ignore[misc]
                 10.0,
             )
         )
-        assert reached, host.shared.workers
+        assert reached, host.members.sharing
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

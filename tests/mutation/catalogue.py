@@ -1504,12 +1504,26 @@ BUGS = (
         "any number of calls that push for one worker",
         (
             Edit(
-                "psserver/shard/host/push_sessions.py",
-                "        if len(own) > CALLS_OF_WORKER_MAX:\n",
-                "        if not own:\n",
+                "psserver/shard/host/hosted_members.py",
+                "        if len(self.calls) > CALLS_OF_WORKER_MAX:\n",
+                "        if not self.calls:\n",
             ),
         ),
         tests=("tests/unit/psserver/shard/rpc/test_bounded_calls.py",),
+    ),
+    PlantedBug(
+        "what a worker was sent is kept after it has ended",
+        (
+            Edit(
+                "psserver/shard/host/hosted_members.py",
+                "            state=known.state,\n",
+                "            state=known.state,\n            sent=known.sent,\n",
+            ),
+        ),
+        tests=(
+            "tests/unit/psserver/shard/host/test_hosted_members.py::"
+            "test_who_ends_leaves_nothing_but_its_open_calls",
+        ),
     ),
     PlantedBug(
         "any number of calls that rest for one worker",
@@ -1634,8 +1648,8 @@ BUGS = (
             Edit(
                 "psserver/shard/tensors/values_encoder.py",
                 "        if self.sends_changes and self._is_encoded(chunk):\n"
-                '            assert reader is not None, "a change is for somebody"\n',
-                "        if False and reader is not None:\n",
+                "            if reader is None:\n",
+                "        if False:\n            if reader is None:\n",
             ),
         ),
         tests=("tests/unit/psserver/shard/tensors/test_values_encoder.py",),

@@ -6,8 +6,8 @@ from psserver.shard.core.effects import ApplyChunk, MeasureClock, StagedContribu
 from psserver.shard.core.push import PushId
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.history import ShardHistory
+from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.push_session import Outgoing, PushSession
-from psserver.shard.host.push_sessions import PushSessions
 from psserver.shard.host.shard_model import ShardModel
 from psserver.shard.tensors.apply_engine import AppliedChunk
 from psserver.shard.tensors.compressed_gradients import CompressedPayload
@@ -33,18 +33,18 @@ class ChunkUpdates:
 
     Args:
         arithmetic: Where the work is done.
-        sessions: Calls that wait for values.
+        members: Whose calls wait for values.
         pump: Called when a thread has ended one.
     """
 
     def __init__(
         self,
         arithmetic: Arithmetic,
-        sessions: PushSessions,
+        members: HostedMembers,
         pump: Callable[[], None],
     ) -> None:
         self._arithmetic = arithmetic
-        self._sessions = sessions
+        self._members = members
         self._pump = pump
 
     def begin(
@@ -99,11 +99,11 @@ class ChunkUpdates:
 
     def _wanting(self, pushes: Iterable[PushId | None]) -> list[PushSession]:
         """Calls that want the values; one that is not there yet has them made then."""
-        sessions = [self._sessions.of(push) for push in pushes if push is not None]
+        sessions = (self._members.session_of(push) for push in pushes if push)
         return [each for each in sessions if each is not None and each.wants_values]
 
     def _gives_values(self, model: ShardModel, push: PushId) -> bool:
-        session = self._sessions.of(push)
+        session = self._members.session_of(push)
         is_wanted = session is not None and session.wants_values
         return is_wanted and model.core.admits_values(push)
 
@@ -115,6 +115,7 @@ class ChunkUpdates:
         is_given = push is not None and self._gives_values(model, push)
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
         wanting = self._wanting(pushes)
+        sent = None if effect.pusher is None else self._members.sent_to(effect.pusher)
         # In two phases a push that is applied by itself is answered with the values
         # right after it. Those in shared memory may be later, chunk by chunk.
         is_shared = (is_clock or not model.core.rules.has_two_phase_clocks) and any(
@@ -129,8 +130,8 @@ class ChunkUpdates:
                 total_weight=effect.total_weight,
                 hyperparameters=effect.hyperparameters,
                 spec_digest=effect.spec_digest,
-                pusher=effect.pusher,
-                staleness=effect.staleness,
+                pulled=sent,
+                staleness=None if is_clock else effect.staleness,
                 average=effect.average,
                 gradient_scale=effect.gradient_scale,
             )
@@ -141,7 +142,7 @@ class ChunkUpdates:
             if not (any(presence) if is_clock else is_given):
                 return applied, None
             engine, messages = model.engine, None
-            if engine.encoder.sends_changes:
+            if engine.sends_changes:
                 # It depends on whose call it is for, and is made when that wants it.
                 return applied, Outgoing(chunk_index, presence)
             reference = engine.reference(chunk_index, presence) if is_shared else None
@@ -154,7 +155,7 @@ class ChunkUpdates:
                     chunk_index,
                     RESPONSE_CHUNK_FIELD,
                     presence=presence,
-                    reader=effect.pusher,
+                    reader=sent,
                     sequence=0 if push is None else push.sequence,
                 )
             return applied, Outgoing(chunk_index, presence, messages, reference)
@@ -171,7 +172,7 @@ class ChunkUpdates:
         is_clock = effect.pusher is None
         pushes = model.core.pushes_of(effect.clock) if is_clock else (push,)
         for each in pushes:
-            session = self._sessions.of(each) if each is not None else None
+            session = self._members.session_of(each) if each is not None else None
             if session is not None:
                 session.put(values)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, replace
 
-from psserver.shard.core.push import Reply
+from psserver.shard.core.push import PushId, Reply, StagedChunk
 from pswire.limits import CHUNK_BYTES_MAX, REFERENCES_BYTES_MAX
 from pswire.membership import ClockChoice
 from pswire.reasons import Refusal
@@ -168,3 +168,35 @@ class PushSession:
     @property
     def _has_news(self) -> bool:
         return bool(self._chunks or self._staged or self._reply or self._failure)
+
+
+class ProvisionalChunks:
+    """What one call has sent ahead of its push's trailer.
+
+    A worker sends chunks while it still computes, and may replace each until the
+    trailer. Until then they are in no dedupe table, image or report, and nobody waits
+    for them.
+
+    Attributes:
+        push: What it will be part of.
+        session: The call.
+        chunks: By index; a later one replaces an earlier one.
+        is_ended: Whether the call was ended here: nothing of it counts any more.
+    """
+
+    def __init__(self, push: PushId, session: PushSession) -> None:
+        self.push = push
+        self.session = session
+        self.chunks: dict[int, StagedChunk] = {}
+        self.is_ended = False
+
+    def put(self, chunk_index: int, chunk: StagedChunk) -> None:
+        """Keeps a chunk in place of the one that was there."""
+        if not self.is_ended:
+            self.chunks[chunk_index] = chunk
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the call, and frees its bytes at once."""
+        self.is_ended = True
+        self.chunks.clear()
+        self.session.fail(refusal)

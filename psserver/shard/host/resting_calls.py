@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
+from psserver.shard.host.hosted_members import HostedMembers
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal
 
@@ -27,10 +28,9 @@ whose end has not come yet."""
 class RestingCalls:
     """The handlers of such calls, each a task of its own."""
 
-    def __init__(self) -> None:
-        # Of each worker, and of those who have not pushed yet, in the order in which
-        # they began to rest.
-        self._tasks: dict[WorkerKey | None, dict[asyncio.Task[object], None]] = {}
+    def __init__(self, members: HostedMembers) -> None:
+        self._members = members
+        self._unnamed: dict[asyncio.Task[object], None] = {}  # before their first push
         self._given_way: set[asyncio.Task[object]] = set()
         self._is_over = False
 
@@ -50,7 +50,7 @@ class RestingCalls:
         assert task is not None, "handlers run in tasks"
         if self._is_over:
             return None
-        own = self._tasks.setdefault(worker, {})
+        own = self._unnamed if worker is None else self._members.of(worker).resting
         own[task] = None
         if worker is not None and len(own) > RESTING_OF_WORKER_MAX:
             oldest = next(iter(own))
@@ -76,13 +76,11 @@ class RestingCalls:
             raise Refusal(ErrorReason.DRAINING, "the shard is shutting down") from None
         finally:
             own.pop(task, None)
-            if not own:
-                self._tasks.pop(worker, None)
             self._given_way.discard(task)
 
     def end_all(self) -> None:
         """Ends these calls, also those that are carrying a push by now, after it."""
         self._is_over = True
-        for tasks in self._tasks.values():
+        for tasks in (self._unnamed, *(known.resting for known in self._members)):
             for task in tasks:
                 task.cancel()

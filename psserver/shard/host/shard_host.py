@@ -34,16 +34,12 @@ from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
 from psserver.shard.host.cut_images import CutImages, CutReport
-from psserver.shard.host.differing_workers import DifferingWorkers
 from psserver.shard.host.history import ShardHistory
-from psserver.shard.host.idle_workers import IdleWorkers
-from psserver.shard.host.provisional_chunks import ProvisionalCalls
-from psserver.shard.host.push_session import PushSession
-from psserver.shard.host.push_sessions import PushSessions
+from psserver.shard.host.hosted_members import HostedMembers
+from psserver.shard.host.push_session import Outgoing, PushSession
 from psserver.shard.host.resting_calls import RestingCalls
 from psserver.shard.host.shard_model import ShardModel, shard_model
 from psserver.shard.host.shared_segments import SharedSegments
-from psserver.shard.host.staged_states import StagedStates
 from psserver.shard.tensors.shard_vectors import private_memory, shared_memory
 from psserver.shard.tensors.values_encoder import Messages
 from pswire.frames import RESPONSE_CHUNK_FIELD
@@ -75,10 +71,8 @@ class ShardHost:
         settings: Of the job.
         changes: Notified whenever anything may have changed.
         outbox: Reports for the coordinator, in order.
-        sessions: Calls that wait for the answers to pushes.
-        ahead: Calls that send chunks ahead of their push's trailer.
+        members: What is kept for each worker.
         resting: Calls that wait for their worker's next push.
-        idle: Calls of workers that have no data.
         staging: Calls that bring first values or optimizer state.
         pull_answers: Answers with values or state to members that have asked for them.
         push_answers: Answers to pushes. By themselves: who pulls in a worker's name and
@@ -86,10 +80,7 @@ class ShardHost:
         snapshot_answers: Answers with snapshots to machines.
         images: Parts of snapshots.
         shared: Memory shared with workers on the same machine.
-        states: Optimizer state that pushes will load.
         history: What it does, for an offline check.
-        differing: Members that are to be told of hyperparameters that do not count.
-        contradicting: Members whose bytes contradicted their finite verdict.
         silent_since_ms: When the coordinator was last heard, once that is a lease ago.
         end_reason: Why the job is over, empty while it is not.
     """
@@ -108,10 +99,8 @@ class ShardHost:
         self.settings = settings
         self.changes = Changes()
         self.outbox: asyncio.Queue[FenceReport | CutReport] = asyncio.Queue()
-        self.sessions = PushSessions()
-        self.ahead = ProvisionalCalls()
-        self.resting = RestingCalls()
-        self.idle = IdleWorkers()
+        self.members = HostedMembers()
+        self.resting = RestingCalls(self.members)
         self.staging = StagingCalls()
         self.pull_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
         self.push_answers = AnswerSlots(each_max=ANSWERS_OF_WORKER_MAX)
@@ -119,18 +108,15 @@ class ShardHost:
             each_max=SNAPSHOTS_OF_MACHINE_MAX, all_max=SNAPSHOTS_MAX
         )
         self.images = CutImages()
-        self.shared = SharedSegments(is_wanted=shares_memory)
-        self.states = StagedStates()
+        self.shared = SharedSegments(self.members, is_wanted=shares_memory)
         self.history = ShardHistory()
-        self.differing = DifferingWorkers()
-        self.contradicting: set[WorkerKey] = set()
         self.silent_since_ms: int | None = None
         self._coordinator_wait = ""
         self.end_reason = ""
         self._model: ShardModel | None = None
         self._seeder: WorkerKey | None = None
         self._arithmetic = Arithmetic(thread_count)
-        self._updates = ChunkUpdates(self._arithmetic, self.sessions, self.pump)
+        self._updates = ChunkUpdates(self._arithmetic, self.members, self.pump)
         self._norms = ClockNorms(self._arithmetic, self.pump)
         self._is_pumping = False
 
@@ -143,13 +129,11 @@ class ShardHost:
         # `grpc.aio` keeps what a cancelled call has awaited (grpc/grpc#43360), and with
         # it all of this: the values and what is mapped go even so.
         self._model = None
-        self.shared = SharedSegments()
+        self.members = HostedMembers()
 
     def end_sessions(self, refusal: Refusal) -> None:
         """Ends every waiting call with an error."""
-        self.sessions.end_all(refusal)
-        self.ahead.end_all(refusal)
-        self.idle.end_all(refusal)
+        self.members.end_calls(refusal)
         self.changes.notify()
 
     @property
@@ -257,12 +241,14 @@ class ShardHost:
         if newest is record:
             self.history.installed(record, model.core.torn_step_count)
             if known is not None and record.mode_clock != known.mode_clock:
-                self.sessions.give_anew()
-        self._follow_members(model, newest)
+                self._send_anew()
+        self.members.follow(newest, model.core.closed_sequence)
         self.pump()
         seeder, self._seeder = self._seeder, None
         if newest.kind is FenceKind.START and seeder is not None:
-            model.engine.note_pulled(seeder)
+            sent = self.members.sent_to(seeder)
+            if sent is not None:
+                model.engine.note_seeder(sent)
 
     def abort_fence(self, fence_number: int) -> None:
         """Goes on as before a fence."""
@@ -325,13 +311,13 @@ class ShardHost:
         What the push has already brought about is queued at once; a call that was
         there before is ended.
         """
-        reply = self.sessions.attach(self.model, push, session)
+        model = self.model
+        self.members.of(push.worker).attach(push.sequence, session)
+        _put_chunks(model, session, model.core.applied_chunks(push))
+        reply = model.core.reply_to(push)
         if reply is not None:
+            session.finish(reply)
             self.history.answered(push, reply)
-
-    def detach(self, push: PushId, session: PushSession) -> None:
-        """The call has ended; what it staged stays."""
-        self.sessions.detach(push, session)
 
     def pump(self) -> None:
         """Carries out what the core wants done; safe to call at any time."""
@@ -360,13 +346,15 @@ class ShardHost:
             Refusal: See `ShardCore.await_contribution`.
         """
         core = self.model.core
-        call = self.idle.open(worker)
+        core.await_contribution(worker, sequence, now_ms())
+        member = self.members.of(worker)
+        call = member.begin_idle()
         try:
-            core.await_contribution(worker, sequence, now_ms())
             self.pump()
             return await call
         finally:
-            if self.idle.close(worker, call):
+            if member.idle is call:
+                member.idle = None
                 core.withdraw_awaiting(worker)
 
     async def values_messages(
@@ -390,7 +378,8 @@ class ShardHost:
             is_inline: Whether the values themselves are wanted in any case.
         """
         model = self.model
-        is_shared = not is_inline and self.shared.reads_values(reader)
+        is_shared = not is_inline and self.members.reads_values(reader)
+        sent = self.members.sent_to(reader)
 
         def work() -> Messages:
             engine = model.engine
@@ -401,7 +390,7 @@ class ShardHost:
                 chunk_index,
                 RESPONSE_CHUNK_FIELD,
                 presence=presence,
-                reader=reader,
+                reader=sent,
                 sequence=sequence,
                 held_digest=held_digest,
             )
@@ -433,19 +422,11 @@ class ShardHost:
         act(self._model.core)
         self.pump()
 
-    def _follow_members(self, model: ShardModel, record: Record) -> None:
-        """Drops what is kept for workers that are no members any more."""
-        self.idle.end_departed(record)
-        members = {member.worker for member in record.members}
-        self.ahead.keep_only(members)
-        self.shared.keep_only(members)
-        self.contradicting &= members
-        self.differing.keep_only(members)
-        self.states.keep_only(members, model.core.closed_sequence)
-        model.engine.encoder.keep_only(members)
-        # With clocks nothing comes late, and no copies are kept.
-        keeps_copies = not record.mode.rules.is_clocked
-        model.engine.pulled.keep_only(members if keeps_copies else ())
+    def _send_anew(self) -> None:
+        """Another mode begins: answers go with values that are as new as it demands."""
+        for member in self.members:
+            for session in member.sessions.values():
+                session.give_anew()
 
     def _carry_out(self, model: ShardModel, effect: ShardEffect) -> None:
         match effect:
@@ -456,18 +437,19 @@ class ShardHost:
             case LoadState():
                 self._load_state(model, effect)
             case PushDone():
-                self.states.drop(effect.push)
+                self.members.of(effect.push.worker).drop_state(effect.push.sequence)
                 model.core.note_done(effect.push.worker, now_ms())
                 self.history.done(effect.push, effect.outcome)
             case Finish():
-                if self.sessions.finish(model, effect):
-                    self.history.answered(effect.push, effect.reply)
+                self._finish(model, effect)
             case RefusePush():
-                self.sessions.fail(effect.push, effect.refusal)
+                if session := self.members.session_of(effect.push):
+                    session.fail(effect.refusal)
             case Staged():
-                self.sessions.tell_staged(effect)
+                if session := self.members.session_of(effect.push):
+                    session.tell_staged(effect.choice)
             case ContributionAwaited():
-                self.idle.answer(effect)
+                self.members.of(effect.worker).answer_idle(effect)
             case FenceReport():
                 self.history.fence(effect)
                 self.outbox.put_nowait(effect)
@@ -485,14 +467,24 @@ class ShardHost:
                 )
             case HyperparametersDiffer():
                 warn_hyperparameters(effect)
-                self.differing.note(effect)
+                self.members.of(effect.other).difference = effect
             case DeclarationsDiffer():
                 warn_declarations(effect)
             case ChunkTorn():
                 self._note_torn(model, effect)
 
+    def _finish(self, model: ShardModel, effect: Finish) -> None:
+        session = self.members.session_of(effect.push)
+        if session is None:
+            return
+        if effect.needs_all:
+            _put_chunks(model, session, [chunk.index for chunk in model.chunks])
+        session.finish(effect.reply)
+        self.history.answered(effect.push, effect.reply)
+
     def _load_state(self, model: ShardModel, effect: LoadState) -> None:
-        staged = self.states.of(effect.push, effect.optimizer)
+        member = self.members.of(effect.push.worker)
+        staged = member.state_of(effect.push.sequence, effect.optimizer)
         assert staged is not None, "a push that loads nothing is refused"
         model.engine.load_state(
             effect.optimizer, staged.chunks, spec_digest=effect.spec_digest
@@ -501,11 +493,9 @@ class ShardHost:
     def _note_torn(self, model: ShardModel, effect: ChunkTorn) -> None:
         record = model.core.clocks.record
         assert record is not None, "nothing is applied before the start"
-        self.contradicting |= {
-            member.worker
-            for member in record.members
-            if member.worker.worker_id in effect.worker_ids
-        }
+        for member in record.members:
+            if member.worker.worker_id in effect.worker_ids:
+                self.members.of(member.worker).has_contradicted = True
         warn_torn(effect)
 
     def _fail_update(self, chunk_index: int, error: BaseException) -> None:
@@ -518,6 +508,16 @@ class ShardHost:
         self.outbox.put_nowait(report)
         model.core.image_copied(report.snapshot_id)
         self.pump()
+
+
+def _put_chunks(
+    model: ShardModel, session: PushSession, chunk_indexes: Collection[int]
+) -> None:
+    """Queues chunks that the call has not had, but for what never changes."""
+    for chunk_index in sorted(chunk_indexes, reverse=True):
+        presence = model.engine.updatable(chunk_index)
+        if any(presence):
+            session.put(Outgoing(chunk_index, presence))
 
 
 def warn_hyperparameters(effect: HyperparametersDiffer) -> None:

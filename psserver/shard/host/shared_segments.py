@@ -7,9 +7,9 @@ itself.
 
 import logging
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from psserver.shard.host.hosted_members import GradientSegments, HostedMembers
 from pswire.frames import ENCODING_RAW, ChunkFrame
 from pswire.membership import WorkerKey
 from pswire.memory_segments import MemorySegment
@@ -29,46 +29,24 @@ class _Expected:
     until_s: float
 
 
-@dataclass(slots=True)
-class _Gradients:
-    """A worker's segments.
-
-    Attributes:
-        used: Where its chunks are.
-        offered: Handed over later, and nothing was pushed from it yet.
-    """
-
-    used: MemorySegment
-    offered: MemorySegment | None = None
-
-    def numbered(self, number: int) -> MemorySegment | None:
-        """The one with a number."""
-        for segment in (self.used, self.offered):
-            if segment is not None and segment.header.number == number:
-                return segment
-        return None
-
-    def use(self, segment: MemorySegment) -> None:
-        """A chunk is in it. The one before is not needed any more."""
-        if segment is self.offered:
-            self.used, self.offered = segment, None
-
-
 class SharedSegments:
-    """Gradient segments of a shard's workers, and which of them read values.
+    """Hands gradient segments of a shard's workers to what is kept for each.
+
+    Args:
+        members: Takes the segments.
+        is_wanted: As the attribute.
 
     Attributes:
         is_wanted: Whether this shard shares memory at all.
         socket_name: Where segments are handed over, empty while nobody listens.
     """
 
-    def __init__(self, *, is_wanted: bool = False) -> None:
+    def __init__(self, members: HostedMembers, *, is_wanted: bool = False) -> None:
+        self._members = members
         self.is_wanted = is_wanted
         self.socket_name = ""
         self._layout: GradientLayout | None = None
         self._expected: dict[bytes, _Expected] = {}
-        self._gradients: dict[WorkerKey, _Gradients] = {}
-        self._readers: set[WorkerKey] = set()
 
     def expect(
         self, token: bytes, worker: WorkerKey, placement: Placement, shard_index: int
@@ -97,26 +75,18 @@ class SharedSegments:
         incarnation hands over a second one when another process of its host's group
         comes to lead; whoever else does so leaves the worker its own.
         """
-        known = self._gradients.get(worker)
-        if known is None:
-            self._gradients[worker] = _Gradients(segment)
+        member = self._members.of(worker)
+        if member.segments is None:
+            member.segments = GradientSegments(segment)
         else:
-            known.offered = segment
+            member.segments.offered = segment
 
     def note_reader(self, worker: WorkerKey) -> None:
         """A worker can read values in shared memory from now on."""
-        if worker in self._gradients:
-            self._readers.add(worker)
+        segments = self._members.of(worker).segments
+        if segments is not None:
+            segments.reads_values = True
             log.info("worker %s shares memory with this shard", worker)
-
-    def reads_values(self, worker: WorkerKey) -> bool:
-        """Whether a worker is told where values are, in place of the values."""
-        return worker in self._readers
-
-    @property
-    def workers(self) -> Collection[WorkerKey]:
-        """Workers whose tensors go through shared memory."""
-        return self._readers
 
     def resolve(self, worker: WorkerKey, frame: ChunkFrame) -> ChunkFrame:
         """A chunk with its elements, which a message has said to be in shared memory.
@@ -127,7 +97,7 @@ class SharedSegments:
         shared = frame.shared
         if shared is None:
             return frame
-        known = self._gradients.get(worker)
+        known = self._members.of(worker).segments
         segment = known.numbered(shared.segment) if known is not None else None
         if known is None or segment is None:
             raise Refusal(
@@ -140,9 +110,3 @@ class SharedSegments:
         data = segment.data[self._layout.run(frame.index, shared.length)]
         known.use(segment)
         return replace(frame, encoding=ENCODING_RAW, data=data, shared=None)
-
-    def keep_only(self, members: Collection[WorkerKey]) -> None:
-        """Forgets the segments of workers that are no members any more."""
-        for worker in self._gradients.keys() - set(members):
-            del self._gradients[worker]
-            self._readers.discard(worker)

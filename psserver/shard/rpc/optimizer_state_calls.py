@@ -7,8 +7,8 @@ import torch
 from psserver.edge.decoding import decode, decoded, parsed
 from psserver.edge.identity_codec import worker_key
 from psserver.edge.staging_calls import StagingCall
+from psserver.shard.host.hosted_members import MEMBERS_ONLY, check_next
 from psserver.shard.host.shard_host import ShardHost
-from psserver.shard.host.staged_states import MEMBERS_ONLY
 from psserver.shard.rpc.push_codec import (
     check_target,
     checked_clock,
@@ -147,7 +147,7 @@ async def stage(
     await catch_up(host, header.generation)
     await declaration_known(host, header.optimizer, header.optimizer_digest)
     push = push_id(header.worker, header.sequence)
-    host.states.check_next(host.model.core, push)
+    check_next(host.model.core, push)
     parts = StateParts()
     with host.staging.admitted(push.worker, call):
         async for data in call.rest():
@@ -157,7 +157,9 @@ async def stage(
                 await parts.take(host, message.part)
     states = parts.take_checked(host, header.optimizer_digest)
     own = states.get(header.optimizer, {})
-    host.states.put(host.model.core, push, header.optimizer, own)
+    host.members.of(push.worker).stage_state(
+        host.model.core, push.sequence, header.optimizer, own
+    )
     return messages.StageOptimizerStateResponse(shard_incarnation=host.incarnation)
 
 

@@ -5,6 +5,7 @@ import logging
 from psserver.edge.monotonic import now_ms
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
+from psserver.shard.tensors.sent_values import sent_bytes
 from pswire.awaited import Awaited
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership_codec import identity_message, sequence_messages
@@ -41,16 +42,18 @@ class ProgressReport:
             version=core.version,
             parameter_bytes=model.engine.byte_count,
             waiting=waiting,
-            optimizer_bytes=model.engine.state_byte_count,
+            optimizer_bytes=model.engine.state_byte_count
+            + sent_bytes(each.sent for each in host.members if each.sent is not None),
             frontier=core.frontier,
             queued_push_count=core.queued_push_count,
             torn_step_count=core.torn_step_count,
             staleness_counts=core.staleness_counts,
             done=sequence_messages(core.done_sequences()),
-            sharing=map(identity_message, sorted(host.shared.workers)),
-            contradicting=[
-                identity_message(worker) for worker in sorted(host.contradicting)
-            ],
+            sharing=map(identity_message, host.members.sharing),
+            contradicting=map(
+                identity_message,
+                sorted(each.worker for each in host.members if each.has_contradicted),
+            ),
         )
 
     def _waiting(self) -> push_pb2.Waiting | None:
@@ -60,7 +63,7 @@ class ProgressReport:
         if version != self._version or not host.model.core.clocks.members:
             # Where nobody trains, the wait begins as somebody joins.
             self._version, self._since_ms = version, now
-        oldest_ms = host.sessions.oldest_ms
+        oldest_ms = host.members.oldest_ms
         since_ms = (
             self._since_ms if oldest_ms is None else min(self._since_ms, oldest_ms)
         )

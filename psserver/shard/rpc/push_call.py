@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from psserver.edge.guard import as_refusal
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
-from psserver.shard.host.provisional_chunks import ProvisionalChunks
-from psserver.shard.host.push_session import Outgoing, PushSession
+from psserver.shard.host.push_session import (
+    Outgoing,
+    ProvisionalChunks,
+    PushSession,
+)
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import (
     PushFields,
@@ -75,7 +78,7 @@ class PushCall:
         self.session = PushSession(
             wants_values=wants_values,
             opened_ms=now_ms(),
-            is_shared=host.shared.reads_values(push.worker),
+            is_shared=host.members.reads_values(push.worker),
         )
         self._host = host
         self.push = push
@@ -148,9 +151,8 @@ class PushCall:
         )
         check_window(header)
         call = cls(host, push, header, wants_values=wants_values)
-        host.sessions.begin(push.worker, call.session)
         assert call._ahead is not None
-        host.ahead.begin(call._ahead)
+        host.members.of(push.worker).begin_call(call._ahead)
         return call
 
     @property
@@ -178,8 +180,9 @@ class PushCall:
                 self._host, optimizer, message.trailer, self._value_entries
             )
             if trailer.loads_state:
-                core = self._host.model.core
-                self._host.states.check_staged(core, self.push, optimizer)
+                self._host.members.of(self.push.worker).check_state(
+                    self._host.model.core, self.push.sequence, optimizer
+                )
             if self._ahead is not None:
                 self._enter(self._ahead, trailer)
             elif self._entry is not None:
@@ -237,7 +240,6 @@ class PushCall:
         host.history.opened(push, header.clock)
         self.session.opened_ms = now_ms()
         host.attach(push, self.session)
-        host.ahead.end(ahead)
         self._entry, self._ahead = entry, None
         if entry is not None:
             core.add_push(push, entry, trailer, ahead.chunks)
@@ -279,9 +281,8 @@ class PushCall:
 
     async def close(self) -> None:
         """Ends reading; what was staged stays, and what came ahead is gone."""
-        if self._ahead is not None:
-            self._host.ahead.end(self._ahead)
-        self._host.detach(self.push, self.session)
+        member = self._host.members.of(self.push.worker)
+        member.end_call(self.push.sequence, self.session)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)

@@ -344,7 +344,10 @@ def reply_message(
     host: ShardHost, reply: Reply, worker: WorkerKey | None = None
 ) -> push_pb2.PushReply:
     """Writes a reply; one to a worker's push tells it what it is to be told once."""
-    difference = None if worker is None else host.differing.take(worker)
+    difference = None
+    if worker is not None:
+        member = host.members.of(worker)
+        difference, member.difference = member.difference, None
     return push_pb2.PushReply(
         outcome=push_pb2.Outcome.ValueType(reply.outcome),
         shard_incarnation=host.incarnation,

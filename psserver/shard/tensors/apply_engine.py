@@ -27,7 +27,7 @@ from psserver.shard.tensors.declared_optimizers import (
 )
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
-from psserver.shard.tensors.pulled_values import PulledValues
+from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
 from psserver.shard.tensors.shard_vectors import (
     ShardVectors,
@@ -39,7 +39,6 @@ from psserver.shard.tensors.shard_vectors import (
 from psserver.shard.tensors.sparse_mean import elements_of
 from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
 from pswire.compression import NO_COMPRESSION, Compression
-from pswire.membership import WorkerKey
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
@@ -63,8 +62,8 @@ class ApplyEngine:
     """Values and optimizers of one shard.
 
     Attributes:
-        pulled: What each worker was last given, for delay compensation.
-        encoder: Makes messages of values.
+        sends_changes: Whether messages with values depend on what their receiver was
+            sent before.
     """
 
     def __init__(
@@ -97,12 +96,12 @@ class ApplyEngine:
         self._row_lengths = [entry.row_length for entry in schema.entries]
         self._declared = DeclaredOptimizers(schema, optimizers)
         self._delay = delay or DelayRules()
-        self.pulled = PulledValues()
         self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
         self._staging: ShardVectors | None = None
         self._staged_states: dict[str, dict[int, ChunkState]] = {}
         self._install(ShardVectors(placement, shard_index, memory), is_seeded=False)
-        self.encoder = ValuesEncoder(compression, self.buffer_entries)
+        self._encoder = ValuesEncoder(compression, self.buffer_entries)
+        self.sends_changes = self._encoder.sends_changes
 
     @property
     def byte_count(self) -> int:
@@ -111,13 +110,8 @@ class ApplyEngine:
 
     @property
     def state_byte_count(self) -> int:
-        """Bytes beside the values: optimizer state, master values, pulled values."""
-        return (
-            self._masters.byte_count
-            + self.pulled.byte_count
-            + self.encoder.given.byte_count
-            + self._optimizers.state_byte_count
-        )
+        """Bytes beside the values: optimizer state and master values."""
+        return self._masters.byte_count + self._optimizers.state_byte_count
 
     def updatable(self, chunk_index: int) -> tuple[bool, ...]:
         """Slices of a chunk that some optimizer has, and buffers that were pushed."""
@@ -254,8 +248,8 @@ class ApplyEngine:
         contributions: Sequence[Contribution],
         total_weight: float,
         hyperparameters: Sequence[Sequence[float]],
-        pusher: WorkerKey | None = None,
-        staleness: int = 0,
+        pulled: SentValues | None = None,
+        staleness: int | None = None,
         average: BufferAverage | None = None,
         gradient_scale: float = 1.0,
         spec_digest: str = "",
@@ -269,8 +263,9 @@ class ApplyEngine:
             total_weight: Weight of all contributors to the clock, those without this
                 chunk too. 0 updates nothing.
             hyperparameters: Values of each group, checked.
-            pusher: In SSP and ASP, whose push it is: it may have come late.
-            staleness: In SSP and ASP, updates since the values it came from.
+            pulled: In SSP and ASP, what the pusher was sent, if it is still known.
+            staleness: In SSP and ASP, updates since the values it came from; None for
+                a clock of BSP.
             average: In SSP and ASP, how its buffers enter those of the shard.
             gradient_scale: What the mean is multiplied by, to clip it.
             spec_digest: Declaration of the optimizer that the hyperparameters are of,
@@ -287,16 +282,16 @@ class ApplyEngine:
         if not (any(presence) or with_values):
             return AppliedChunk(presence, mean.torn_worker_ids)
         values = tuple(tuple(group) for group in hyperparameters)
-        if self._delay.is_rate_scaled and pusher is not None:
+        if self._delay.is_rate_scaled and staleness is not None:
             values = scaled_rates(spec, values, staleness)
         with self._locks[chunk_index], self._vectors.updating(chunk_index):
-            self.encoder.counts.note_update(chunk_index)
+            self._encoder.note_update(chunk_index)
             if any(mean.presence):
                 if gradient_scale != 1.0:
                     mean = replace(mean, gradient=mean.gradient * gradient_scale)
                 gradient = mean.gradient
-                if self._delay.compensation and pusher is not None:
-                    gradient = self._compensated(chunk, mean, pusher)
+                if self._delay.compensation and pulled is not None:
+                    gradient = self._compensated(chunk, mean, pulled)
                 held = self._optimizers.under(spec, chunk_index)
                 held.apply(gradient, mean.presence, values, mean.positions)
                 self._masters.publish(chunk, mean.presence)
@@ -346,7 +341,7 @@ class ApplyEngine:
         outer_field: int,
         *,
         presence: tuple[bool, ...] | None = None,
-        reader: WorkerKey | None = None,
+        reader: SentValues | None = None,
         sequence: int | None = 0,
         held_digest: int | None = None,
     ) -> Messages:
@@ -356,7 +351,8 @@ class ApplyEngine:
             chunk_index: A chunk of this shard.
             outer_field: Field number of the chunk in a message.
             presence: Which slices; None for all.
-            reader: The worker that will compute with them, if it is one.
+            reader: What the worker that will compute with them was sent before, if
+                they are for a member.
             sequence: The push that they answer. None for a worker that begins, or goes
                 on after a loss: they go as they are.
             held_digest: Of the elements that it has; the same are not sent.
@@ -365,11 +361,11 @@ class ApplyEngine:
         bits = (True,) * len(chunk.slices) if presence is None else presence
         with self._locks[chunk_index]:
             view = self._vectors.view(chunk_index)
-            messages, seen = self.encoder.encode(
+            messages, seen = self._encoder.encode(
                 chunk, view, outer_field, bits, reader, sequence, held_digest
             )
             if reader is not None and self._delay.compensation:
-                self.pulled.note(reader, chunk_index, seen())
+                reader.note_copy(chunk_index, seen())
             return messages
 
     def reference(
@@ -440,13 +436,14 @@ class ApplyEngine:
                 held = self._optimizers.under(spec, chunk_index)
                 held.load(states.get(chunk_index, {}))
 
-    def note_pulled(self, worker: WorkerKey) -> None:
-        """The worker has all values as they are now."""
+    def note_seeder(self, worker: SentValues) -> None:
+        """The worker has all values as they are now: they are its own."""
         for chunk_index, lock in self._locks.items():
             with lock:
                 view = self._vectors.view(chunk_index)
-                self.pulled.note(worker, chunk_index, view)
-                self.encoder.note_exact(self._vectors.chunk(chunk_index), view, worker)
+                if self._delay.compensation:
+                    worker.note_copy(chunk_index, view)
+                self._encoder.note_exact(self._vectors.chunk(chunk_index), view, worker)
 
     def image(self) -> ShardVectors:
         """A copy of all values. No chunk may be applied meanwhile."""
@@ -498,9 +495,11 @@ class ApplyEngine:
             self._updated,
         )
 
-    def _compensated(self, chunk: Chunk, mean: Mean, pusher: WorkerKey) -> torch.Tensor:
+    def _compensated(
+        self, chunk: Chunk, mean: Mean, pusher: SentValues
+    ) -> torch.Tensor:
         """The mean for the values of now; as it is when that would not be finite."""
-        pulled = self.pulled.of(pusher, chunk.index)
+        pulled = pusher.copy_of(chunk.index)
         if pulled is None:
             return mean.gradient
         now = self._masters.of(chunk.index)

@@ -1,13 +1,13 @@
 """The values of a chunk as messages for workers, in as many bytes as the job says."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import compress
 
 import torch
 
-from psserver.shard.tensors.given_counts import GivenCounts
-from psserver.shard.tensors.given_values import Given, GivenValues
+from psserver.shard.tensors.sent_values import SentChunk, SentValues
 from psserver.shard.tensors.shard_vectors import present_runs
 from pswire.compression import Compression
 from pswire.encodings.change import digest_of, pack_change
@@ -18,7 +18,6 @@ from pswire.frames import (
     encode_chunk,
     encode_parts,
 )
-from pswire.membership import WorkerKey
 from pswire.placement import Chunk
 from pswire.torch_types import buffer_of
 
@@ -33,30 +32,27 @@ Seen = Callable[[], torch.Tensor]
 class ValuesEncoder:
     """Encodes values of a shard. Buffers go as they are.
 
-    Attributes:
-        given: What each worker has, in a job that pulls changes.
-        counts: Which update each worker has, in others.
+    Threads that work on different chunks may call at once; whoever calls for a chunk
+    holds its lock.
+
+    Args:
+        compression: As the job has chosen.
+        buffer_entries: Entries of the schema that are buffers.
     """
 
     def __init__(
         self, compression: Compression, buffer_entries: Collection[int]
     ) -> None:
-        """Remembers how.
-
-        Args:
-            compression: As the job has chosen.
-            buffer_entries: Entries of the schema that are buffers.
-        """
         self._encoding = compression.pull_encoding
         self._ratio = compression.ratio
         self._buffers = frozenset(buffer_entries)
-        self.given = GivenValues()
-        self.counts = GivenCounts()
+        self._updates: Counter[int] = Counter()
+        # By chunk, the change that was made last, and of what it was made.
+        self._newest: dict[int, tuple[int, SentChunk]] = {}
 
-    def keep_only(self, workers: Collection[WorkerKey]) -> None:
-        """Frees what is kept for all others than these workers."""
-        self.given.keep_only(workers)
-        self.counts.keep_only(workers)
+    def note_update(self, chunk_index: int) -> None:
+        """A chunk has other values now."""
+        self._updates[chunk_index] += 1
 
     @property
     def sends_changes(self) -> bool:
@@ -69,7 +65,7 @@ class ValuesEncoder:
         values: torch.Tensor,
         outer_field: int,
         presence: Presence,
-        reader: WorkerKey | None,
+        reader: SentValues | None,
         sequence: int | None,
         held_digest: int | None = None,
     ) -> tuple[Messages, Seen]:
@@ -80,7 +76,8 @@ class ValuesEncoder:
             values: All its elements, 1-D.
             outer_field: Field number of the chunk in the message.
             presence: Which slices.
-            reader: The worker that it is for. None for any, where changes are not sent.
+            reader: What the worker that it is for was sent before. None for any: no
+                change is made for it.
             sequence: The push that it answers; None for values as they are.
             held_digest: Of all elements that the receiver has. Where they are the same
                 the message has none.
@@ -102,7 +99,8 @@ class ValuesEncoder:
             come = partial(self._whole, chunk, values, outer_field, presence)
             return (message,), lambda: come()[1]()
         if self.sends_changes and self._is_encoded(chunk):
-            assert reader is not None, "a change is for somebody"
+            if reader is None:
+                return self._exact(chunk, values, outer_field)
             return self._change(chunk, values, outer_field, presence, reader, sequence)
         return self._whole(chunk, values, outer_field, presence)
 
@@ -132,7 +130,7 @@ class ValuesEncoder:
         return (message,), seen
 
     def note_exact(
-        self, chunk: Chunk, values: torch.Tensor, reader: WorkerKey, sequence: int = 0
+        self, chunk: Chunk, values: torch.Tensor, reader: SentValues, sequence: int = 0
     ) -> None:
         """A worker is given all values of a chunk as they are."""
         if not (self.sends_changes and self._is_encoded(chunk)):
@@ -141,11 +139,18 @@ class ValuesEncoder:
         digest = source = digest_of(own)
         if len(own) < len(values):
             source = digest_of(values)
-        given = self.given.newest(chunk.index, digest, source)
-        if given is None:
-            given = Given(own.clone(), digest, source)
-            self.given.note_newest(chunk.index, digest, given)
-        self.given.note(reader, chunk.index, sequence, given)
+        sent = self._made(chunk, digest, source)
+        if sent is None:
+            sent = SentChunk(own.clone(), digest, source)
+            self._newest[chunk.index] = digest, sent
+        reader.chunks[chunk.index] = sequence, sent
+
+    def _made(self, chunk: Chunk, before: int, source: int) -> SentChunk | None:
+        """What was made last of a chunk, if of the same: of both these digests."""
+        known = self._newest.get(chunk.index)
+        if known is not None and known[0] == before and known[1].source == source:
+            return known[1]
+        return None
 
     def _change(
         self,
@@ -153,7 +158,7 @@ class ValuesEncoder:
         values: torch.Tensor,
         outer_field: int,
         presence: Presence,
-        reader: WorkerKey,
+        reader: SentValues,
         sequence: int,
     ) -> tuple[Messages, Seen]:
         """What is to be added to what a worker has; all values where that is unknown.
@@ -164,27 +169,24 @@ class ValuesEncoder:
         """
         # Of buffers too: a message has them, also where no parameter has changed.
         source = digest_of(values)
-        known = self.given.of(reader, chunk.index)
-        is_repeated = known is not None and known[0] == sequence
-        if known is None or (is_repeated and known[1].source != source):
-            return self._exact(chunk, values, outer_field, reader, sequence)
-        before = known[1]
-        if is_repeated:
-            if before.message is None:
-                return self._exact(chunk, values, outer_field, reader, sequence)
-            given = before
+        known = reader.chunks.get(chunk.index)
+        if known is not None and known[0] != sequence:
+            sent = self._changed(chunk, values, outer_field, presence, known[1], source)
+            reader.chunks[chunk.index] = sequence, sent
+        elif known is not None and known[1].source == source and known[1].message:
+            sent = known[1]
         else:
-            given = self._changed(chunk, values, outer_field, presence, before, source)
-            self.given.note(reader, chunk.index, sequence, given)
-        assert given.message is not None, "a change was made"
+            self.note_exact(chunk, values, reader, sequence)
+            return self._exact(chunk, values, outer_field)
+        assert sent.message is not None, "a change was made"
         is_own = self._parameters(chunk)
-        return (given.message,), partial(with_part, chunk, values, is_own, given.values)
+        return (sent.message,), partial(with_part, chunk, values, is_own, sent.values)
 
     def _has_already(
         self,
         chunk: Chunk,
         presence: Presence,
-        reader: WorkerKey | None,
+        reader: SentValues | None,
         sequence: int,
     ) -> bool:
         """Whether a worker has had the values with the answer to an earlier push.
@@ -193,18 +195,12 @@ class ValuesEncoder:
         """
         if reader is None or self.sends_changes:
             return False
-        has = self.counts.give(reader, chunk.index, sequence)
+        has = reader.note_update(chunk.index, sequence, self._updates[chunk.index])
         return has and self._parameters(chunk, presence) == list(presence)
 
     def _exact(
-        self,
-        chunk: Chunk,
-        values: torch.Tensor,
-        outer_field: int,
-        reader: WorkerKey,
-        sequence: int,
+        self, chunk: Chunk, values: torch.Tensor, outer_field: int
     ) -> tuple[Messages, Seen]:
-        self.note_exact(chunk, values, reader, sequence)
         everything = (True,) * len(chunk.slices)
         return raw_messages(chunk, values, outer_field, everything), lambda: values
 
@@ -214,12 +210,12 @@ class ValuesEncoder:
         values: torch.Tensor,
         outer_field: int,
         presence: Presence,
-        before: Given,
+        before: SentChunk,
         source: int,
-    ) -> Given:
+    ) -> SentChunk:
         """What a worker has after a change, with the message that makes it."""
         assert self._encoding is not None, "changes are sent"
-        made = self.given.newest(chunk.index, before.digest, source)
+        made = self._made(chunk, before.digest, source)
         if made is not None and made.message and made.presence == tuple(presence):
             return made
         codec = self._encoding.codec(self._ratio)
@@ -244,9 +240,9 @@ class ValuesEncoder:
             data=b"".join((header, buffers, data)),
             encoding=ENCODING_CHANGE,
         )
-        given = Given(new, digest, source, message, tuple(presence))
-        self.given.note_newest(chunk.index, before.digest, given)
-        return given
+        sent = SentChunk(new, digest, source, message, tuple(presence))
+        self._newest[chunk.index] = before.digest, sent
+        return sent
 
     def _is_encoded(self, chunk: Chunk) -> bool:
         encoding = self._encoding

@@ -11,6 +11,7 @@ import pytest
 
 from psserver.logs import REFUSAL_LINES_MAX
 from psserver.shard.host import segment_listener
+from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.segment_listener import SegmentListener
 from psserver.shard.host.shared_segments import SharedSegments
 from pswire.memory_segments import SegmentError, boot_id
@@ -26,7 +27,7 @@ def listening(test: Test) -> None:
     """Runs a test beside a listener."""
 
     async def run() -> None:
-        segments = SharedSegments(is_wanted=True)
+        segments = SharedSegments(HostedMembers(), is_wanted=True)
         listener = SegmentListener(segments, lambda: None)
         try:
             await asyncio.wait_for(test(segments), TIMEOUT_S)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import xxhash
 
+from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.shared_segments import SharedSegments
 from pswire.frames import ENCODING_RAW, ChunkFrame, decode_chunk, split_fields
 from pswire.membership import WorkerKey
@@ -15,6 +16,7 @@ from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
 from pswire.shared_chunks import encode_shared_chunk
 from pswire.shared_layout import GradientLayout, SegmentKind, SharedRun
+from tests.doubles.core_values import record
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 
@@ -26,8 +28,13 @@ LAYOUT = GradientLayout.of(PLACEMENT, 0)
 
 
 @pytest.fixture
-def shared() -> SharedSegments:
-    shared = SharedSegments(is_wanted=True)
+def members() -> HostedMembers:
+    return HostedMembers()
+
+
+@pytest.fixture
+def shared(members: HostedMembers) -> SharedSegments:
+    shared = SharedSegments(members, is_wanted=True)
     shared.expect(TOKEN, W0, PLACEMENT, 0)
     return shared
 
@@ -127,15 +134,17 @@ def test_a_token_is_good_for_some_seconds(
 
 
 def test_a_departed_worker_has_no_segment_but_what_is_staged_stays(
-    shared: SharedSegments, segment: MemorySegment
+    members: HostedMembers, shared: SharedSegments, segment: MemorySegment
 ) -> None:
     segment.data[LAYOUT.run(0, 4000)] = b"s" * 4000
     shared.note_reader(W0)
     staged = shared.resolve(W0, frame(segment.header.number)).data
 
-    shared.keep_only({W1})
+    assert members.reads_values(W0)
 
-    assert not shared.workers
+    members.follow(record({"w1": 0}), lambda _: 0)
+
+    assert not members.reads_values(W0)
     with pytest.raises(Refusal, match="has not handed over"):
         shared.resolve(W0, frame(segment.header.number))
     segment.close()
@@ -169,7 +178,9 @@ def test_a_second_segment_counts_from_the_first_chunk_that_is_in_it(
     newest.close()
 
 
-def test_only_who_has_handed_memory_over_reads_values(shared: SharedSegments) -> None:
+def test_only_who_has_handed_memory_over_reads_values(
+    members: HostedMembers, shared: SharedSegments
+) -> None:
     shared.note_reader(W1)
 
-    assert not shared.reads_values(W1)
+    assert not members.reads_values(W1)

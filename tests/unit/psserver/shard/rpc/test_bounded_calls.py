@@ -11,7 +11,7 @@ import torch
 from psserver.edge import staging_calls
 from psserver.shard.core.push import PushId
 from psserver.shard.host import resting_calls
-from psserver.shard.host.push_sessions import CALLS_OF_WORKER_MAX
+from psserver.shard.host.hosted_members import CALLS_OF_WORKER_MAX
 from psserver.shard.host.shard_host import ANSWERS_OF_WORKER_MAX
 from psserver.shard.rpc.optimizer_state_calls import HEADER_BYTES_MAX
 from pswire.frames import REQUEST_HEADER_FIELD, join_fields
@@ -161,7 +161,7 @@ async def test_a_worker_stages_by_one_call_at_a_time(make: Make) -> None:
         assert not task.done()
         requests.end()
         await asyncio.wait_for(task, TIMEOUT_S)
-    assert shard.host.states.of(push_of("a"), "optimizer") is not None
+    assert shard.host.members.of(key("a")).state is not None
 
 
 async def test_a_call_that_stages_and_is_silent_is_ended(
@@ -177,7 +177,7 @@ async def test_a_call_that_stages_and_is_silent_is_ended(
     )
 
     assert found.reason is ErrorReason.WAIT_TIMEOUT
-    assert shard.host.states.of(push_of("a"), "optimizer") is None
+    assert shard.host.members.of(key("a")).state is None
 
 
 async def unread_pulls(shard: ServedShard) -> list[OpenPull]:
@@ -288,7 +288,7 @@ async def test_a_push_that_went_ahead_and_is_silent_is_ended(
     call.send(shard.chunk(0, 1.0))
 
     assert (await refusal_of(call.task)).reason is ErrorReason.WAIT_TIMEOUT
-    assert shard.host.ahead.byte_count == 0
+    assert shard.ahead_bytes == 0
     await shard.push("a", 1).finished()
 
 
@@ -301,7 +301,7 @@ async def test_a_slow_backward_pass_may_take_longer_than_a_message(
     call = OpenPush(shard)
     call.send(shard.header("a", 1))
     call.send(shard.chunk(0, 1.0))
-    await shard.until(lambda: shard.host.ahead.byte_count > 0)
+    await shard.until(lambda: shard.ahead_bytes > 0)
     call.send(shard.trailer([0]))
     await call.finished()
 

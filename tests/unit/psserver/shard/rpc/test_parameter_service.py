@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from psserver.shard.host import push_session
+from psserver.shard.tensors.sent_values import sent_bytes
 from pswire.membership import (
     Departure,
     FenceKind,
@@ -405,23 +406,28 @@ async def test_an_idle_worker_is_asked_by_the_number_of_its_push(make: Make) -> 
     await call.finished()
 
 
+def sent_to(shard: ServedShard) -> int:
+    """Bytes that are kept of what workers were sent."""
+    return sent_bytes(each.sent for each in shard.host.members if each.sent)
+
+
 async def test_what_is_kept_for_a_worker_goes_with_it(make: Make) -> None:
     shard = make(delay_compensation=0.5)
     shard.start("ab", mode=Mode.ASP)
-    engine = shard.host.model.engine
-    seeded = engine.pulled.byte_count
+    seeded = sent_to(shard)
     await shard.pull("b", 0).finished()
-    assert engine.pulled.byte_count == 2 * seeded > 0
+    assert sent_to(shard) == 2 * seeded > 0
     request = shard.request("AwaitContribution", "b", sequence=1)
     idle = asyncio.create_task(shard.service.await_contribution(request, NO_CONTEXT))
-    await shard.until(lambda: key("b") in shard.host.idle)
+    await shard.until(lambda: shard.host.members.of(key("b")).idle is not None)
 
     shard.host.install_record(record_without("b", "a", mode=Mode.ASP))
 
     with pytest.raises(Refusal) as refused:
         await idle
     assert refused.value.reason is ErrorReason.WORKER_INCARNATION_STALE
-    assert engine.pulled.byte_count == seeded
+    assert sent_to(shard) == seeded
+    assert [member.worker for member in shard.host.members] == [key("a")]
 
 
 async def test_a_late_gradient_is_compensated_by_hand(make: Make) -> None:

@@ -69,7 +69,7 @@ async def test_the_log_says_whom_a_push_waits_for(
 ) -> None:
     shard.start("ab")
     shard.push("a", 1)
-    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+    await shard.until(lambda: shard.host.members.oldest_ms is not None)
 
     with caplog.at_level(logging.WARNING):
         message = ProgressReport(shard.host).message()
@@ -86,8 +86,8 @@ async def test_the_log_says_a_wait_at_growing_intervals(
 ) -> None:
     shard.start("ab")
     shard.push("a", 1)
-    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
-    begun_ms = shard.host.sessions.oldest_ms
+    await shard.until(lambda: shard.host.members.oldest_ms is not None)
+    begun_ms = shard.host.members.oldest_ms
     assert begun_ms is not None
     report = ProgressReport(shard.host)
 
@@ -121,7 +121,7 @@ async def test_whom_it_waits_for_is_told_with_both_measures(
         await call.finished()
     shard.host.note_lost({key("b"): 12_000})
     shard.push("a", 2)
-    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+    await shard.until(lambda: shard.host.members.oldest_ms is not None)
 
     (awaited,) = ProgressReport(shard.host).message().waiting.awaited
 
@@ -136,7 +136,7 @@ async def test_workers_are_told_what_the_coordinator_waits_for(
     disk = "room on the coordinator's disk, or its repair (disk full)"
     shard.start("ab")
     shard.push("a", 1)
-    await shard.until(lambda: shard.host.sessions.oldest_ms is not None)
+    await shard.until(lambda: shard.host.members.oldest_ms is not None)
     own = waiting_message(shard.host, 0).reason
     assert own
 

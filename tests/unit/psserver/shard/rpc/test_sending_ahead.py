@@ -34,7 +34,7 @@ async def sent_ahead(
     for chunk_index, value in chunks:
         call.send(shard.chunk(chunk_index, value))
     sizes = [shard.host.model.chunks[index].byte_count for index, _ in chunks]
-    await shard.until(lambda: shard.host.ahead.byte_count >= sum(sizes))
+    await shard.until(lambda: shard.ahead_bytes >= sum(sizes))
     return call
 
 
@@ -61,7 +61,7 @@ async def test_the_trailer_makes_a_push_of_what_went_ahead(
 
     assert (await call.finished()).outcome == push_pb2.OUTCOME_APPLIED
     assert sorted(call.values) == [(0, 0.0), (1, 0.5)]
-    assert shard.host.ahead.byte_count == 0
+    assert shard.ahead_bytes == 0
 
 
 async def test_a_later_chunk_replaces_an_earlier_one_and_one_left_out_is_dropped(
@@ -70,10 +70,10 @@ async def test_a_later_chunk_replaces_an_earlier_one_and_one_left_out_is_dropped
     shard = make()
     shard.start("a")
     call = await sent_ahead(shard, "a", 1, (1, 1.0), (0, 2.0))
-    held = shard.host.ahead.byte_count
+    held = shard.ahead_bytes
     call.send(shard.chunk(0, 1.0))
     await settled(shard)
-    assert shard.host.ahead.byte_count == held
+    assert shard.ahead_bytes == held
 
     call.send(shard.trailer([0]))
     await call.finished()
@@ -99,7 +99,7 @@ async def test_chunks_go_with_their_call(make: Make) -> None:
 
     call.task.cancel()
     await asyncio.gather(call.task, return_exceptions=True)
-    assert shard.host.ahead.byte_count == 0
+    assert shard.ahead_bytes == 0
     again = shard.push("a", 1, {0: 1.0})
     await again.finished()
 
@@ -110,13 +110,13 @@ async def test_a_worker_that_sends_ahead_twice_costs_one_gradient(make: Make) ->
     shard = make()
     shard.start("a")
     first = await sent_ahead(shard, "a", 1, (0, 7.0))
-    held = shard.host.ahead.byte_count
+    held = shard.ahead_bytes
     second = await sent_ahead(shard, "a", 1, (0, 1.0))
 
     with pytest.raises(Refusal, match="a newer call sends ahead") as refused:
         await first.finished()
     assert refused.value.reason == ErrorReason.DRAINING
-    assert shard.host.ahead.byte_count == held
+    assert shard.ahead_bytes == held
 
     second.send(shard.trailer([0]))
     await second.finished()
@@ -138,7 +138,7 @@ async def test_a_call_that_idles_is_told_nothing_and_not_ended(
     assert not call.task.done()
     assert not call.waiting
     # Nor does the shard say that it waits for anybody because of it.
-    assert shard.host.sessions.oldest_ms is None
+    assert shard.host.members.oldest_ms is None
     call.send(shard.trailer([0]))
     await call.finished()
 
@@ -205,7 +205,7 @@ async def test_a_record_ends_the_call_of_who_is_no_member_any_more(make: Make) -
 
     with pytest.raises(Refusal, match="is no member any more; what it sent ahead"):
         await call.finished()
-    assert shard.host.ahead.byte_count == 0
+    assert shard.ahead_bytes == 0
 
 
 @pytest.mark.parametrize(

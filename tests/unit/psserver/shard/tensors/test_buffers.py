@@ -9,7 +9,6 @@ import torch
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
-from pswire.membership import WorkerKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
@@ -62,7 +61,6 @@ class Engine:
     def apply(
         self,
         *pushes: tuple[float, Parts],
-        pusher: WorkerKey | None = None,
         average: BufferAverage | None = None,
         value_entries: frozenset[int] = frozenset(),
         source: int = 0,
@@ -95,7 +93,6 @@ class Engine:
             contributions=contributions,
             total_weight=sum(weight for weight, _ in pushes),
             hyperparameters=[SGD_VALUES],
-            pusher=pusher,
             average=average,
         )
 
@@ -192,18 +189,15 @@ def test_weight_zero_brings_no_buffers() -> None:
 
 def test_a_push_by_itself_moves_averaged_buffers_by_its_share() -> None:
     engine = Engine(tensor(1), tensor(8, 8), tensor(8), tensor(8))
-    pusher = WorkerKey("w0", 1)
     average = BufferAverage(frozenset({1, 3}), 4)
 
-    applied = engine.apply(
-        (5, [None, tensor(0, 16), tensor(0), None]), pusher=pusher, average=average
-    )
+    applied = engine.apply((5, [None, tensor(0, 16), tensor(0), None]), average=average)
 
     assert applied.presence == (False, True, True, False)
     assert [each.tolist() for each in engine.values()[1:]] == [[6, 10], [0], [8]]
 
     alone = BufferAverage(frozenset({1}), 1)
-    engine.apply((5, [None, tensor(NAN, 3), None, None]), pusher=pusher, average=alone)
+    engine.apply((5, [None, tensor(NAN, 3), None, None]), average=alone)
     assert engine.values()[1][0].isnan()
     assert engine.values()[1][1] == 3
 
@@ -211,8 +205,7 @@ def test_a_push_by_itself_moves_averaged_buffers_by_its_share() -> None:
 def test_a_push_by_itself_replaces_integers() -> None:
     engine = Engine(torch.tensor([8]), parameter_count=0)
     average = BufferAverage(frozenset({0}), 4)
-    pusher = WorkerKey("w0", 1)
-    engine.apply((5, [torch.tensor([9])]), pusher=pusher, average=average)
+    engine.apply((5, [torch.tensor([9])]), average=average)
     assert engine.values()[0].tolist() == [9]
 
 

@@ -8,8 +8,8 @@ import torch
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
+from psserver.shard.tensors.sent_values import SentValues, sent_bytes
 from pswire.frames import decode_chunk, split_fields
-from pswire.membership import WorkerKey
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.schema import (
@@ -21,7 +21,6 @@ from pswire.schema import (
 )
 from pswire.torch_types import buffer_of, tensor_from_buffer
 
-A, B = WorkerKey("a", 1), WorkerKey("b", 1)
 RATE = 0.5
 SGD_VALUES = (RATE, 0.0, 0.0, 0.0, 0.0, 0.0)
 STRENGTH = 0.25
@@ -64,7 +63,15 @@ def dtype_of(element_type: ElementType) -> torch.dtype:
     return tensor_from_buffer(memoryview(b""), element_type).dtype
 
 
-def give(engine: ApplyEngine, worker: WorkerKey) -> torch.Tensor:
+def members() -> tuple[SentValues, SentValues]:
+    """Two workers of whose values copies are kept."""
+    made = SentValues(), SentValues()
+    for each in made:
+        each.keep_copies(True)
+    return made
+
+
+def give(engine: ApplyEngine, worker: SentValues) -> torch.Tensor:
     """The values as the worker is given them."""
     (message,) = engine.encode(0, CHUNK_FIELD, reader=worker)
     ((_, view),) = split_fields(message)
@@ -73,7 +80,7 @@ def give(engine: ApplyEngine, worker: WorkerKey) -> torch.Tensor:
 
 def push(
     engine: ApplyEngine,
-    worker: WorkerKey,
+    worker: SentValues,
     gradient: torch.Tensor,
     *,
     presence: tuple[bool, ...] = (True,),
@@ -85,7 +92,7 @@ def push(
         optimizer="optimizer",
         contributions=[
             Contribution(
-                worker_id=worker.worker_id,
+                worker_id="w",
                 weight=8.0,
                 presence=presence,
                 data=buffer_of(gradient),
@@ -93,8 +100,8 @@ def push(
         ],
         total_weight=8.0,
         hyperparameters=[SGD_VALUES],
-        pusher=worker if is_streamed else None,
-        staleness=staleness,
+        pulled=worker if is_streamed else None,
+        staleness=staleness if is_streamed else None,
     )
 
 
@@ -138,37 +145,37 @@ def test_master_values_are_compared_with_what_was_pulled_in_16_bits(
 def test_two_workers_by_hand() -> None:
     """Both start from 1. A pushes 2, then B pushes 4, which it computed at 1."""
     engine = engine_of(DelayRules(compensation=STRENGTH), 1)
-    engine.pulled.keep_only([A, B])
-    assert give(engine, A).tolist() == [1.0]
-    assert give(engine, B).tolist() == [1.0]
+    a, b = members()
+    assert give(engine, a).tolist() == [1.0]
+    assert give(engine, b).tolist() == [1.0]
 
-    push(engine, A, torch.tensor([2.0]))
+    push(engine, a, torch.tensor([2.0]))
     # Nothing has gone on since A was given 1: 1 - 0.5 * 2.
     assert values_of(engine).tolist() == [0.0]
 
-    push(engine, B, torch.tensor([4.0]))
+    push(engine, b, torch.tensor([4.0]))
     # Since B was given 1, the value went to 0: 4 + 0.25 * 16 * (0 - 1) = 0.
     assert values_of(engine).tolist() == [0.0]
 
-    assert give(engine, B).tolist() == [0.0]
-    push(engine, B, torch.tensor([4.0]))
+    assert give(engine, b).tolist() == [0.0]
+    push(engine, b, torch.tensor([4.0]))
     # B was given 0, and nothing came in between: 0 - 0.5 * 4.
     assert values_of(engine).tolist() == [-2.0]
 
-    push(engine, A, torch.tensor([2.0]))
+    push(engine, a, torch.tensor([2.0]))
     # A was not given anything since 1: 2 + 0.25 * 4 * (-2 - 1) = -1.
     assert values_of(engine).tolist() == [-1.5]
 
 
 def test_only_present_slices_are_compensated() -> None:
     engine = engine_of(DelayRules(compensation=STRENGTH), 2, 1, 3)
-    engine.pulled.keep_only([A, B])
-    pulled = give(engine, B).clone()
-    push(engine, A, torch.arange(6.0), presence=(True, True, True))
+    a, b = members()
+    pulled = give(engine, b).clone()
+    push(engine, a, torch.arange(6.0), presence=(True, True, True))
     now = values_of(engine)
     gradient = torch.tensor([1.0, -2.0, 3.0, 4.0, -5.0])
 
-    push(engine, B, gradient, presence=(True, False, True))
+    push(engine, b, gradient, presence=(True, False, True))
 
     expected = now.clone()
     for position, g in zip([0, 1, 3, 4, 5], gradient.tolist(), strict=True):
@@ -179,22 +186,22 @@ def test_only_present_slices_are_compensated() -> None:
 
 def test_a_worker_that_was_given_nothing_is_not_compensated() -> None:
     engine = engine_of(DelayRules(compensation=STRENGTH), 1)
-    engine.pulled.keep_only([A, B])
-    give(engine, A)
-    push(engine, A, torch.tensor([2.0]))
+    a, b = members()
+    give(engine, a)
+    push(engine, a, torch.tensor([2.0]))
 
-    push(engine, B, torch.tensor([4.0]))
+    push(engine, b, torch.tensor([4.0]))
 
     assert values_of(engine).tolist() == [-2.0]
 
 
 def test_the_seeder_has_what_it_seeded() -> None:
     engine = engine_of(DelayRules(compensation=STRENGTH), 1)
-    engine.pulled.keep_only([A, B])
-    engine.note_pulled(B)
-    push(engine, A, torch.tensor([2.0]))
+    a, b = members()
+    engine.note_seeder(b)
+    push(engine, a, torch.tensor([2.0]))
 
-    push(engine, B, torch.tensor([4.0]))
+    push(engine, b, torch.tensor([4.0]))
 
     assert values_of(engine).tolist() == [0.0]
 
@@ -202,11 +209,11 @@ def test_the_seeder_has_what_it_seeded() -> None:
 def test_a_clock_of_bsp_is_not_compensated() -> None:
     rules = DelayRules(compensation=STRENGTH, is_rate_scaled=True)
     engine = engine_of(rules, 1)
-    engine.pulled.keep_only([A, B])
-    give(engine, B)
-    push(engine, A, torch.tensor([2.0]), is_streamed=False)
+    a, b = members()
+    give(engine, b)
+    push(engine, a, torch.tensor([2.0]), is_streamed=False)
 
-    push(engine, B, torch.tensor([4.0]), is_streamed=False, staleness=7)
+    push(engine, b, torch.tensor([4.0]), is_streamed=False, staleness=7)
 
     assert values_of(engine).tolist() == [-2.0]
 
@@ -214,11 +221,11 @@ def test_a_clock_of_bsp_is_not_compensated() -> None:
 def test_a_compensation_beyond_the_type_is_left_out() -> None:
     rules = DelayRules(compensation=1e3)
     engine = engine_of(rules, 1)
-    engine.pulled.keep_only([A, B])
-    engine.encode(0, CHUNK_FIELD, reader=B)
-    push(engine, A, torch.tensor([2.0]))
+    a, b = members()
+    engine.encode(0, CHUNK_FIELD, reader=b)
+    push(engine, a, torch.tensor([2.0]))
 
-    push(engine, B, torch.tensor([2.0**30]))
+    push(engine, b, torch.tensor([2.0**30]))
 
     assert values_of(engine).tolist() == [-(2.0**29)]
 
@@ -227,51 +234,52 @@ def test_a_push_in_16_bits_is_compensated_at_the_master_values() -> None:
     engine = engine_of(
         DelayRules(compensation=STRENGTH), 1, element_type=ElementType.BFLOAT16
     )
-    engine.pulled.keep_only([A, B])
-    engine.encode(0, CHUNK_FIELD, reader=B)
+    a, b = members()
+    engine.encode(0, CHUNK_FIELD, reader=b)
     tiny = torch.tensor([2.0**-10], dtype=torch.bfloat16)
     for _ in range(2):
-        push(engine, A, tiny)
+        push(engine, a, tiny)
     assert values_of(engine, ElementType.BFLOAT16).tolist() == [1.0]
 
-    push(engine, B, torch.tensor([2.0], dtype=torch.bfloat16))
+    push(engine, b, torch.tensor([2.0], dtype=torch.bfloat16))
 
     # Two updates that 16 bits do not show: 2 + 0.25 * 4 * -2^-10.
     expected = torch.tensor([1 - 2.0**-10 - RATE * (2 - 2.0**-10)]).bfloat16()
     assert values_of(engine, ElementType.BFLOAT16).tolist() == expected.tolist()
 
 
-def test_copies_are_counted_and_freed_with_their_worker() -> None:
+def test_copies_are_counted_and_kept_while_they_are_wanted() -> None:
     engine = engine_of(DelayRules(compensation=STRENGTH), 10)
-    before = engine.state_byte_count
-    engine.pulled.keep_only([A, B])
-    for worker in (A, B, A):
+    a, b = members()
+    for worker in (a, b, a):
         engine.encode(0, CHUNK_FIELD, reader=worker)
-    assert engine.state_byte_count - before == 80
+    assert sent_bytes([a, b]) == 80
 
-    engine.pulled.keep_only([B])
-    assert engine.state_byte_count - before == 40
+    a.keep_copies(False)
+    assert sent_bytes([a, b]) == 40
 
-    # One that is encoded for a worker that has just left.
-    engine.encode(0, CHUNK_FIELD, reader=A)
-    assert engine.state_byte_count - before == 40
+    engine.encode(0, CHUNK_FIELD, reader=a)
+    assert sent_bytes([a, b]) == 40
+    b.keep_copies(True)
+    assert sent_bytes([b]) == 40, "what is kept stays"
 
 
 def test_without_compensation_nothing_is_copied() -> None:
     engine = engine_of(DelayRules(), 10)
-    before = engine.state_byte_count
-    engine.pulled.keep_only([A])
+    a, b = members()
 
-    engine.encode(0, CHUNK_FIELD, reader=A)
+    engine.encode(0, CHUNK_FIELD, reader=a)
+    engine.note_seeder(b)
 
-    assert engine.state_byte_count == before
+    assert sent_bytes([a, b]) == 0
 
 
 @pytest.mark.parametrize(("staleness", "divisor"), [(0, 1), (1, 1), (2, 2), (8, 8)])
 def test_the_rate_is_divided_by_the_staleness(staleness: int, divisor: int) -> None:
     engine = engine_of(DelayRules(is_rate_scaled=True), 1)
+    a, _ = members()
 
-    push(engine, A, torch.tensor([4.0]), staleness=staleness)
+    push(engine, a, torch.tensor([4.0]), staleness=staleness)
 
     assert values_of(engine).tolist() == [1.0 - RATE * 4.0 / divisor]
 

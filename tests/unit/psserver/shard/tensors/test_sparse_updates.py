@@ -11,8 +11,8 @@ import torch
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules
+from psserver.shard.tensors.sent_values import SentValues
 from pswire.frames import RESPONSE_CHUNK_FIELD
-from pswire.membership import WorkerKey
 from pswire.optimizer_states import ChunkState
 from pswire.optimizers import flatten_group
 from pswire.placement import Chunk, Slice
@@ -95,7 +95,7 @@ class SparseShards(Shards):
         )
 
     def train(
-        self, pushes: Sequence[Push], *, pusher: WorkerKey | None = None
+        self, pushes: Sequence[Push], *, pulled: SentValues | None = None
     ) -> list[AppliedChunk]:
         """One clock."""
         applied = []
@@ -112,7 +112,7 @@ class SparseShards(Shards):
                     contributions=contributions,
                     total_weight=sum(push.weight for push in pushes),
                     hyperparameters=self.hyperparameters("optimizer"),
-                    pusher=pusher,
+                    pulled=pulled,
                 )
             )
         return applied
@@ -396,12 +396,12 @@ def test_the_delay_of_rows_is_compensated_as_that_of_zeros_between(
     generator = torch.Generator().manual_seed(11)
     parameters = make_parameters(generator)
     optimizer = optimizer_over(class_name, parameters, lr=0.1)
-    worker = WorkerKey("w0", 1)
+    sparse_sent, dense_sent = SentValues(), SentValues()
     sparse, dense = (
         SparseShards(parameters, {"optimizer": optimizer}, shard_count=1)
         for _ in range(2)
     )
-    for shards in (sparse, dense):
+    for shards, sent in ((sparse, sparse_sent), (dense, dense_sent)):
         engine = ApplyEngine(
             shards.schema,
             shards.placement,
@@ -410,14 +410,14 @@ def test_the_delay_of_rows_is_compensated_as_that_of_zeros_between(
             delay=DelayRules(compensation=0.5),
         )
         shards.engines[0] = engine
-        engine.pulled.keep_only([worker])
+        sent.keep_copies(True)
         for chunk in shards.placement.chunks:
-            engine.encode(chunk.index, RESPONSE_CHUNK_FIELD, reader=worker)
+            engine.encode(chunk.index, RESPONSE_CHUNK_FIELD, reader=sent)
 
     for _ in range(4):
         push = Push("w0", 1, gradients(generator, class_name))
-        sparse.train([push], pusher=worker)
-        dense.train([filled(push)], pusher=worker)
+        sparse.train([push], pulled=sparse_sent)
+        dense.train([filled(push)], pulled=dense_sent)
 
     assert sparse.deviation(dense.values()) <= DEVIATION_MAX
     uncompensated = SparseShards(parameters, {"optimizer": optimizer}, shard_count=1)

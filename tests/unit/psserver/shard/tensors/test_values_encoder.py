@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from psserver.shard.tensors.sent_values import SentValues, sent_bytes
 from psserver.shard.tensors.values_encoder import ValuesEncoder
 from pswire.compression import Compression
 from pswire.encodings.known import ENCODINGS
@@ -15,14 +16,11 @@ from pswire.frames import (
     decode_chunk,
     split_fields,
 )
-from pswire.membership import WorkerKey
 from pswire.placement import Chunk, Placement, Slice
 from pswire.schema import ElementType
 from pswire.torch_types import buffer_of
 from psworker.tensors.delta_base import DeltaBase
 from psworker.tensors.value_store import ValueStore
-
-A, B = WorkerKey("a", 1), WorkerKey("b", 1)
 
 CHUNK = Chunk(
     index=0,
@@ -40,7 +38,7 @@ class Shard:
     def __init__(self, method: str = "topk") -> None:
         compression = Compression(pull=method, ratio=0.1)
         self.encoder = ValuesEncoder(compression, [2])
-        self.encoder.given.keep_only([A, B])
+        self.a, self.b = SentValues(), SentValues()
         self.generator = torch.Generator().manual_seed(3)
         self.values = torch.randn(100, generator=self.generator)
 
@@ -49,7 +47,7 @@ class Shard:
 
     def message(
         self,
-        reader: WorkerKey,
+        reader: SentValues | None,
         sequence: int | None,
         presence: tuple[bool, ...] = ALL,
     ) -> bytes:
@@ -99,16 +97,16 @@ def frame_of(message: bytes) -> ChunkFrame:
 )
 def test_a_worker_follows_the_shard_within_what_was_left_out(method: str) -> None:
     shard, worker = Shard(method), Worker(method)
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     assert torch.equal(worker.values, shard.values)
 
     for sequence in range(1, 40):
         if sequence < 20:
             shard.update()
-        frame = frame_of(shard.message(A, sequence))
+        frame = frame_of(shard.message(shard.a, sequence))
         assert frame.encoding == ENCODING_CHANGE
         worker.store.write(frame)
-        known = shard.encoder.given.of(A, 0)
+        known = shard.a.chunks.get(0)
         assert known is not None
         assert torch.equal(known[1].values, worker.values[:97])
         assert torch.equal(worker.values[97:], shard.values[97:])
@@ -122,11 +120,11 @@ def test_a_worker_follows_the_shard_within_what_was_left_out(method: str) -> Non
 
 def test_a_message_that_is_asked_for_again_is_the_same_and_changes_nothing() -> None:
     shard, worker = Shard(), Worker()
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     shard.update()
 
-    first = shard.message(A, 1, (True, False, False))
-    again = shard.message(A, 1)
+    first = shard.message(shard.a, 1, (True, False, False))
+    again = shard.message(shard.a, 1)
     worker.write(first)
     values = worker.values
     worker.write(again)
@@ -139,14 +137,14 @@ def test_a_message_that_is_asked_for_again_is_the_same_and_changes_nothing() -> 
 def test_buffers_are_the_newest_though_no_parameter_has_changed() -> None:
     """As in a chunk of buffers alone, of which a large model has many."""
     shard, worker = Shard(), Worker()
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
 
     for sequence in range(1, 4):
         shard.values[97:] += 1
-        worker.write(shard.message(A, sequence))
+        worker.write(shard.message(shard.a, sequence))
         assert torch.equal(worker.values, shard.values)
     shard.values[97:] += 1
-    worker.write(shard.message(A, 3))  # the same push again
+    worker.write(shard.message(shard.a, 3))  # the same push again
 
     assert torch.equal(worker.values, shard.values)
 
@@ -154,83 +152,82 @@ def test_buffers_are_the_newest_though_no_parameter_has_changed() -> None:
 def test_newer_values_of_the_same_push_come_whole() -> None:
     """Of a message whose call broke nobody knows whether it has arrived."""
     shard, worker = Shard(), Worker()
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     shard.update()
-    shard.message(A, 1)
+    shard.message(shard.a, 1)
     shard.update()
 
-    message = shard.message(A, 1, (True, False, True))
+    message = shard.message(shard.a, 1, (True, False, True))
 
     assert frame_of(message).encoding == ENCODING_RAW
     worker.write(message)
     assert torch.equal(worker.values, shard.values)
     shard.update()
-    worker.write(shard.message(A, 2))
+    worker.write(shard.message(shard.a, 2))
     assert not worker.base.is_lost
 
 
 def test_workers_that_have_the_same_share_messages_and_memory() -> None:
     shard = Shard()
-    for worker in (A, B):
+    for worker in (shard.a, shard.b):
         shard.message(worker, None)
     for sequence in (1, 2, 3):
         shard.update()
-        assert shard.message(A, sequence) is shard.message(B, sequence)
-    shared = shard.encoder.given.byte_count
+        assert shard.message(shard.a, sequence) is shard.message(shard.b, sequence)
+    shared = sent_bytes([shard.a, shard.b])
     assert shared < 2 * 97 * 4
 
     shard.update()
-    shard.message(A, None)
+    shard.message(shard.a, None)
 
-    assert shard.encoder.given.byte_count == shared + 97 * 4
-    shard.encoder.given.keep_only([A])
-    assert shard.encoder.given.byte_count == 97 * 4
+    assert sent_bytes([shard.a, shard.b]) == shared + 97 * 4
+    assert sent_bytes([shard.a]) == 97 * 4
 
 
-def test_a_worker_that_nobody_knows_gets_all_values_and_is_not_kept() -> None:
+def test_who_is_no_member_gets_all_values() -> None:
     shard = Shard()
-    other = WorkerKey("c", 1)
     for sequence in (None, 1, 2):
-        message = shard.message(other, sequence)
+        message = shard.message(None, sequence)
         assert frame_of(message).encoding == ENCODING_RAW
-    assert shard.encoder.given.byte_count == 0
 
 
 def test_a_change_of_other_values_is_left_alone_and_said() -> None:
     shard, worker = Shard(), Worker()
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     shard.update()
-    shard.message(A, 1)  # never arrives
+    shard.message(shard.a, 1)  # never arrives
     shard.update()
     before = worker.values
 
-    worker.write(shard.message(A, 2))
+    worker.write(shard.message(shard.a, 2))
 
     assert worker.base.is_lost
     assert torch.equal(worker.values, before)
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     assert torch.equal(worker.values, shard.values)
 
 
 def test_a_change_fits_after_values_that_came_whole_after_a_change() -> None:
     shard, worker = Shard(), Worker()
-    worker.write(shard.message(A, None))
+    worker.write(shard.message(shard.a, None))
     for sequence in (1, 3):
         shard.update()
-        worker.write(shard.message(A, sequence))
+        worker.write(shard.message(shard.a, sequence))
         assert not worker.base.is_lost
         shard.update()
-        worker.write(shard.message(A, None))
+        worker.write(shard.message(shard.a, None))
 
     assert torch.equal(worker.values, shard.values)
 
 
 def test_values_of_another_push_go_again_only_if_they_have_changed() -> None:
     encoder = ValuesEncoder(Compression(push="topk"), [2])
-    encoder.keep_only([A])
+    a = SentValues()
     values = torch.randn(100)
 
-    def encoding(sequence: int, *, with_buffer: bool = False, of: WorkerKey = A) -> int:
+    def encoding(
+        sequence: int, *, with_buffer: bool = False, of: SentValues | None = a
+    ) -> int:
         presence = (True, True, with_buffer)
         (message,), seen = encoder.encode(
             CHUNK, values, RESPONSE_CHUNK_FIELD, presence, of, sequence
@@ -242,21 +239,19 @@ def test_values_of_another_push_go_again_only_if_they_have_changed() -> None:
     assert encoding(1) == ENCODING_RAW, "nobody knows whether the first has arrived"
     assert encoding(2) == ENCODING_UNCHANGED
     assert encoding(3, with_buffer=True) == ENCODING_RAW
-    encoder.counts.note_update(CHUNK.index)
+    encoder.note_update(CHUNK.index)
     assert encoding(4) == ENCODING_RAW
     assert encoding(5) == ENCODING_UNCHANGED
-    assert [encoding(5, of=B), encoding(6, of=B)] == [ENCODING_RAW] * 2
-    encoder.keep_only([])
-    encoder.keep_only([A])
-    assert encoding(7) == ENCODING_RAW
+    assert [encoding(5, of=None), encoding(6, of=None)] == [ENCODING_RAW] * 2
+    assert encoding(7, of=SentValues()) == ENCODING_RAW
 
 
 def test_who_has_rounded_values_already_has_them_rounded() -> None:
     encoder = ValuesEncoder(Compression(pull="bf16"), [])
-    encoder.keep_only([A])
+    a = SentValues()
     values = torch.randn(100)
     first, second = (
-        encoder.encode(CHUNK, values, RESPONSE_CHUNK_FIELD, (True,) * 3, A, sequence)
+        encoder.encode(CHUNK, values, RESPONSE_CHUNK_FIELD, (True,) * 3, a, sequence)
         for sequence in (1, 2)
     )
     (message,) = second[0]
@@ -270,16 +265,16 @@ def test_who_seeded_has_what_it_seeded_and_may_have_edited_it_since() -> None:
     parts = shard.values.split([60, 37, 3])
     for mine, theirs in zip(worker.tensors, parts, strict=True):
         mine.copy_(theirs)
-    shard.encoder.note_exact(CHUNK, shard.values, A)
+    shard.encoder.note_exact(CHUNK, shard.values, shard.a)
     shard.update()
-    worker.write(shard.message(A, 1))
+    worker.write(shard.message(shard.a, 1))
     assert not worker.base.is_lost
 
     worker.tensors[0].zero_()
     shard.update()
-    worker.write(shard.message(A, 2))
+    worker.write(shard.message(shard.a, 2))
 
-    known = shard.encoder.given.of(A, 0)
+    known = shard.a.chunks.get(0)
     assert known is not None
     assert torch.equal(worker.values[:97], known[1].values)
     assert worker.base.byte_count == len(buffer_of(known[1].values))
