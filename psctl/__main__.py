@@ -15,7 +15,7 @@ from psctl import (
 from psctl.failures import report
 from psctl.options import JsonOption, print_json, say
 from pswire.exit_codes import ExitCode
-from pswire.versions import version_text
+from pswire.options import VersionOption
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -30,12 +30,6 @@ app.add_typer(bench_commands.app, name="bench")
 _DEBUG_VARIABLE: Final = "PSCTL_DEBUG"
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(version_text())
-        raise typer.Exit(ExitCode.DONE)
-
-
 @app.callback()
 def psctl(
     debug: Annotated[
@@ -44,12 +38,7 @@ def psctl(
             "--debug", help=f"Show tracebacks of errors, as {_DEBUG_VARIABLE}=1 does."
         ),
     ] = False,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show versions."
-        ),
-    ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Asks things of a paramserver job, and shows what one does.
 

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from pswire.addresses import Address
-from pswire.options import coordinator_address
+from pswire.options import peer_address
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ CoordinatorOption = Annotated[
     Address,
     typer.Option(
         "--coordinator",
-        parser=coordinator_address,
+        parser=peer_address,
         metavar="HOST:PORT",
         envvar="PS_COORDINATOR",
         help="The job's coordinator.",

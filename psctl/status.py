@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 from psctl.tables import fitted
 from pswire.addresses import Address
 from pswire.byte_text import byte_text
-from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
+from pswire.leased_data import EpochReport
 from pswire.membership import Mode, WorkerState
 from pswire.names import printable
 from pswire.reasons import Refusal

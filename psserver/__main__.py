@@ -14,40 +14,23 @@ from psserver.config import (
     usable_thread_count,
 )
 from psserver.job_options import JobOptions, takes_job_options
-from pswire.addresses import Address, parse_address
-from pswire.exit_codes import ExitCode
-from pswire.options import number_option
-from pswire.versions import version_text
+from pswire.addresses import Address
+from pswire.options import (
+    VersionOption,
+    listen_address,
+    number_option,
+    peer_address,
+)
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 
-def _address(text: str) -> Address:
-    try:
-        return parse_address(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _peer_address(text: str) -> Address:
-    address = _address(text)
-    if address.port == 0:
-        raise typer.BadParameter("port 0 is for listening; name the port it took")
-    return address
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(version_text())
-        raise typer.Exit(ExitCode.DONE)
-
-
 Listen = Annotated[
     Address,
     typer.Option(
-        parser=_address,
+        parser=listen_address,
         metavar="HOST:PORT",
         envvar="PS_LISTEN",
         help="Where to listen; port 0 takes a free one and prints it.",
@@ -77,12 +60,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 @app.callback()
 def psserver(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show versions."
-        ),
-    ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Runs the daemons of a paramserver job: one coordinator and its shards."""
 
@@ -114,7 +92,7 @@ def shard(
     coordinator: Annotated[
         Address,
         typer.Option(
-            parser=_peer_address,
+            parser=peer_address,
             metavar="HOST:PORT",
             envvar="PS_COORDINATOR",
             help="The job's coordinator; it may be started later.",
@@ -126,7 +104,7 @@ def shard(
     advertise: Annotated[
         Address | None,
         typer.Option(
-            parser=_peer_address,
+            parser=peer_address,
             metavar="HOST:PORT",
             envvar="PS_ADVERTISE",
             help="Where workers reach this shard, if not where it listens.",

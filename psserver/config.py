@@ -17,8 +17,8 @@ from pswire.limits import (
     WORKER_COUNT_MAX,
 )
 from pswire.membership import LossPolicy, Mode, StepAtomicity
-from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 from pswire.number_range import NumberRange
+from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 
 LEASE_TTL_S = NumberRange(
     1.0,

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from psserver.config import ConfigurationError, CoordinatorConfig, OptionError
-from psserver.edge.job_failed import JobFailedError
+from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import DRAIN_TIMEOUT_S, stay
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode

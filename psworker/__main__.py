@@ -15,8 +15,7 @@ from pswire.history import is_for_many
 from pswire.limits import WAIT_S_MAX
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
-from pswire.options import coordinator_address, number_option
-from pswire.versions import version_text
+from pswire.options import VersionOption, number_option, peer_address
 from psworker.backends.host.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
@@ -35,12 +34,6 @@ _CONNECT_TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds")
 
 def _log(text: str) -> None:
     typer.echo(f"psworker: {text}", err=True)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(version_text())
-        raise typer.Exit(ExitCode.DONE)
 
 
 def _checked_command(command: list[str]) -> tuple[str, ...]:
@@ -121,12 +114,7 @@ def _lasting_id() -> str:
 
 @app.callback()
 def psworker(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show versions."
-        ),
-    ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Runs training scripts as workers of a paramserver job."""
     # Before the options of a command are read: a script would refuse it as well, but
@@ -152,7 +140,7 @@ def run(
     coordinator: Annotated[
         Address | None,
         typer.Option(
-            parser=coordinator_address,
+            parser=peer_address,
             metavar="HOST:PORT",
             envvar="PS_COORDINATOR",
             help="The job's coordinator.",

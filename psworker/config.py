@@ -10,8 +10,8 @@ from pswire import failpoints
 from pswire.addresses import Address, parse_address
 from pswire.history import HISTORY_VARIABLE
 from pswire.limits import WAIT_S_MAX
-from pswire.memory_segments import SHARED_MEMORY_VARIABLE, is_wanted
 from pswire.number_range import NumberRange
+from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 from psworker.errors import ConfigurationError, refuse_worker_id
 
 COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"

@@ -1,4 +1,4 @@
-"""A worker that others wait for, in the words that every log and error has for it.
+"""Waits, as every log and error names them: for which worker, and how often.
 
 Two measures that a wait must not mix: how long the worker has been in its step, which
 a shard knows from its pushes and which is long while a script validates; and since
@@ -49,3 +49,23 @@ class Awaited:
 def lost_text(lost_ms: int) -> str:
     """Since when there is no sign of life of a process, in words."""
     return f"lost {lost_ms / 1000:.0f} s ago"
+
+
+_GAPS_MAX: Final = 60
+"""Longest time between two lines, in first ones: 5 minutes after 5 s."""
+
+
+def next_due(waited: float, first: float) -> float:
+    """When a wait is to be said next: after 5, 10, 20, 40 s and so on.
+
+    Whoever looks at the log an hour later finds a line for each stage, not a thousand
+    that differ in a number.
+
+    Args:
+        waited: For how long it had lasted as it was said last, 0 if it never was.
+        first: After which time it is said first, in the same unit.
+
+    Returns:
+        For how long it will have lasted then.
+    """
+    return waited + min(max(waited, first), first * _GAPS_MAX)

@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TypedDict
 
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange, DataReport
+from pswire.leased_data import DataRange, DataReport, EpochReport
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.v1 import coordinator_service_pb2, push_pb2

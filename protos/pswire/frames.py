@@ -33,7 +33,7 @@ from pswire.message_fields import (
     varint,
 )
 from pswire.reasons import ErrorReason, Refusal
-from pswire.shared_layout import SharedRun
+from pswire.shared_memory.layout import SharedRun
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -83,7 +83,7 @@ ENCODING_UNCHANGED: Final = 22
 """Parameters only, no data: the elements are those that the receiver has, as the digest
 says."""
 ENCODING_SHARED_MEMORY: Final = 8
-"""Elements as of `ENCODING_RAW`, in shared memory; see `pswire.shared_layout`."""
+"""Elements as of `ENCODING_RAW`, in shared memory, as `shared_memory.layout` says."""
 
 _ENCODINGS: Final = {
     ENCODING_RAW: "raw",
@@ -305,6 +305,47 @@ def join_fields(*fields: tuple[int, bytes]) -> bytes:
     for number, value in fields:
         parts += (length_prefix(number, len(value)), value)
     return b"".join(parts)
+
+
+_SHARED_OUTER: Final = b"\xc2\x02"
+_LAST_AND_ENCODING: Final = b"\x18\x01\x20" + bytes([ENCODING_SHARED_MEMORY])
+
+
+def encode_shared_chunk(
+    *, index: int, presence: bytes, digest: int, shared: SharedRun
+) -> bytes:
+    """Builds a message that holds only a chunk whose elements are in shared memory.
+
+    A step sends one for each MiB both ways, so that it too is built by hand. Such
+    messages may be joined to one that holds several.
+
+    Args:
+        index: Index of the chunk in the placement.
+        presence: One bit for each slice; see `bits_to_bytes`.
+        digest: XXH3-64 of the elements.
+        shared: Where they are.
+    """
+    fields = b"".join(
+        (
+            b"\x0d" + FIXED32_FORMAT.pack(index) if index else b"",
+            _LAST_AND_ENCODING,
+            _fixed64(b"\x29", digest),
+            join_fields((_PRESENCE, presence)) if presence else b"",
+            _fixed64(b"\xc1\x02", shared.segment),
+            _fixed64(b"\xc9\x02", shared.length),
+            _fixed64(b"\xd1\x02", shared.version),
+        )
+    )
+    return join_fields((SHARED_CHUNKS_FIELD, fields))
+
+
+def is_shared_chunk(message: bytes) -> bool:
+    """Whether a message of one chunk may be joined to others like it."""
+    return message.startswith(_SHARED_OUTER)
+
+
+def _fixed64(tag: bytes, value: int) -> bytes:
+    return tag + FIXED64_FORMAT.pack(value) if value else b""
 
 
 MESSAGE_FIELD_COUNT_MAX: Final = 32_768

@@ -1,11 +1,14 @@
 """Options of commands whose values are refused in words of ours, not of a parser."""
 
+import platform
 from collections.abc import Collection
-from typing import Any, TypeVar
+from importlib import metadata
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from pswire.addresses import Address, parse_address
+from pswire.exit_codes import ExitCode
 from pswire.number_range import NumberRange
 
 Choice = TypeVar("Choice", bound=str)
@@ -48,16 +51,25 @@ def count_option(
     return number_option(allowed=NumberRange(least, most), help=help, **others)
 
 
-def coordinator_address(text: str) -> Address:
-    """An address to connect to.
+def listen_address(text: str) -> Address:
+    """An address, of which port 0 is any free one.
 
     Raises:
         typer.BadParameter: It is none.
     """
     try:
-        address = parse_address(text)
+        return parse_address(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def peer_address(text: str) -> Address:
+    """An address to connect to.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    address = listen_address(text)
     if address.port == 0:
         raise typer.BadParameter("port 0 is for listening; name the port it took")
     return address
@@ -94,3 +106,21 @@ def chosen(choices: Collection[Choice], text: str) -> Choice:
         if each == text.lower():
             return each
     raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}")
+
+
+def _show_version(wanted: bool) -> None:
+    """Shows our version and those of what we depend on most, without importing them."""
+    if wanted:
+        packages = ("paramserver", "torch", "grpcio", "protobuf")
+        installed = [f"{name} {metadata.version(name)}" for name in packages]
+        typer.echo(", ".join([*installed, f"Python {platform.python_version()}"]))
+        raise typer.Exit(ExitCode.DONE)
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Show versions."
+    ),
+]
+"""`--version`, of every command."""

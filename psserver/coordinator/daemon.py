@@ -21,7 +21,7 @@ from psserver.edge.descriptors import (
     descriptors,
     watch_descriptors,
 )
-from psserver.edge.job_failed import JobFailedError
+from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import announce, bind, stay, stop
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder

@@ -15,9 +15,11 @@ from typing import Final, TypeVar
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from pswire.limits import NAME_BYTES_MAX, PROTOCOL_VERSION
+from pswire.membership import WorkerKey
 from pswire.message_fields import Shape, check_field_count
 from pswire.reasons import ErrorReason, Refusal
-from pswire.v1 import coordinator_service_pb2, push_pb2
+from pswire.v1 import coordinator_service_pb2, membership_pb2, push_pb2
 
 Received = TypeVar("Received", bound=Message)
 Result = TypeVar("Result")
@@ -103,6 +105,36 @@ async def parsed(byte_count: int, parse: Callable[[], Result]) -> Result:
     if byte_count < LARGE_BYTES_MIN:
         return parse()
     return await asyncio.get_running_loop().run_in_executor(_thread, parse)
+
+
+def worker_key(identity: membership_pb2.WorkerIdentity) -> WorkerKey:
+    """Reads an identity.
+
+    Raises:
+        Refusal: `MALFORMED_MESSAGE`.
+    """
+    size = len(identity.worker_id.encode())
+    if not 0 < size <= NAME_BYTES_MAX or identity.incarnation < 1:
+        raise Refusal(
+            ErrorReason.MALFORMED_MESSAGE,
+            f"worker {identity.worker_id[:64]!r}, incarnation "
+            f"{identity.incarnation}, is no identity",
+        )
+    return WorkerKey(identity.worker_id, identity.incarnation)
+
+
+def check_protocol(version: int) -> None:
+    """Refuses another protocol version.
+
+    Raises:
+        Refusal: `PROTOCOL_VERSION`.
+    """
+    if version != PROTOCOL_VERSION:
+        raise Refusal(
+            ErrorReason.PROTOCOL_VERSION,
+            f"the caller speaks protocol {version}, this server speaks "
+            f"{PROTOCOL_VERSION}",
+        )
 
 
 @cache

@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from psserver.config import ConfigurationError, OptionError
-from psserver.edge.job_failed import JobFailedError
 from psserver.edge.state_folder import StateFolderError
 from pswire import failpoints
 from pswire.exit_codes import ExitCode
@@ -16,6 +15,11 @@ from pswire.history import HistoryPathError
 from pswire.reasons import ErrorReason, Refusal
 
 log = logging.getLogger("psserver")
+
+
+class JobFailedError(Exception):
+    """The job can't go on; the text says why."""
+
 
 _CODE_OF_REASON = {
     ErrorReason.PROTOCOL_VERSION: ExitCode.INCOMPATIBLE_VERSION,

@@ -11,10 +11,11 @@ answer UNKNOWN and write a traceback for each that is none; see `decoding`.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
+import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
@@ -28,7 +29,11 @@ _refusal_log = RefusalLog(logging.getLogger("psserver"))
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 RequestMessage = TypeVar("RequestMessage", bound=Message)
+ResponseMessage = TypeVar("ResponseMessage", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
+
+Methods = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
+"""Handlers by the name of their method."""
 
 
 def address_of(context: Context) -> str:
@@ -73,34 +78,6 @@ def as_refusal(error: BaseException, method: str) -> Refusal:
     return Refusal(ErrorReason.INTERNAL, f"{method} failed on the server")
 
 
-def answering(
-    handler: Callable[[RequestMessage, Context], Awaitable[Response]],
-    request_type: type[RequestMessage],
-) -> Callable[[bytes, Context], Awaitable[Response]]:
-    """Guards a handler that takes one message and gives one answer."""
-
-    async def answer(request: bytes, context: Context) -> Response:
-        return await handler(await decoded(request_type, request), context)
-
-    answer.__name__ = handler.__name__
-    return unary(answer)
-
-
-def telling(
-    handler: Callable[[RequestMessage, Context], AsyncIterator[Response]],
-    request_type: type[RequestMessage],
-) -> Callable[[bytes, Context], AsyncIterator[Response]]:
-    """Guards a handler that takes one message and gives a stream of answers."""
-
-    async def tell(request: bytes, context: Context) -> AsyncIterator[Response]:
-        message = await decoded(request_type, request)
-        async for response in handler(message, context):
-            yield response
-
-    tell.__name__ = handler.__name__
-    return streaming(tell)
-
-
 def unary(
     handler: Callable[[Request, Context], Awaitable[Response]],
 ) -> Callable[[Request, Context], Awaitable[Response]]:
@@ -136,3 +113,56 @@ def streaming(
             await abort(context, as_refusal(error, handler.__name__))
 
     return guarded
+
+
+def telling(
+    handler: Callable[[RequestMessage, Context], AsyncIterator[Response]],
+    request_type: type[RequestMessage],
+) -> Callable[[bytes, Context], AsyncIterator[Response]]:
+    """Guards a handler that takes one message and gives a stream of answers."""
+
+    async def tell(request: bytes, context: Context) -> AsyncIterator[Response]:
+        message = await decoded(request_type, request)
+        async for response in handler(message, context):
+            yield response
+
+    tell.__name__ = handler.__name__
+    return streaming(tell)
+
+
+def answered(
+    handler: Callable[[RequestMessage, Context], Awaitable[ResponseMessage]],
+    request_type: type[RequestMessage],
+) -> "grpc.RpcMethodHandler[bytes, ResponseMessage]":
+    """A guarded method that takes one message and gives one answer."""
+
+    async def answer(request: bytes, context: Context) -> ResponseMessage:
+        return await handler(await decoded(request_type, request), context)
+
+    answer.__name__ = handler.__name__
+    return grpc.unary_unary_rpc_method_handler(
+        unary(answer), response_serializer=_serialized
+    )
+
+
+def gathered(
+    handler: Callable[[AsyncIterator[bytes], Context], Awaitable[ResponseMessage]],
+) -> "grpc.RpcMethodHandler[bytes, ResponseMessage]":
+    """A guarded method that takes a stream of bytes, and gives one answer."""
+    return grpc.stream_unary_rpc_method_handler(
+        unary(handler), response_serializer=_serialized
+    )
+
+
+def streamed(
+    handler: Callable[[RequestMessage, Context], AsyncIterator[ResponseMessage]],
+    request_type: type[RequestMessage],
+) -> "grpc.RpcMethodHandler[bytes, ResponseMessage]":
+    """A guarded method that takes one message and gives a stream of answers."""
+    return grpc.unary_stream_rpc_method_handler(
+        telling(handler, request_type), response_serializer=_serialized
+    )
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

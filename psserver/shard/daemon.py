@@ -18,7 +18,7 @@ from psserver.edge.descriptors import (
     descriptors,
     watch_descriptors,
 )
-from psserver.edge.job_failed import JobFailedError
+from psserver.edge.ending import JobFailedError
 from psserver.edge.lifecycle import announce, bind, stay, stop
 from psserver.edge.server import ServerKind, make_server
 from psserver.edge.state_folder import held_folder
@@ -32,7 +32,7 @@ from psserver.shard.tensors.supported_optimizers import load_optimizers
 from pswire.channels import ChannelKind, aio_channel
 from pswire.freed_memory import keep_freed_memory
 from pswire.membership_codec import read_settings
-from pswire.memory_segments import boot_id
+from pswire.shared_memory.segments import boot_id
 
 
 class LateHandler(grpc.GenericRpcHandler):

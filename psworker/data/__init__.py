@@ -1,7 +1,6 @@
 """Leased data loading: the batches of an epoch, shared out while it goes on; splits."""
 
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import EpochShape
+from pswire.leased_data import EpochReport, EpochShape
 from psworker.data.counted import CountedLoader
 from psworker.data.loader import LeasedLoader, prepare_loader
 from psworker.data.order import LoaderRefused

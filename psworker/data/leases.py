@@ -11,14 +11,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pswire.awaited import next_due
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.limits import WAITING_INTERVAL_MS
-from pswire.repeats import next_due
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
 
 if TYPE_CHECKING:
-    from pswire.epoch_report import EpochReport
+    from pswire.leased_data import EpochReport
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import torch
 from torch.utils.data import DataLoader
 
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import Origin
+from pswire.leased_data import EpochReport, Origin
 from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import CountedLoader, is_split_by_user, is_stream
 from psworker.data.leases import BATCH_COUNT_AHEAD, EpochLeases

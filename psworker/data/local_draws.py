@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakValueDictionary
 
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange
+from pswire.leased_data import DataRange, EpochReport
 from psworker.data.batch_tensors import BatchTensors
 from psworker.data.pending import PendingData
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from pswire.epoch_report import EpochReport
+from pswire.leased_data import EpochReport
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
 from psworker.data.local_draws import EpochDraws, LocalDraws
 from psworker.data.user_loader import PreparedLoader, noting

@@ -7,8 +7,7 @@ thread can wait for several things at once. Cancelling a future cancels its call
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange, DataReport, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from psworker.data.pending import PendingData
 
 if TYPE_CHECKING:

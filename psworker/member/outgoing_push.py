@@ -13,10 +13,10 @@ from pswire.frames import (
     REQUEST_HEADER_FIELD,
     REQUEST_TRAILER_FIELD,
     bits_to_bytes,
+    is_shared_chunk,
     join_fields,
 )
 from pswire.limits import REFERENCES_BYTES_MAX
-from pswire.shared_chunks import is_shared_chunk
 from psworker.transport import messages
 from psworker.transport.values import PushHeader, PushTrailer
 

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 
 from pswire import failpoints
 from pswire.membership import ClockChoice, WorkerKey
-from pswire.memory_segments import boot_id
 from pswire.outcome import Outcome
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_memory.segments import boot_id
 from psworker.errors import StalenessError, StepTimeoutError, WaitTimeoutError
 from psworker.member.ahead_calls import AheadCalls
 from psworker.member.commits import Commits

@@ -13,18 +13,21 @@ from pswire.data_codec import (
     report_fields,
     split_message,
 )
-from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import WorkerKey
 from pswire.membership_codec import identity_message, read_identity, read_settings
-from pswire.model_parts import MergedModel, cut_model
 from pswire.reasons import ErrorReason, Refusal
 from pswire.recorded_split import RecordedSplit
 from pswire.schema import OptimizerSpec
-from pswire.schema_codec import optimizer_to_message, terms_fields
+from pswire.schema_codec import (
+    MergedModel,
+    cut_model,
+    optimizer_to_message,
+    terms_fields,
+)
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 from psworker.transport import messages, values

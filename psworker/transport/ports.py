@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Protocol
 
-from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
 from pswire.job_terms import JobTerms
-from pswire.leased_data import DataRange, DataReport, EpochShape, Origin
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape, Origin
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.placement import Placement
 from pswire.recorded_split import RecordedSplit

@@ -27,9 +27,9 @@ from pswire.frames import (
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.membership_codec import choice_message, identity_message, read_choice
-from pswire.memory_segments import boot_id
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_memory.segments import boot_id
 from pswire.v1 import membership_pb2, push_pb2
 from pswire.v1 import parameter_service_pb2 as pb
 from pswire.v1.parameter_service_pb2_grpc import ParameterServiceStub

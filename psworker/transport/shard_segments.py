@@ -31,13 +31,12 @@ from pswire.frames import (
     bits_to_bytes,
     decode_chunk,
     encode_chunk,
+    encode_shared_chunk,
     split_fields,
 )
-from pswire.memory_fence import fence
-from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.segment_handshake import (
+from pswire.shared_memory.handshake import (
     ACKNOWLEDGEMENT,
     HANDSHAKE_TIMEOUT_S,
     Answer,
@@ -45,14 +44,14 @@ from pswire.segment_handshake import (
     address_of,
     check_peer,
 )
-from pswire.shared_chunks import encode_shared_chunk
-from pswire.shared_layout import (
+from pswire.shared_memory.layout import (
     GradientLayout,
     SegmentKind,
     SharedRun,
     ValuesLayout,
     is_worth_sharing,
 )
+from pswire.shared_memory.segments import MemorySegment, SegmentError, fence
 from pswire.torch_types import buffer_of, tensor_from_buffer
 from pswire.v1.parameter_service_pb2 import OpenSegmentsResponse
 from psworker.tensors.tensor_chunks import Bytes, ChunkSource

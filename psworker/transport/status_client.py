@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from pswire.channels import ChannelKind, aio_channel
 from pswire.data_codec import read_epoch, read_split
-from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
+from pswire.leased_data import EpochReport
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerState
 from pswire.membership_codec import known, read_settings

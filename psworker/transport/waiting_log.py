@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from pswire.awaited import next_due
 from pswire.limits import WAITING_INTERVAL_MS
-from pswire.repeats import next_due
 from psworker.transport.values import Waiting
 
 T = TypeVar("T")

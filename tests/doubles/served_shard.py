@@ -20,6 +20,7 @@ from pswire.frames import (
     bits_to_bytes,
     decode_chunk,
     encode_chunk,
+    encode_shared_chunk,
     join_fields,
     split_fields,
 )
@@ -29,8 +30,7 @@ from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind, Member, Mode, Record
 from pswire.membership_codec import identity_message
 from pswire.schema import ElementType, EntryKind, ModelSchema, SchemaEntry
-from pswire.shared_chunks import encode_shared_chunk
-from pswire.shared_layout import SharedRun
+from pswire.shared_memory.layout import SharedRun
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 from pswire.v1 import membership_pb2, parameter_service_pb2, push_pb2, schema_pb2
 from tests.doubles.core_values import key, sgd

@@ -29,7 +29,7 @@ from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.storage.job_store import JobStore
 from psserver.edge import lifecycle
 from psserver.edge.coordinator_settings import CoordinatorSettings
-from psserver.edge.job_failed import JobFailedError
+from psserver.edge.ending import JobFailedError
 from psserver.shard import daemon as shard_daemon
 from psserver.shard.host.shard_host import ShardHost
 from pswire.addresses import Address, parse_address

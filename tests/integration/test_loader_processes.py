@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from pswire.epoch_report import EpochReport
+from pswire.leased_data import EpochReport
 from pswire.membership import Mode, WorkerState
 from tests.doubles.children import Nursery
 from tests.integration.job import Job, connect, run_workers

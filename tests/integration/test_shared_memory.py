@@ -17,9 +17,9 @@ from torch import nn
 from psserver.shard.host.hosted_members import HostedMembers
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import Mode, WorkerKey
-from pswire.memory_segments import MemorySegment, SegmentError, boot_id
-from pswire.segment_handshake import TOKEN_BYTES, Answer, Offer, address_of
-from pswire.shared_layout import GradientLayout, SegmentKind
+from pswire.shared_memory.handshake import TOKEN_BYTES, Answer, Offer, address_of
+from pswire.shared_memory.layout import GradientLayout, SegmentKind
+from pswire.shared_memory.segments import MemorySegment, SegmentError, boot_id
 from pswire.v1 import (
     membership_pb2,
     parameter_service_pb2,
@@ -42,7 +42,7 @@ SEED: Final = 20261128
 @pytest.fixture
 def all_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of any size go through shared memory."""
-    monkeypatch.setattr("pswire.shared_layout.SHARED_BYTES_MIN", 0)
+    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
     cut_into(monkeypatch, 64, 256)
 
 
@@ -187,7 +187,7 @@ def test_values_of_two_workers_at_once_are_never_mixed(
 def test_an_evicted_worker_joins_with_new_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pswire.shared_layout.SHARED_BYTES_MIN", 0)
+    monkeypatch.setattr("pswire.shared_memory.layout.SHARED_BYTES_MIN", 0)
     with (
         Job(tmp_path, lease_ttl_ms=1_000, sockets=True) as job,
         FaultProxy(job.address) as proxy,
@@ -334,7 +334,7 @@ def test_another_user_on_this_machine_goes_over_grpc(
     """The same for a container that sees other sockets: the probe fails."""
     caplog.set_level("INFO", "psworker")
     mine = os.geteuid()
-    monkeypatch.setattr("pswire.segment_handshake.os.geteuid", lambda: mine + 1)
+    monkeypatch.setattr("pswire.shared_memory.handshake.os.geteuid", lambda: mine + 1)
     with Job(tmp_path) as job:
         step_once(job)
 

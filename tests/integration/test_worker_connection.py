@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import psworker
-from pswire.epoch_report import EpochReport
+from pswire.leased_data import EpochReport
 from psworker import WorkerConnection
 from tests.doubles.promised_numbers import DEVIATION_MAX, NORM_DEVIATION_MAX
 from tests.integration.job import Job, connect, deviation

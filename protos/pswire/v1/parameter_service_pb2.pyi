@@ -1096,7 +1096,7 @@ class OpenSegmentsResponse(google.protobuf.message.Message):
     """
     socket_name: builtins.str
     """Abstract name of a Unix socket, without the leading zero byte. The layout
-    of what goes over it is in `pswire/segment_handshake.py`.
+    of what goes over it is in `pswire/shared_memory/handshake.py`.
     """
     token: builtins.bytes
     """To be shown there, once and soon."""

@@ -15,10 +15,9 @@ from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from psserver.coordinator.host.data_leases import DataWait
 from psserver.edge.coordinator_settings import JobPhase
-from pswire.awaited import Awaited
+from pswire.awaited import Awaited, next_due
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership import Mode, WorkerKey, WorkerState
-from pswire.repeats import next_due
 
 log = logging.getLogger("psserver.coordinator")
 

@@ -5,7 +5,7 @@ from typing import Protocol
 from psserver.coordinator.core.coordinator import CoordinatorCore
 from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.shard_map import ShardSlot
-from psserver.edge.identity_codec import worker_key
+from psserver.edge.decoding import worker_key
 from pswire.membership import WorkerState
 from pswire.reasons import ErrorReason, Refusal
 from pswire.v1 import membership_pb2

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
-from psserver.edge.guard import Context
-from psserver.edge.identity_codec import check_protocol
-from psserver.edge.methods import Methods, answered
+from psserver.edge.decoding import check_protocol
+from psserver.edge.guard import Context, Methods, answered
 from pswire.data_codec import (
     epoch_message,
     range_messages,

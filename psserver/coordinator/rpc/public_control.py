@@ -5,16 +5,14 @@ from collections.abc import AsyncIterator
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.status_report import status_message
 from psserver.coordinator.rpc.watch_codec import address_message
-from psserver.edge.guard import Context
-from psserver.edge.identity_codec import check_protocol
-from psserver.edge.methods import Methods, answered, streamed
+from psserver.edge.decoding import check_protocol
+from psserver.edge.guard import Context, Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
 from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import Mode
-from pswire.model_parts import cut_model
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema_codec import schema_to_message
+from pswire.schema_codec import cut_model, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 

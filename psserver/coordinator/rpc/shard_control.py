@@ -7,11 +7,10 @@ from psserver.coordinator.core.shard_map import ShardStanding
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import shard_event, view_events
+from psserver.edge.decoding import check_protocol, worker_key
 from psserver.edge.fence_codec import read_fence_report
-from psserver.edge.guard import Context
-from psserver.edge.identity_codec import check_protocol, worker_key
+from psserver.edge.guard import Context, Methods, answered, streamed
 from psserver.edge.memory_grant import MemoryGrant
-from psserver.edge.methods import Methods, answered, streamed
 from psserver.edge.monotonic import now_ms
 from pswire.awaited import Awaited
 from pswire.membership_codec import identity_message, settings_message

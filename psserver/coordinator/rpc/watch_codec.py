@@ -20,8 +20,7 @@ from pswire.membership_codec import (
     record_message,
     sequence_messages,
 )
-from pswire.model_parts import cut_model
-from pswire.schema_codec import terms_fields
+from pswire.schema_codec import cut_model, terms_fields
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import membership_pb2
 

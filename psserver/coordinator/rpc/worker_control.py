@@ -10,10 +10,15 @@ from psserver.coordinator.core.roster import GONE, Brought, WorkerEntry
 from psserver.coordinator.host.coordinator_host import CoordinatorHost
 from psserver.coordinator.rpc.callers import Callers
 from psserver.coordinator.rpc.watch_codec import worker_event, worker_view
-from psserver.edge.decoding import decoded
-from psserver.edge.guard import Context, address_of
-from psserver.edge.identity_codec import check_protocol
-from psserver.edge.methods import Methods, answered, gathered, streamed
+from psserver.edge.decoding import check_protocol, decoded
+from psserver.edge.guard import (
+    Context,
+    Methods,
+    address_of,
+    answered,
+    gathered,
+    streamed,
+)
 from psserver.edge.monotonic import now_ms
 from psserver.edge.staging_calls import StagingCall, StagingCalls, StagingPlaces
 from psserver.logs import RefusalLog
@@ -21,10 +26,9 @@ from pswire.data_codec import read_report
 from pswire.limits import MODEL_BYTES_MAX, WAITING_INTERVAL_MS
 from pswire.membership import WorkerState
 from pswire.membership_codec import identity_message, settings_message
-from pswire.model_parts import MergedModel
 from pswire.names import check_name
 from pswire.reasons import CATALOGUE, ErrorReason, Refusal
-from pswire.schema_codec import optimizer_from_message, read_terms
+from pswire.schema_codec import MergedModel, optimizer_from_message, read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 

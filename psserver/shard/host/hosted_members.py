@@ -11,9 +11,9 @@ from psserver.shard.core.shard import ShardCore
 from psserver.shard.host.push_session import ProvisionalChunks, PushSession
 from psserver.shard.tensors.sent_values import SentValues
 from pswire.membership import Record, WorkerKey
-from pswire.memory_segments import MemorySegment
 from pswire.optimizer_states import ChunkState
 from pswire.reasons import ErrorReason, Refusal
+from pswire.shared_memory.segments import MemorySegment
 
 CALLS_OF_WORKER_MAX: Final = 8
 """Calls that carry pushes of one worker. It has one, or two where steps overlap, and

@@ -20,8 +20,7 @@ from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shared_segments import SharedSegments
 from psserver.shard.tensors.shard_vectors import ValuesSegment
 from pswire.membership import WorkerKey
-from pswire.memory_segments import MemorySegment, SegmentError
-from pswire.segment_handshake import (
+from pswire.shared_memory.handshake import (
     ACKNOWLEDGEMENT,
     HANDSHAKE_TIMEOUT_S,
     Answer,
@@ -30,6 +29,7 @@ from pswire.segment_handshake import (
     check_peer,
     send_refusal,
 )
+from pswire.shared_memory.segments import MemorySegment, SegmentError
 
 log = logging.getLogger("psserver.shard")
 

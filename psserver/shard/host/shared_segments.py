@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from psserver.shard.host.hosted_members import GradientSegments, HostedMembers
 from pswire.frames import ENCODING_RAW, ChunkFrame
 from pswire.membership import WorkerKey
-from pswire.memory_segments import MemorySegment
 from pswire.placement import Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.segment_handshake import HANDSHAKE_TIMEOUT_S
-from pswire.shared_layout import GradientLayout
+from pswire.shared_memory.handshake import HANDSHAKE_TIMEOUT_S
+from pswire.shared_memory.layout import GradientLayout
+from pswire.shared_memory.segments import MemorySegment
 
 log = logging.getLogger("psserver.shard")
 

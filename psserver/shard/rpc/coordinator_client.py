@@ -23,9 +23,8 @@ from pswire.error_details import is_decided, refusal_from_rpc_error
 from pswire.limits import PROTOCOL_VERSION
 from pswire.membership import FenceKind
 from pswire.membership_codec import read_identity, read_record, read_sequences
-from pswire.model_parts import MergedModel
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema_codec import read_terms
+from pswire.schema_codec import MergedModel, read_terms
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 
 import torch
 
-from psserver.edge.decoding import decode, decoded, parsed
-from psserver.edge.identity_codec import worker_key
+from psserver.edge.decoding import decode, decoded, parsed, worker_key
 from psserver.edge.staging_calls import StagingCall
 from psserver.shard.host.hosted_members import MEMBERS_ONLY, check_next
 from psserver.shard.host.shard_host import ShardHost

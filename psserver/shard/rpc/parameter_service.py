@@ -6,9 +6,8 @@ from contextlib import ExitStack
 import grpc
 import grpc.aio
 
-from psserver.edge.guard import Context, machine_of, streaming, telling, unary
-from psserver.edge.identity_codec import worker_key
-from psserver.edge.methods import answered
+from psserver.edge.decoding import worker_key
+from psserver.edge.guard import Context, answered, machine_of, streaming, telling, unary
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.host.push_session import QUEUED_BYTES_MAX, Outgoing

@@ -6,10 +6,9 @@ from psserver.edge.monotonic import now_ms
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import waiting_message
 from psserver.shard.tensors.sent_values import sent_bytes
-from pswire.awaited import Awaited
+from pswire.awaited import Awaited, next_due
 from pswire.limits import WAITING_INTERVAL_MS
 from pswire.membership_codec import identity_message, sequence_messages
-from pswire.repeats import next_due
 from pswire.v1 import coordinator_service_pb2 as messages
 from pswire.v1 import push_pb2
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Protocol
 
-from psserver.edge.decoding import decode, decoded, parsed
-from psserver.edge.identity_codec import check_protocol, worker_key
+from psserver.edge.decoding import check_protocol, decode, decoded, parsed, worker_key
 from psserver.edge.monotonic import now_ms
 from psserver.shard.core.effects import HyperparametersDiffer
 from psserver.shard.core.push import PushId, Reply, Trailer

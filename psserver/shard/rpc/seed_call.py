@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from psserver.edge.decoding import decode, decoded
-from psserver.edge.identity_codec import worker_key
+from psserver.edge.decoding import decode, decoded, worker_key
 from psserver.edge.staging_calls import StagingCall
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.optimizer_state_calls import StateParts, check_header_alone

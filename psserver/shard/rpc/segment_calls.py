@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Iterable
 
-from psserver.edge.identity_codec import worker_key
+from psserver.edge.decoding import worker_key
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.push_codec import check_target
 from psserver.shard.rpc.readiness import catch_up
-from pswire.memory_segments import boot_id
 from pswire.reasons import ErrorReason, Refusal
-from pswire.segment_handshake import TOKEN_BYTES
+from pswire.shared_memory.handshake import TOKEN_BYTES
+from pswire.shared_memory.segments import boot_id
 from pswire.v1 import parameter_service_pb2 as messages
 
 

@@ -4,7 +4,7 @@ Each is held while the shard is frozen. The push that it goes with is held too, 
 says on its own stream whom it waits for.
 """
 
-from psserver.edge.identity_codec import worker_key
+from psserver.edge.decoding import worker_key
 from psserver.shard.core.push import PushId
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.host.shard_model import shard_rules

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
-from pswire.frames import bits_to_bytes
+from pswire.frames import bits_to_bytes, encode_shared_chunk
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.shared_chunks import encode_shared_chunk
-from pswire.shared_layout import is_worth_sharing
+from pswire.shared_memory.layout import is_worth_sharing
 from pswire.torch_types import TORCH_DTYPES, buffer_of, tensor_from_buffer
 
 if TYPE_CHECKING:
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from pswire.memory_fence import fence
-from pswire.memory_segments import MemorySegment, SegmentError
 from pswire.schema import ElementType
-from pswire.shared_layout import SegmentKind, SharedRun, ValuesLayout
+from pswire.shared_memory.layout import SegmentKind, SharedRun, ValuesLayout
+from pswire.shared_memory.segments import MemorySegment, SegmentError, fence
 
 VectorMemory = Callable[[Placement, int], "ValuesSegment | None"]
 """Makes the memory of a shard's vectors; None where it shall not be shared."""

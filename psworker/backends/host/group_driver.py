@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
-from pswire.memory_segments import SegmentError
 from pswire.object_marks import LOADER, MODEL, ObjectMark, order_difference
+from pswire.shared_memory.segments import SegmentError
 from psworker.backends.host.core import HostCore
 from psworker.backends.host.effects import Drop, Lead, Order, Send, Task
 from psworker.backends.host.leader_service import LeaderService

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from pswire.schema import EntryKind, ModelSchema
-from pswire.shared_layout import CHUNK_ALIGNMENT_BYTES, HEADER_BYTES
+from pswire.shared_memory.layout import CHUNK_ALIGNMENT_BYTES, HEADER_BYTES
 
 _CUT_ELEMENTS: Final = 64
 """A tensor is cut at a multiple of this many elements: no cache line has two owners."""

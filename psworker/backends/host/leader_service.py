@@ -32,7 +32,7 @@ from psworker.member.session import CALL_TIMEOUT_S, Session
 from psworker.transport.retries import now, told_to_users, until_decided
 
 if TYPE_CHECKING:
-    from pswire.epoch_report import EpochReport
+    from pswire.leased_data import EpochReport
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import torch
 
-from pswire.memory_segments import MemorySegment
 from pswire.schema import EntryKind, ModelSchema
-from pswire.shared_layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.segments import MemorySegment
 from pswire.torch_types import tensor_from_buffer
 from psworker.backends.host.layout import HostLayout, Run, share_out
 from psworker.backends.host.messages import ProcessId, StepPart

@@ -20,10 +20,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from pswire.memory_segments import SegmentError
 from pswire.object_marks import ObjectMark
-from pswire.segment_handshake import address_of, check_peer
-from pswire.shared_layout import SegmentHeader
+from pswire.shared_memory.handshake import address_of, check_peer
+from pswire.shared_memory.layout import SegmentHeader
+from pswire.shared_memory.segments import SegmentError
 from psworker.backends.host.messages import ProcessId, View
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
 

@@ -8,8 +8,8 @@ import pytest
 from psctl.status import status_json, status_text
 from pswire.addresses import Address
 from pswire.awaited import Awaited
-from pswire.epoch_report import EpochReport
 from pswire.job_settings import JobSettings
+from pswire.leased_data import EpochReport
 from pswire.membership import LossPolicy, Mode, StepAtomicity, WorkerState
 from pswire.membership_codec import settings_message
 from pswire.v1 import coordinator_service_pb2 as pb

@@ -3,8 +3,8 @@
 import pytest
 
 from pswire.limits import ENTRY_COUNT_MAX, MESSAGE_BYTES_MAX, MODEL_BYTES_MAX
-from pswire.model_parts import PART_BYTES, MergedModel, cut_model
 from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import PART_BYTES, MergedModel, cut_model
 from pswire.v1 import coordinator_service_pb2 as pb
 from pswire.v1 import schema_pb2
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
 from psserver.coordinator.core.data.position_set import PositionSet
-from pswire.epoch_report import EpochReport
-from pswire.leased_data import DataRange, EpochShape
+from pswire.leased_data import DataRange, EpochReport, EpochShape
 from pswire.limits import ORDER_ORIGIN_BYTES_MAX
 from pswire.membership import WorkerKey
 from pswire.reasons import ErrorReason, Refusal

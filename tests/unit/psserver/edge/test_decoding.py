@@ -15,8 +15,8 @@ from psserver.shard.rpc.push_codec import PushFields
 from pswire.data_codec import RANGE_COUNT_MAX
 from pswire.frames import CHUNK_FIELD_COUNT_MAX, MESSAGE_FIELD_COUNT_MAX
 from pswire.limits import GROUP_COUNT_MAX
-from pswire.model_parts import PART_BYTES
 from pswire.reasons import ErrorReason, Refusal
+from pswire.schema_codec import PART_BYTES
 from pswire.v1 import coordinator_service_pb2, push_pb2, schema_pb2
 from pswire.v1 import parameter_service_pb2 as messages
 

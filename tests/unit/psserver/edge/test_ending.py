@@ -3,8 +3,7 @@
 import pytest
 
 from psserver.config import ConfigurationError, OptionError
-from psserver.edge.ending import run_daemon
-from psserver.edge.job_failed import JobFailedError
+from psserver.edge.ending import JobFailedError, run_daemon
 from pswire.exit_codes import ExitCode
 from pswire.reasons import ErrorReason, Refusal
 

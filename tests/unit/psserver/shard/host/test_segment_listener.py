@@ -14,8 +14,8 @@ from psserver.shard.host import segment_listener
 from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.segment_listener import SegmentListener
 from psserver.shard.host.shared_segments import SharedSegments
-from pswire.memory_segments import SegmentError, boot_id
-from pswire.segment_handshake import Answer, address_of
+from pswire.shared_memory.handshake import Answer, address_of
+from pswire.shared_memory.segments import SegmentError, boot_id
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 

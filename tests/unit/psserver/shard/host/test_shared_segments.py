@@ -8,14 +8,19 @@ import xxhash
 
 from psserver.shard.host.hosted_members import HostedMembers
 from psserver.shard.host.shared_segments import SharedSegments
-from pswire.frames import ENCODING_RAW, ChunkFrame, decode_chunk, split_fields
+from pswire.frames import (
+    ENCODING_RAW,
+    ChunkFrame,
+    decode_chunk,
+    encode_shared_chunk,
+    split_fields,
+)
 from pswire.membership import WorkerKey
-from pswire.memory_segments import MemorySegment, boot_id
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema import ElementType, ModelSchema, SchemaEntry
-from pswire.shared_chunks import encode_shared_chunk
-from pswire.shared_layout import GradientLayout, SegmentKind, SharedRun
+from pswire.shared_memory.layout import GradientLayout, SegmentKind, SharedRun
+from pswire.shared_memory.segments import MemorySegment, boot_id
 from tests.doubles.core_values import record
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")

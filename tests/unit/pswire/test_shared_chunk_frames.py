@@ -6,11 +6,11 @@ from pswire.frames import (
     ENCODING_SHARED_MEMORY,
     SHARED_CHUNKS_FIELD,
     decode_chunk,
+    encode_shared_chunk,
     split_fields,
 )
 from pswire.reasons import Refusal
-from pswire.shared_chunks import encode_shared_chunk
-from pswire.shared_layout import SharedRun
+from pswire.shared_memory.layout import SharedRun
 from pswire.v1 import parameter_service_pb2, push_pb2
 
 

@@ -17,8 +17,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from pswire.memory_segments import SegmentError
-from pswire.shared_layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.segments import SegmentError
 
 TOKEN_BYTES: Final = 16
 

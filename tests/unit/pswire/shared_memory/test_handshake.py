@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from pswire.memory_segments import MemorySegment, SegmentError, boot_id
-from pswire.segment_handshake import (
+from pswire.shared_memory.handshake import (
     TOKEN_BYTES,
     Answer,
     Offer,
     check_peer,
     send_refusal,
 )
-from pswire.shared_layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.segments import MemorySegment, SegmentError, boot_id
 
 pytestmark = pytest.mark.skipif(not boot_id(), reason="Linux only")
 

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pswire.memory_segments import MemorySegment, SegmentError, boot_id, is_wanted
-from pswire.shared_layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.layout import SegmentHeader, SegmentKind
+from pswire.shared_memory.segments import (
+    MemorySegment,
+    SegmentError,
+    boot_id,
+    is_wanted,
+)
 
 SIZE = 1 << 16
 
