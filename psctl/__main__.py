@@ -2,19 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from psctl import (
-    bench_commands,
-    job_commands,
-    local_commands,
-)
+from psctl import bench_commands, job_commands, local_commands
 from psctl.failures import report
-from psctl.options import JsonOption, print_json, say
-from pswire.exit_codes import ExitCode
 from pswire.options import VersionOption
 
 app = typer.Typer(
@@ -24,6 +17,7 @@ app.command()(job_commands.status)
 app.command()(job_commands.mode)
 app.command()(local_commands.demo)
 app.command()(local_commands.compare)
+app.command("check-history")(job_commands.check_history)
 app.add_typer(job_commands.snapshot_app, name="snapshot")
 app.add_typer(bench_commands.app, name="bench")
 
@@ -40,7 +34,7 @@ def psctl(
     ] = False,
     version: VersionOption = False,
 ) -> None:
-    """Asks things of a paramserver job, and shows what one does.
+    """Looks at a paramserver job, changes its mode, and shows what a job does.
 
     Exit codes: 0 done, 1 error, 2 usage, 69 peer unavailable, 70 internal,
     75 try again, 76 incompatible version, 78 bad configuration.
@@ -49,45 +43,7 @@ def psctl(
         os.environ[_DEBUG_VARIABLE] = "1"
 
 
-@app.command("check-history")
-def check_history_command(
-    *,
-    histories: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE|FOLDER...",
-            exists=True,
-            help="Histories of one job, or folders with nothing else in them.",
-            show_default=False,
-        ),
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Checks by its histories whether a job kept its promises.
-
-    Example: psctl check-history runs/monday/
-
-    Exit code 1 when a promise was broken, 75 when histories were still being written
-    meanwhile, so that a break may come from that: check again when the job has ended.
-
-    Start the processes with --history FOLDER/,
-    or with PS_HISTORY, to have histories; see docs/history.md.
-    """
-    from psctl.check_history import check_history
-
-    found = check_history(histories)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        typer.echo(found.to_text())
-    if found.still_written:
-        say(found.still_written_text)
-    if found.exit_code != ExitCode.DONE:
-        raise typer.Exit(found.exit_code)
-
-
 def main() -> None:
-    """Entry point of the `psctl` command."""
     try:
         app()
     except Exception as error:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from psctl.options import JsonOption, interruptible, parsed, print_json, say
+from psctl.options import JsonOption, interruptible, parsed, say, show
 from pswire.exit_codes import ExitCode
 from pswire.number_range import NumberRange
 from pswire.options import count_option, number_option
@@ -17,6 +17,13 @@ app = typer.Typer(
     help="Measures paramserver beside what others have.",
 )
 
+ParametersOption = Annotated[
+    int, count_option("Parameters of the model, about.", most=1_000_000_000)
+]
+BatchOption = Annotated[
+    int, count_option("Samples of a worker's training step.", most=1_000_000)
+]
+
 
 @app.command("all")
 def bench_all_command(
@@ -25,7 +32,7 @@ def bench_all_command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Measure this workload alone; may be given several times.",
+            help="Measure this workload alone; can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -36,17 +43,10 @@ def bench_all_command(
         ),
     ] = 15,
     mib: Annotated[
-        int,
-        count_option("Size of the big parameter, in MiB.", most=1024),
+        int, count_option("Size of the big parameter, in MiB.", most=1024)
     ] = 64,
-    parameters: Annotated[
-        int,
-        count_option("Parameters of the model, about.", most=1_000_000_000),
-    ] = 25_000_000,
-    batch: Annotated[
-        int,
-        count_option("Samples of a worker's training step.", most=1_000_000),
-    ] = 256,
+    parameters: ParametersOption = 25_000_000,
+    batch: BatchOption = 256,
     calls: Annotated[
         int,
         count_option("Small steps and empty calls of a repetition.", most=1_000_000),
@@ -62,9 +62,9 @@ def bench_all_command(
     Example: psctl bench all --only exchange --only shards
 
     The contenders of a workload take turns within one run, so that whatever else the
-    machine does meets all of them. Sizes other than the default ones are for trying
-    things out: targets are set for those. `psctl bench list` tells the workloads, and
-    about how long each takes.
+    machine does slows all of them alike. Sizes other than the default ones are for
+    trying things out: targets are set for the defaults. `psctl bench list` shows the
+    workloads, and about how long each takes.
     """
     from psctl.bench.command import bench_all
     from psctl.bench.report import report_json, report_text
@@ -86,40 +86,30 @@ def bench_all_command(
             sizes,
             out=out,
             arguments=("psctl", *sys.argv[1:]),
-            tell=say,
+            say=say,
         )
-    if as_json:
-        print_json(report_json(report))
-    else:
-        typer.echo(report_text(report))
+    show(as_json, report_json(report), report_text(report))
     if any(each.failure for each in report.figures):
         raise typer.Exit(ExitCode.ERROR)
 
 
 @app.command("list")
 def bench_list_command(*, as_json: JsonOption = False) -> None:
-    """Tells the workloads of `psctl bench all`.
+    """Lists the workloads of `psctl bench all`.
 
     What each measures, beside what, its targets, and about how long it takes.
     """
     from psctl.bench.suite import WORKLOADS, workloads_json, workloads_text
 
-    if as_json:
-        print_json(workloads_json(WORKLOADS))
-    else:
-        typer.echo(workloads_text(WORKLOADS))
+    show(as_json, workloads_json(WORKLOADS), workloads_text(WORKLOADS))
 
 
 @app.command("step")
 def bench_step_command(
     *,
-    mib: Annotated[
-        int,
-        count_option("Size of the parameter, in MiB.", most=1024),
-    ] = 64,
+    mib: Annotated[int, count_option("Size of the parameter, in MiB.", most=1024)] = 64,
     repetitions: Annotated[
-        int,
-        count_option("Measured steps of each side.", most=1_000_000, least=2),
+        int, count_option("Measured steps of each side.", most=1_000_000, least=2)
     ] = 15,
     as_json: JsonOption = False,
 ) -> None:
@@ -127,27 +117,18 @@ def bench_step_command(
 
     Example: psctl bench step --mib 64 --json
     """
-    from psctl.bench.step import bench_step, bench_text
+    from psctl.bench.step import bench_step, step_text
 
     with interruptible():
         figures = bench_step(mib, repetitions, say)
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(bench_text(figures))
+    show(as_json, figures, step_text(figures))
 
 
 @app.command("overlap")
 def bench_overlap_command(
     *,
-    parameters: Annotated[
-        int,
-        count_option("Parameters, about.", most=1_000_000_000),
-    ] = 25_000_000,
-    batch: Annotated[
-        int,
-        count_option("Samples of a worker's step.", most=1_000_000),
-    ] = 256,
+    parameters: ParametersOption = 25_000_000,
+    batch: BatchOption = 256,
     workers: Annotated[int, count_option("Workers.", most=2)] = 1,
     shards: Annotated[int, count_option("Shards.", most=16)] = 2,
     turns: Annotated[
@@ -174,8 +155,8 @@ def bench_overlap_command(
     threads: Annotated[
         int | None,
         count_option(
-            "Of torch in each worker; by default all cores but one, which is left "
-            "to those who send.",
+            "Of torch in each worker; by default all cores but one, which is left to "
+            "the threads that send.",
             most=1024,
             show_default=False,
         ),
@@ -186,11 +167,7 @@ def bench_overlap_command(
 
     Example: psctl bench overlap --bandwidth 1000 --latency 0.2 --json
     """
-    from psctl.bench.overlap import (
-        OverlapSettings,
-        bench_overlap,
-        overlap_text,
-    )
+    from psctl.bench.overlap import OverlapSettings, bench_overlap, overlap_text
 
     settings = OverlapSettings(
         parameter_count=parameters,
@@ -205,7 +182,4 @@ def bench_overlap_command(
     )
     with interruptible():
         figures = bench_overlap(settings, say)
-    if as_json:
-        print_json(figures)
-    else:
-        typer.echo(overlap_text(figures))
+    show(as_json, figures, overlap_text(figures))

@@ -30,11 +30,8 @@ class HistoryReport:
     """What a check of histories has found.
 
     Attributes:
-        file_count: Files that were read.
-        still_written: Names of those that grew meanwhile, or came only then. The files
-            tell of different moments then, so a break may come from that alone.
-        job: What they tell.
-        findings: What was checked and what is broken.
+        still_written: Names of files that grew or were made meanwhile. The files are
+            of different moments then, so a break may come from that alone.
     """
 
     def __init__(
@@ -52,12 +49,10 @@ class HistoryReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every promise was kept."""
         return not self.findings.breaks
 
     @property
     def exit_code(self) -> ExitCode:
-        """How a command ends that has found this."""
         if self.is_clean:
             return ExitCode.DONE
         return ExitCode.TRY_AGAIN if self.still_written else ExitCode.ERROR
@@ -73,7 +68,6 @@ class HistoryReport:
         )
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
         findings = self.findings
         return {
             "schema_version": SCHEMA_VERSION,
@@ -95,7 +89,6 @@ class HistoryReport:
         }
 
     def to_text(self) -> str:
-        """For people."""
         counts = self.findings.counts
         head = (
             f"job {', '.join(map(printable, self.job.job_ids)) or '-'}: "
@@ -141,10 +134,7 @@ class HistoryReport:
 
 
 def check_history(paths: Sequence[Path]) -> HistoryReport:
-    """Checks the histories of one job.
-
-    Args:
-        paths: Files, or folders with nothing but histories of the job.
+    """Checks the histories of one job: files, or folders with nothing else in them.
 
     Raises:
         CommandError: There is nothing to check, no shard's history among it, or it

@@ -2,18 +2,22 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from psctl.failures import CommandError
-from psctl.processes import Children
+from psctl.processes import Children, Line
 from psctl.status import read_status
 from pswire.addresses import Address, parse_address
 
 START_TIMEOUT_S: Final = 30.0
-"""Until the coordinator has told its port."""
+"""Until the coordinator has reported its port."""
+
+STALL_TIMEOUT_S: Final = 90.0
+"""Without any step, after which a command ends. On a busy machine the start of the
+processes alone takes most of a minute."""
 
 DATA_SEED: Final = 20
 """Of the order of the data, so that a demo repeats."""
@@ -24,19 +28,13 @@ _ADDRESS: Final = re.compile(r"127\.0\.0\.1:\d+")
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """Addresses of a shard.
-
-    Attributes:
-        listens: Where it listens.
-        is_reached: Where workers reach it.
-    """
+    """Addresses of a shard: where it listens, and where workers reach it."""
 
     listens: str
     is_reached: str
 
 
 def daemon_names(shard_count: int) -> list[str]:
-    """Names of the processes among the children."""
     return ["coordinator", *(f"shard {index}" for index in range(shard_count))]
 
 
@@ -48,7 +46,7 @@ def start_daemons(
     worker_count: int,
     mode: str = "bsp",
     options: Sequence[str] = (),
-    environment: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
     prefix: str = "",
     places: Sequence[ShardPlace] = (),
 ) -> Address:
@@ -62,7 +60,7 @@ def start_daemons(
         mode: How workers keep together.
         options: More options of the coordinator.
         environment: Added to that of this process.
-        prefix: Of the names of the processes among the children.
+        prefix: Of the processes' names among the children.
         places: Where each shard listens and is reached; by default any free port.
 
     Raises:
@@ -77,9 +75,9 @@ def start_daemons(
             *("--min-workers", str(worker_count), "--seed", str(DATA_SEED)),
             *options,
         ],
-        environment or {},
+        environment,
     )
-    address = _told_address(children, f"{prefix}coordinator")
+    address = _reported_address(children, f"{prefix}coordinator")
     for index in range(shard_count):
         place = places[index] if places else None
         children.start(
@@ -90,17 +88,17 @@ def start_daemons(
                 *(("--advertise", place.is_reached) if place else ()),
                 *("--state-dir", str(scratch / f"shard-{index}")),
             ],
-            environment or {},
+            environment,
         )
     return address
 
 
 def is_listening_line(text: str | None) -> bool:
-    """Whether a daemon's line tells that it listens."""
+    """Whether a daemon has printed that it listens."""
     return text is not None and _ADDRESS.search(text) is not None
 
 
-def _told_address(children: Children, name: str) -> Address:
+def _reported_address(children: Children, name: str) -> Address:
     deadline = time.monotonic() + START_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
         line = children.next_line(min(left_s, _POLL_S))
@@ -114,15 +112,34 @@ def _told_address(children: Children, name: str) -> Address:
     )
 
 
-STALL_TIMEOUT_S: Final = 90.0
-"""Without any step, after which a command says whom the job waits for and gives up. A
-busy machine takes most of a minute to start the processes alone."""
+def lines_until_all_end(
+    children: Children,
+    worker_names: Sequence[str],
+    *,
+    shard_count: int,
+    coordinator: Address,
+) -> Iterator[Line | None]:
+    """Lines of all processes until all workers have ended well.
 
+    Yields `None` when there was no line for a moment.
 
-def stalled(coordinator: Address) -> CommandError:
-    """The failure, with whom the job waits for."""
-    status = read_status(coordinator)
-    return CommandError(
-        f"no worker made a step for {STALL_TIMEOUT_S:.0f} s; the job is "
-        f"{status.phase} and waits for {status.waiting_for or 'nobody'}"
-    )
+    Raises:
+        CommandError: A process failed, or no worker makes steps any more; the text
+            says whom the job waits for.
+    """
+    running = set(worker_names)
+    heard_s = time.monotonic()
+    while running:
+        line = children.next_line(_POLL_S)
+        children.check(daemon_names(shard_count))
+        if line is not None and line.child in running:
+            heard_s = time.monotonic()
+            if line.text is None:
+                running.discard(line.child)
+        elif time.monotonic() - heard_s > STALL_TIMEOUT_S:
+            status = read_status(coordinator)
+            raise CommandError(
+                f"no worker made a step for {STALL_TIMEOUT_S:.0f} s; the job is "
+                f"{status.phase} and waits for {status.waiting_for or 'nobody'}"
+            )
+        yield line

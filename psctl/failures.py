@@ -45,11 +45,7 @@ _EXIT_CODES: Final[tuple[tuple[type[PsError], ExitCode], ...]] = (
 
 
 class CommandError(Exception):
-    """A command that failed for a reason of its own.
-
-    Attributes:
-        exit_code: How the process ends.
-    """
+    """A command that failed for a reason of its own."""
 
     def __init__(self, text: str, exit_code: ExitCode = ExitCode.ERROR) -> None:
         super().__init__(text)
@@ -57,7 +53,6 @@ class CommandError(Exception):
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code that tells this failure."""
     if isinstance(error, CommandError):
         return error.exit_code
     if isinstance(error, PsError) and error.reason in _MAY_PASS:

@@ -1,4 +1,4 @@
-"""Folders of a command: that of its results, and one for all that it writes besides."""
+"""Where a command writes: its results, and a folder for everything else."""
 
 import os
 import tempfile
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from psctl.failures import CommandError
 from pswire.exit_codes import ExitCode
+from psworker.snapshots.snapshot_path import refusal_text
 
 
 def made_folder(out: Path) -> Path:
@@ -16,11 +17,7 @@ def made_folder(out: Path) -> Path:
     Raises:
         CommandError: There is no place for it, or it is a file.
     """
-    folder = out.absolute()
-    if not folder.parent.is_dir():
-        raise CommandError(
-            f"there is no folder {folder.parent}; create it", ExitCode.USAGE
-        )
+    folder = _placed(out)
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
@@ -30,9 +27,29 @@ def made_folder(out: Path) -> Path:
     return folder
 
 
+def writable_file(out: Path) -> Path:
+    """Where a snapshot can be written, as the user has named it; absolute.
+
+    Raises:
+        CommandError: There is no such folder, or no snapshot can be in such a file.
+    """
+    if text := refusal_text(out):
+        raise CommandError(text, ExitCode.USAGE)
+    return _placed(out)
+
+
+def _placed(out: Path) -> Path:
+    path = out.absolute()
+    if not path.parent.is_dir():
+        raise CommandError(
+            f"there is no folder {path.parent}; create it", ExitCode.USAGE
+        )
+    return path
+
+
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Makes the folder; with it go torch's caches, which would stay in /tmp."""
+    """A temporary folder, also for torch's caches, which would stay in /tmp."""
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(name, "torchinductor")
         yield Path(name)

@@ -1,17 +1,20 @@
-"""The commands of `psctl` that look at a job, or change it, while it runs."""
+"""The commands of `psctl` that look at a job or change it, and at its histories."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from psctl.options import CoordinatorOption, JsonOption, print_json, say
-from pswire.limits import (
-    NUMBER_MAX,
-    STALENESS_BOUND_DEFAULT,
-    STALENESS_BOUND_MAX,
-    WAIT_S_MAX,
+from psctl.options import (
+    CoordinatorOption,
+    JsonOption,
+    StalenessOption,
+    say,
+    show,
+    timeout_option,
 )
+from pswire.exit_codes import ExitCode
+from pswire.limits import NUMBER_MAX, WAIT_S_MAX
 from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
@@ -26,10 +29,7 @@ def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> No
     from psctl.status import read_status, status_json, status_text
 
     found = read_status(coordinator)
-    if as_json:
-        print_json(status_json(coordinator, found))
-    else:
-        typer.echo(status_text(found))
+    show(as_json, status_json(coordinator, found), status_text(found))
 
 
 def mode(
@@ -44,47 +44,27 @@ def mode(
     ],
     *,
     coordinator: CoordinatorOption,
-    staleness: Annotated[
-        int | None,
-        number_option(
-            allowed=NumberRange(0, STALENESS_BOUND_MAX),
-            metavar="S",
-            help="With ssp, clocks that a worker may be ahead of the slowest one; "
-            f"{STALENESS_BOUND_DEFAULT} by default.",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        number_option(
-            allowed=NumberRange(0.1, 3600.0, unit="seconds"),
-            metavar="SECONDS",
-            help="Longest wait.",
-        ),
-    ] = 30.0,
+    staleness: StalenessOption = None,
+    timeout: Annotated[float, timeout_option(3600.0)] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     """Changes how workers keep together, while they train.
 
     Example: psctl mode ssp --staleness 3
 
-    Prints after which clock the mode rules, and the generation that it begins. After
-    the time-out the change is still wanted, and comes when nothing stands in its way.
+    Prints after which clock the mode holds, and the generation that begins with it.
+    After the time-out the change is still wanted, and is made as soon as it can be.
 
     From bsp to ssp or asp, divide the learning rate by the number of workers and leave
     momentum out, and the reverse on the way back: see docs/modes.md.
     """
-    from psctl.mode import changed_text, rate_hint, set_mode
+    from psctl.mode import set_mode
 
     changed = set_mode(
         coordinator, Mode.labelled(name), staleness=staleness, timeout_s=timeout
     )
-    if as_json:
-        print_json(changed)
-    else:
-        typer.echo(changed_text(changed))
-    hint = rate_hint(changed)
-    if hint:
+    show(as_json, changed.to_json(), changed.text)
+    if hint := changed.rate_hint:
         say(hint)
 
 
@@ -116,14 +96,7 @@ def snapshot_get(
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the job has several."),
     ] = None,
-    timeout: Annotated[
-        float,
-        number_option(
-            allowed=NumberRange(0.1, WAIT_S_MAX, unit="seconds"),
-            metavar="SECONDS",
-            help="Longest wait.",
-        ),
-    ] = 60.0,
+    timeout: Annotated[float, timeout_option(WAIT_S_MAX)] = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Writes a snapshot to a file that loads into the plain model.
@@ -137,13 +110,11 @@ def snapshot_get(
     saved = get_snapshot(
         coordinator, out, newer_than=newer_than, model=model, timeout_s=timeout
     )
-    if as_json:
-        print_json(saved)
-    else:
-        typer.echo(
-            f"version {saved['version']} (clock {saved['clock']}) is in "
-            f"{printable(saved['path'])}"
-        )
+    text = (
+        f"version {saved['version']} (clock {saved['clock']}) is in "
+        f"{printable(str(saved['path']))}"
+    )
+    show(as_json, saved, text)
 
 
 @snapshot_app.command("list")
@@ -154,10 +125,39 @@ def snapshot_list(
 
     Example: psctl snapshot list --json
     """
-    from psctl.snapshots import list_snapshots, listing_text
+    from psctl.snapshots import list_snapshots
 
-    listing = list_snapshots(coordinator)
-    if as_json:
-        print_json(listing)
-    else:
-        typer.echo(listing_text(listing))
+    show(as_json, *list_snapshots(coordinator))
+
+
+def check_history(
+    *,
+    histories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|FOLDER...",
+            exists=True,
+            help="Histories of one job, or folders with nothing else in them.",
+            show_default=False,
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Checks by its histories whether a job kept its promises.
+
+    Example: psctl check-history runs/monday/
+
+    Exit code 1 when a promise was broken, 75 when histories were still being written
+    meanwhile, so that a break may come from that: check again when the job has ended.
+
+    Start the processes with --history FOLDER/,
+    or with PS_HISTORY, to have histories; see docs/history.md.
+    """
+    from psctl import check_history as checking
+
+    found = checking.check_history(histories)
+    show(as_json, found.to_json(), found.to_text())
+    if found.still_written:
+        say(found.still_written_text)
+    if found.exit_code != ExitCode.DONE:
+        raise typer.Exit(found.exit_code)

@@ -6,16 +6,21 @@ from typing import Annotated
 
 import typer
 
-from psctl.options import JsonOption, interruptible, parsed, print_json, say
-from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from psctl.options import (
+    JsonOption,
+    StalenessOption,
+    interruptible,
+    parsed,
+    say,
+    show,
+)
+from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
 from pswire.membership import Mode
 from pswire.number_range import NumberRange
 from pswire.options import choice_option, count_option, number_option
 
 
 class DemoData(StrEnum):
-    """Data sets of the demo."""
-
     DIGITS = "digits"
     MNIST5K = "mnist5k"
 
@@ -39,16 +44,7 @@ def demo(
             "apart, or freely.",
         ),
     ] = Mode.BSP.label,
-    staleness: Annotated[
-        int | None,
-        number_option(
-            allowed=NumberRange(0, STALENESS_BOUND_MAX),
-            metavar="S",
-            help="With ssp, clocks that a worker may be ahead of the slowest one; "
-            f"{STALENESS_BOUND_DEFAULT} by default.",
-            show_default=False,
-        ),
-    ] = None,
+    staleness: StalenessOption = None,
     kill: Annotated[
         str | None,
         typer.Option(
@@ -82,13 +78,8 @@ def demo(
         raise typer.BadParameter(
             f"only --mode ssp has a bound, not {mode}", param_hint="--staleness"
         )
-    wanted = parsed(
-        "--kill",
-        lambda: (
-            None
-            if kill is None
-            else parse_kill(kill, worker_count=workers, shard_count=shards)
-        ),
+    death = kill and parsed(
+        "--kill", lambda: parse_kill(kill, worker_count=workers, shard_count=shards)
     )
     from psctl.demo.command import run_demo
     from psctl.demo.job import JobPlan
@@ -100,11 +91,10 @@ def demo(
         epoch_count=epochs or 0,
         mode=mode,
         staleness_bound=STALENESS_BOUND_DEFAULT if staleness is None else staleness,
-        kill=wanted,
+        kill=death or None,
     )
     with interruptible():
-        report_text = run_demo(plan, out)
-    typer.echo(report_text)
+        typer.echo(run_demo(plan, out))
 
 
 def compare(
@@ -139,8 +129,7 @@ def compare(
         ),
     ] = 0.9,
     seed: Annotated[
-        int,
-        count_option("Seed of data and delays.", most=NUMBER_MAX, least=0),
+        int, count_option("Seed of data and delays.", most=NUMBER_MAX, least=0)
     ] = 1,
     snapshot_interval: Annotated[
         float,
@@ -161,16 +150,12 @@ def compare(
 
     Trains the convolutional network of `psctl demo` once for each mode and load, with
     workers whose steps are waits of a set length, hiccups and stragglers among them.
-    Takes about 8 minutes as it is. docs/modes.md tells what to expect and why.
+    Takes about 8 minutes as it is. docs/modes.md says what to expect and why.
     """
     from psctl.compare.command import run_comparison
     from psctl.compare.loads import parse_loads
     from psctl.compare.modes import parse_modes
-    from psctl.compare.report import (
-        CompareSettings,
-        comparison_json,
-        comparison_text,
-    )
+    from psctl.compare.report import CompareSettings, comparison_json, comparison_text
 
     settings = CompareSettings(
         modes=parsed("--modes", lambda: parse_modes(modes, workers)),
@@ -185,7 +170,4 @@ def compare(
     )
     with interruptible():
         comparison = run_comparison(settings, say)
-    if as_json:
-        print_json(comparison_json(comparison))
-    else:
-        typer.echo(comparison_text(comparison))
+    show(as_json, comparison_json(comparison), comparison_text(comparison))

@@ -1,6 +1,7 @@
 """`psctl mode`: changes how workers keep together while the job runs."""
 
-from typing import Final, TypedDict
+from dataclasses import dataclass
+from typing import Final
 
 from psctl.failures import CommandError
 from psctl.status import ask, mode_text, read_status
@@ -12,12 +13,10 @@ from psworker.transport.status_client import change_mode
 
 SCHEMA_VERSION: Final = 1
 
-
 RATES_OF_SINGLE_UPDATES: Final = (
     "N updates of one worker each go N times as far as their mean: with N workers "
     "divide the learning rate by N and leave momentum out; see docs/modes.md"
 )
-
 RATES_OF_MEANS: Final = (
     "one update with the mean of N workers goes as far as one of their own: with N "
     "workers multiply the learning rate by N again, momentum may come back; see "
@@ -25,22 +24,50 @@ RATES_OF_MEANS: Final = (
 )
 
 
-class ChangedMode(TypedDict):
-    """The mode that rules, and since when."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedMode:
+    """The mode that holds after `mode_clock`, from `generation` on."""
 
-    schema_version: int
-    coordinator: str
-    mode: str
-    previous_mode: str
+    coordinator: Address
+    mode: Mode
+    previous_mode: Mode
     staleness_bound: int | None
     generation: int
     mode_clock: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "coordinator": str(self.coordinator),
+            "mode": self.mode.label,
+            "previous_mode": self.previous_mode.label,
+            "staleness_bound": self.staleness_bound,
+            "generation": self.generation,
+            "mode_clock": self.mode_clock,
+        }
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{mode_text(self.mode, self.staleness_bound or 0)}, after clock "
+            f"{self.mode_clock} (generation {self.generation})"
+        )
+
+    @property
+    def rate_hint(self) -> str:
+        """What the change means for learning rates; empty when nothing.
+
+        A mode with clocks applies means, the others the updates of single workers.
+        """
+        if self.previous_mode.rules.is_clocked == self.mode.rules.is_clocked:
+            return ""
+        return RATES_OF_MEANS if self.mode.rules.is_clocked else RATES_OF_SINGLE_UPDATES
 
 
 def set_mode(
     coordinator: Address, mode: Mode, *, staleness: int | None, timeout_s: float
 ) -> ChangedMode:
-    """Changes the mode; returns when the coordinator has written it down.
+    """Changes the mode; returns when the coordinator has it on disk.
 
     Args:
         coordinator: Of the job.
@@ -60,37 +87,13 @@ def set_mode(
         timeout_s=timeout_s,
     )
     return ChangedMode(
-        schema_version=SCHEMA_VERSION,
-        coordinator=str(coordinator),
-        mode=mode.label,
-        previous_mode=previous.label,
+        coordinator=coordinator,
+        mode=mode,
+        previous_mode=previous,
         staleness_bound=mode.rules.lag_max(bound),
         generation=changed.generation,
         mode_clock=changed.mode_clock,
     )
-
-
-def changed_text(changed: ChangedMode) -> str:
-    """The change for people."""
-    mode = mode_text(Mode.labelled(changed["mode"]), changed["staleness_bound"] or 0)
-    return (
-        f"{mode}, after clock {changed['mode_clock']} (generation "
-        f"{changed['generation']})"
-    )
-
-
-def rate_hint(changed: ChangedMode) -> str:
-    """What the change means for learning rates; empty when nothing.
-
-    A mode with clocks applies means, the others the updates of single workers.
-    """
-    had_means, has_means = (
-        Mode.labelled(label).rules.is_clocked
-        for label in (changed["previous_mode"], changed["mode"])
-    )
-    if had_means == has_means:
-        return ""
-    return RATES_OF_MEANS if has_means else RATES_OF_SINGLE_UPDATES
 
 
 def _bound(mode: Mode, staleness: int | None) -> int:

@@ -4,15 +4,16 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from pswire.addresses import Address
-from pswire.options import peer_address
+from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.number_range import NumberRange
+from pswire.options import number_option, peer_address
 
 T = TypeVar("T")
-
 
 CoordinatorOption = Annotated[
     Address,
@@ -28,6 +29,24 @@ CoordinatorOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs, see docs/psctl.md.")
 ]
+StalenessOption = Annotated[
+    int | None,
+    number_option(
+        allowed=NumberRange(0, STALENESS_BOUND_MAX),
+        metavar="S",
+        help="With ssp, clocks that a worker may be ahead of the slowest one; "
+        f"{STALENESS_BOUND_DEFAULT} by default.",
+        show_default=False,
+    ),
+]
+
+
+def timeout_option(most_s: float) -> Any:  # noqa: ANN401, as typer returns it
+    return number_option(
+        allowed=NumberRange(0.1, most_s, unit="seconds"),
+        metavar="SECONDS",
+        help="Longest wait.",
+    )
 
 
 def parsed(option: str, parse: Callable[[], T]) -> T:
@@ -38,9 +57,9 @@ def parsed(option: str, parse: Callable[[], T]) -> T:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def print_json(value: object) -> None:
-    """Data for programs, to stdout."""
-    typer.echo(json.dumps(value, indent=2))
+def show(as_json: bool, figures: object, text: str) -> None:
+    """Results, to stdout: as JSON for programs or as text for people."""
+    typer.echo(json.dumps(figures, indent=2) if as_json else text)
 
 
 def say(text: str) -> None:
@@ -54,5 +73,5 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted; every process that it had started is gone")
+        say("interrupted; every process that it had started has ended")
         raise typer.Exit(128 + signal.SIGINT) from None

@@ -1,4 +1,4 @@
-"""Child processes of a command: started together, gone with it.
+"""Child processes of a command, which end with it.
 
 Each is in a process group of its own, so that Ctrl-C in a terminal reaches this
 process alone and it decides in which order they end.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Final, Self
 
 from psctl import tether
@@ -43,7 +43,7 @@ class Children:
     """
 
     def __init__(self, scratch: Path, *, prefix: Sequence[str] = ()) -> None:
-        """Starts nothing yet.
+        """Starts nothing.
 
         Args:
             scratch: Where the stderr of each and its temporary files are kept.
@@ -60,11 +60,17 @@ class Children:
         self.lines: queue.Queue[Line] = queue.Queue()
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts a Python command, `python -m` and the rest, under a name."""
+        """Starts a Python command, `python -m` and the rest, under a name.
+
+        The environment is added to that of this process.
+        """
         with _interrupts_deferred():
-            self._start(name, command, environment)
+            self._start(name, command, environment or {})
 
     def restart(self, name: str, *options: str) -> None:
         """Starts a command that has ended again, with more options after its own."""
@@ -129,7 +135,7 @@ class Children:
             )
 
     def kill(self, name: str) -> None:
-        """Ends a process by SIGKILL; it's gone on return."""
+        """Ends a process by SIGKILL; it has ended on return."""
         with _interrupts_deferred():
             _signal(self._processes[name], signal.SIGKILL)
             self._processes[name].wait()
@@ -152,15 +158,13 @@ class Children:
         return False
 
     def is_running(self, name: str) -> bool:
-        """Whether the process is there."""
         return self._processes[name].poll() is None
 
     def process_id(self, name: str) -> int:
-        """Its process id."""
         return self._processes[name].pid
 
     def stop(self) -> None:
-        """Ends all of them: asked first, killed if they don't."""
+        """Ends all of them: by SIGTERM first, and by SIGKILL if they don't end."""
         with _interrupts_deferred():
             self._stop()
 
@@ -183,12 +187,7 @@ class Children:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self.stop()
 
     def _read(self, name: str, process: "subprocess.Popen[str]") -> None:
@@ -212,7 +211,7 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does: with everything gone."""
+    """Makes SIGTERM and SIGHUP end a command and its children, as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

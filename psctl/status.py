@@ -42,12 +42,7 @@ TIMEOUT_S: Final = 5.0
 
 
 def read_status(coordinator: Address) -> JobStatus:
-    """Asks the coordinator.
-
-    Raises:
-        ConnectError: It can't be reached; the text says why.
-        PsError: It refused.
-    """
+    """The coordinator's answer, or an error as of `ask`."""
     return ask(
         coordinator,
         fetch_status(str(coordinator), timeout_s=TIMEOUT_S),
@@ -58,12 +53,7 @@ def read_status(coordinator: Address) -> JobStatus:
 def ask(
     coordinator: Address, question: Coroutine[Any, Any, T], *, timeout_s: float
 ) -> T:
-    """The coordinator's answer.
-
-    Args:
-        coordinator: Where it is.
-        question: The call.
-        timeout_s: Longest time that the call takes, for texts.
+    """The coordinator's answer to a call that takes `timeout_s` at most.
 
     Raises:
         ConnectError: It can't be reached; the text says why.
@@ -84,10 +74,10 @@ def ask(
 
 
 def lag_of(worker: WorkerStatus, status: JobStatus) -> int | None:
-    """Completed clocks a member is behind the one that is ahead.
+    """Completed clocks a member is behind the one that is ahead, None for no member.
 
-    None for who has no clock. In BSP all have completed the same ones, also who does
-    not push for the next: `_state_text` says who is waited for.
+    In BSP all have completed the same ones, also one that does not push for the next:
+    `_state_text` says whether shards wait for it.
     """
     if not worker.is_member:
         return None
@@ -97,8 +87,7 @@ def lag_of(worker: WorkerStatus, status: JobStatus) -> int | None:
 def clock_of(shard: ShardStatus, mode: Mode) -> int:
     """Newest clock that all members have completed on a shard.
 
-    Clocks are closed in BSP only; in the other modes that number would stand still,
-    and the frontier is the same thing.
+    Clocks are closed in BSP only; in the other modes the frontier is the same thing.
     """
     return shard.clock if mode.rules.is_clocked else shard.frontier
 
@@ -223,7 +212,6 @@ def _epoch_json(epoch: EpochReport) -> dict[str, object]:
 
 
 def status_text(status: JobStatus) -> str:
-    """The status for people."""
     return "\n".join(
         [
             *_facts(status),
@@ -282,7 +270,7 @@ def _facts(status: JobStatus) -> list[str]:
 
 
 def _evictions_text(status: JobStatus) -> str:
-    """Who was evicted and, while more can be, what becomes of the next one lost."""
+    """How many were evicted, and what happens on the next loss."""
     text = f"{_count_text(status.evicted_count, 'worker')} evicted or replaced"
     if status.phase in ("finished", "failed"):
         return text
@@ -419,7 +407,7 @@ def _worker_table(status: JobStatus) -> str:
 
 
 def _state_text(worker: WorkerStatus, awaited: Collection[str]) -> str:
-    """The state, and whether shards wait for this worker, who is a member then."""
+    """The state of a worker, and whether shards wait for it."""
     if not worker.is_member or worker.worker_id not in awaited:
         return worker.state
     return (

@@ -10,7 +10,7 @@ WIDTH_MAX: Final = 80
 
 
 def count_text(count: int, one: str, many: str = "") -> str:
-    """A number of things as a person says it, such as `1 file` and `2 files`."""
+    """Such as `1 file` and `2 files`."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
@@ -20,7 +20,7 @@ def aligned(
     *,
     right: Collection[str] = (),
 ) -> str:
-    """A table; columns of numbers, and those named in `right`, stand to the right."""
+    """A table; columns of numbers, and those named in `right`, are aligned right."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -44,13 +44,7 @@ def fitted(
     *,
     least_useful: Sequence[str],
 ) -> str:
-    """A table without its least useful columns, as far as it is too wide with them.
-
-    Args:
-        header: Names of the columns.
-        rows: Their cells.
-        least_useful: Columns that may go, in this order.
-    """
+    """A table without its least useful columns, in this order, while it is too wide."""
     left = list(header)
     text = aligned(header, rows)
     for name in least_useful:

@@ -14,7 +14,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Becomes the command."""
     parent_pid, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -27,7 +27,7 @@ def bench_all(
     *,
     out: Path,
     arguments: Sequence[str],
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> BenchReport:
     """Measures workloads one after the other.
 
@@ -35,16 +35,16 @@ def bench_all(
         workloads: Which.
         sizes: How much of each.
         out: Folder for the files; made if new.
-        arguments: The command, for the report.
-        tell: Given progress for people.
+        arguments: The command line, for the report.
+        say: Called with progress for people.
 
     Raises:
         CommandError: The folder can't be made.
-        KeyboardInterrupt: Stopped by a signal; every process is gone by then.
+        KeyboardInterrupt: Stopped by a signal; every process has ended by then.
     """
     folder = made_folder(out)
     if not can_draw():
-        tell(NOT_INSTALLED)
+        say(NOT_INSTALLED)
     report = BenchReport(
         arguments=tuple(arguments),
         commit=checkout_commit(Path(__file__).parent),
@@ -53,10 +53,10 @@ def bench_all(
     )
     with signals_interrupt():
         for number, workload in enumerate(workloads, start=1):
-            tell(f"[{number}/{len(workloads)}] {workload.name}: {workload.title}")
+            say(f"[{number}/{len(workloads)}] {workload.name}: {workload.title}")
             with scratch_folder("paramserver-bench-") as scratch:
                 measured = measure_workload(workload, sizes, scratch)
-            _tell_figures(measured, tell)
+            _say_figures(measured, say)
             # At once, so that Ctrl-C loses only what is under way.
             report = _written(report, measured, folder)
     return report
@@ -75,12 +75,12 @@ def _written(
     return report
 
 
-def _tell_figures(figures: WorkloadFigures, tell: Callable[[str], None]) -> None:
+def _say_figures(figures: WorkloadFigures, say: Callable[[str], None]) -> None:
     name = figures.workload.name
     if figures.failure:
-        tell(f"{name} was not measured: {figures.failure}")
+        say(f"{name} was not measured: {figures.failure}")
         return
     for contender, why in figures.cannot.items():
-        tell(f"{name}: {contender} did not run: {why}")
+        say(f"{name}: {contender} did not run: {why}")
     for ratio in figures.ratios:
-        tell(f"{name}: {ratio_text(ratio)}")
+        say(f"{name}: {ratio_text(ratio)}")

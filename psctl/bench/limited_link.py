@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from psctl.bench.machine import free_port
 from psctl.daemons import ShardPlace
@@ -26,46 +26,51 @@ _UP: Final = 1
 _DOWN: Final = 2
 
 
-class Link(Protocol):
-    """A limited link."""
+class ProxyLink:
+    """A link that is a process before each shard; see `slow_link`.
 
-    @property
-    def prefix(self) -> Sequence[str]:
-        """A command that runs another one where the link is."""
+    Attributes:
+        prefix: A command that runs another one where the link is.
+        text: How it is limited, for people.
+    """
 
-    @property
-    def text(self) -> str:
-        """How it is limited, for people."""
+    prefix: Sequence[str] = ()
+
+    def __init__(self, mbit: float, why: str, *, latency_ms: float = 0.0) -> None:
+        self._mbit = mbit
+        self._latency_ms = latency_ms
+        self.text = (
+            f"{mbit:g} Mbit/s each way and connection by a process in between, since "
+            f"{why}"
+        )
 
     def shard_place(self, children: Children) -> ShardPlace:
-        """Where another shard listens and is reached over the link."""
+        """Where another shard listens, and the process by which workers reach it."""
+        listened, reached = free_port(), free_port()
+        children.start(
+            f"link to port {listened}",
+            [
+                *("psctl.bench.slow_link", str(reached), str(listened)),
+                *(str(self._mbit * 125_000), str(self._latency_ms / 1000)),
+            ],
+        )
+        return ShardPlace(f"127.0.0.1:{listened}", f"127.0.0.1:{reached}")
 
 
 class NamespaceLink:
-    """A link in a network namespace."""
+    """A link in a network namespace, with the attributes of the other one."""
 
     def __init__(self, name: str, mbit: float) -> None:
+        """Limits packets each way; others pass by. Needs the namespace."""
         self._name = name
-        self._mbit = mbit
-
-    @property
-    def prefix(self) -> Sequence[str]:
-        """Enters the namespace."""
-        return (_tool("ip"), "netns", "exec", self._name)
-
-    @property
-    def text(self) -> str:
-        """How it is limited."""
-        return f"{self._mbit:g} Mbit/s each way by htb in a network namespace"
-
-    def open(self) -> None:
-        """Gives loopback a bucket for each direction; other packets pass by."""
-        _ip("-n", self._name, "link", "set", "lo", "up")
+        self.prefix: Sequence[str] = (_tool("ip"), "netns", "exec", name)
+        self.text = f"{mbit:g} Mbit/s each way by htb in a network namespace"
+        _run("ip", "-n", name, "link", "set", "lo", "up")
         self._tc(*("qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb"))
         for band in (_UP, _DOWN):
             self._tc(
                 *("class", "add", "dev", "lo", "parent", "1:", "classid", f"1:{band}"),
-                *("htb", "rate", f"{self._mbit:g}mbit", "burst", f"{_BURST_BYTES}b"),
+                *("htb", "rate", f"{mbit:g}mbit", "burst", f"{_BURST_BYTES}b"),
             )
 
     def shard_place(self, children: Children) -> ShardPlace:
@@ -80,47 +85,15 @@ class NamespaceLink:
         return ShardPlace(f"127.0.0.1:{port}", f"127.0.0.1:{port}")
 
     def _tc(self, *arguments: str) -> None:
-        _run(_tool("tc"), "-n", self._name, *arguments)
+        _run("tc", "-n", self._name, *arguments)
 
 
-class ProxyLink:
-    """A link that is a process before each shard; see `slow_link`."""
-
-    prefix: Sequence[str] = ()
-
-    def __init__(self, mbit: float, why: str) -> None:
-        self._mbit = mbit
-        self._why = why
-
-    @property
-    def text(self) -> str:
-        """How it is limited."""
-        return (
-            f"{self._mbit:g} Mbit/s each way and connection by a process in between, "
-            f"since {self._why}"
-        )
-
-    def shard_place(self, children: Children) -> ShardPlace:
-        """Where a shard listens, and the process that workers reach in its stead."""
-        listened, reached = free_port(), free_port()
-        bytes_per_s = self._mbit * 125_000
-        children.start(
-            f"link to port {listened}",
-            [
-                "psctl.bench.slow_link",
-                *(str(reached), str(listened), str(bytes_per_s), "0"),
-            ],
-            {},
-        )
-        return ShardPlace(f"127.0.0.1:{listened}", f"127.0.0.1:{reached}")
+Link = NamespaceLink | ProxyLink
 
 
 @contextmanager
 def limited_link(mbit: float) -> Iterator[Link]:
-    """The best link that this user of this machine can have.
-
-    Args:
-        mbit: Speed of each direction, in Mbit/s.
+    """The best link that this user of this machine can have, as fast each way.
 
     Raises:
         CommandError: The kernel refused a namespace or its bucket to root.
@@ -130,13 +103,11 @@ def limited_link(mbit: float) -> Iterator[Link]:
         yield ProxyLink(mbit, why)
         return
     name = f"psctl-bench-{os.getpid()}"
-    _ip("netns", "add", name)
+    _run("ip", "netns", "add", name)
     try:
-        link = NamespaceLink(name, mbit)
-        link.open()
-        yield link
+        yield NamespaceLink(name, mbit)
     finally:
-        _ip("netns", "delete", name)
+        _run("ip", "netns", "delete", name)
 
 
 def no_namespace_reason() -> str:
@@ -149,17 +120,14 @@ def no_namespace_reason() -> str:
     return ""
 
 
-def _ip(*arguments: str) -> None:
-    _run(_tool("ip"), *arguments)
-
-
 def _tool(name: str) -> str:
     path = shutil.which(name)
     assert path is not None, "`no_namespace_reason` has looked"
     return path
 
 
-def _run(*command: str) -> None:
+def _run(tool: str, *arguments: str) -> None:
+    command = (_tool(tool), *arguments)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise CommandError(

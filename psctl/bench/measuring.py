@@ -1,4 +1,4 @@
-"""Runs one workload: what it talks to, its members, and what they tell."""
+"""Runs one workload: the processes it needs, its members, and what they report."""
 
 import json
 import time
@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from psctl.bench.figures import WorkloadFigures, slowest
-from psctl.bench.limited_link import limited_link
+from psctl.bench.figures import Spread, WorkloadFigures, slowest, spread
 from psctl.bench.machine import free_port
 from psctl.bench.workload import (
     WARM_UP_COUNT,
@@ -18,12 +17,31 @@ from psctl.bench.workload import (
     Workload,
 )
 from psctl.failures import CommandError
-from psctl.processes import STOP_TIMEOUT_S, Children
+from psctl.folders import scratch_folder
+from psctl.processes import STOP_TIMEOUT_S, Children, signals_interrupt
 
 SILENCE_S_MAX: Final = 120.0
-"""Time without a word from any member after which a workload counts as stuck."""
+"""Time without a line of any member after which a workload counts as stuck."""
 
 _POLL_S: Final = 0.2
+
+
+def measure_alone(workload: Workload, sizes: Sizes) -> dict[str, Spread]:
+    """Measures a workload for a command of its own; the spread of each contender.
+
+    Raises:
+        CommandError: A contender was not measured.
+        KeyboardInterrupt: Stopped by a signal; every process has ended by then.
+    """
+    with signals_interrupt(), scratch_folder("paramserver-bench-") as scratch:
+        measured = measure_workload(workload, sizes, scratch)
+    for entry in workload.entries:
+        if why := measured.why_not(entry.name):
+            raise CommandError(why)
+    return {
+        entry.name: spread(measured.durations_s[entry.name])
+        for entry in workload.entries
+    }
 
 
 def measure_workload(
@@ -31,28 +49,21 @@ def measure_workload(
 ) -> WorkloadFigures:
     """Measures a workload; one that fails says why in its figures.
 
-    Args:
-        workload: What to measure.
-        sizes: How much of it.
-        scratch: An empty folder for its files.
+    Its files are in `scratch`, an empty folder.
     """
     began = time.monotonic()
     link_text = ""
     try:
         with ExitStack() as stack:
-            link = None
-            if workload.link_mbit is not None:
-                link = stack.enter_context(limited_link(workload.link_mbit))
-                link_text = link.text
+            link = stack.enter_context(workload.link())
+            link_text = link.text if link else ""
             children = stack.enter_context(
-                Children(scratch, prefix=() if link is None else link.prefix)
+                Children(scratch, prefix=link.prefix if link else ())
             )
-            told = _Told(workload.member_count)
             ground = Ground(children, scratch, sizes, workload.environment, link)
             names = _start(workload, ground)
-            _listen(children, names, told)
-        durations_s = told.durations_s()
-        cannot, failure = told.cannot, ""
+            durations_s, cannot = _listen(children, names)
+        failure = ""
     except (CommandError, CannotRunError) as error:
         durations_s, cannot, failure = {}, {}, str(error)
     return WorkloadFigures(
@@ -65,38 +76,13 @@ def measure_workload(
     )
 
 
-class _Told:
-    """What the members have told so far."""
-
-    def __init__(self, member_count: int) -> None:
-        self.cannot: dict[str, str] = {}
-        self._seconds: list[dict[str, list[float]]] = [
-            defaultdict(list) for _ in range(member_count)
-        ]
-
-    def take(self, rank: int, text: str) -> None:
-        """Takes a line of a member."""
-        if not text.startswith("{"):
-            return  # Gloo greets its peers on stdout.
-        message = json.loads(text)
-        if "cannot" in message:
-            self.cannot[message["cannot"]] = message["why"]
-        else:
-            self._seconds[rank][message["contender"]].append(message["seconds"])
-
-    def durations_s(self) -> dict[str, list[float]]:
-        """By contender, of each repetition the time of the slowest member."""
-        return {
-            name: slowest([of_member[name] for of_member in self._seconds])
-            for name in self._seconds[0]
-        }
-
-
 def _start(workload: Workload, ground: Ground) -> list[str]:
     """Starts everything; the names of the members among the children."""
     settings = {
         "sizes": ground.sizes.to_json(),
         "places": workload.start(ground),
+        "member_count": workload.member_count,
+        "thread_count": workload.thread_count,
         "group_port": free_port(),
         "warm_up_count": WARM_UP_COUNT,
     }
@@ -109,27 +95,46 @@ def _start(workload: Workload, ground: Ground) -> list[str]:
     return names
 
 
-def _listen(children: Children, names: list[str], told: _Told) -> None:
-    """Takes what members tell until all have ended well.
+def _listen(
+    children: Children, names: list[str]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Reads what members report until all have ended well.
+
+    By contender, of each repetition the time of the slowest member, and by contender
+    that can't run why.
 
     Raises:
-        CommandError: One failed, or something that it talks to, or all are silent.
+        CommandError: A process failed, or all members are silent.
     """
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: defaultdict(list) for name in names
+    }
+    cannot: dict[str, str] = {}
     running = set(names)
     heard = time.monotonic()
     while running:
         line = children.next_line(_POLL_S)
-        if line is not None and line.child in names:
+        if line is not None and line.child in seconds:
             heard = time.monotonic()
-            if line.text is not None:
-                told.take(names.index(line.child), line.text)
-            else:
+            if line.text is None:
                 running.remove(line.child)
                 children.wait_ended(line.child, STOP_TIMEOUT_S)
+            elif line.text.startswith("{"):  # Gloo greets its peers on stdout.
+                message = json.loads(line.text)
+                if "cannot" in message:
+                    cannot[message["cannot"]] = message["why"]
+                else:
+                    of_member = seconds[line.child]
+                    of_member[message["contender"]].append(message["seconds"])
         children.check(names=())
         if time.monotonic() - heard > SILENCE_S_MAX:
             tails = "\n".join(f"{name}: {children.log_tail(name)}" for name in names)
             raise CommandError(
                 f"no member said anything for {SILENCE_S_MAX:.0f} s, so the workload "
-                f"was given up; the ends of their logs:\n{tails}"
+                f"was ended; the ends of their logs:\n{tails}"
             )
+    durations_s = {
+        contender: slowest([of_member[contender] for of_member in seconds.values()])
+        for contender in seconds[names[0]]
+    }
+    return durations_s, cannot

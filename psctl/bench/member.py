@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from psctl.bench.figures import turn_order
-from psctl.bench.suite import STEP, workload_named
+from psctl.bench.suite import any_workload_named
 from psctl.bench.workload import (
     WARM_UP_COUNT,
     CannotRunError,
@@ -27,21 +27,17 @@ from psworker import event_loop
 
 
 class DifferentValuesError(Exception):
-    """Contenders have computed different values."""
+    pass
 
 
 def measure(workload: Workload, member: Member) -> None:
-    """Measures all contenders that can run.
-
-    Raises:
-        DifferentValuesError: They computed different values.
-    """
+    """Measures all contenders that can run, and compares their values."""
     contenders: dict[str, Contender] = {}
     for entry in workload.entries:
         try:
             contenders[entry.name] = entry.begin(member)
         except CannotRunError as error:
-            _tell({"cannot": entry.name, "why": str(error)})
+            _report({"cannot": entry.name, "why": str(error)})
     for repetition in range(-WARM_UP_COUNT, member.sizes.repetition_count):
         for name in turn_order(list(contenders), repetition):
             contender = contenders[name]
@@ -53,7 +49,7 @@ def measure(workload: Workload, member: Member) -> None:
             took_s = time.perf_counter() - began
             seconds = took_s if counted_s is None else counted_s
             if repetition >= 0:
-                _tell({"contender": name, "seconds": seconds / contender.amount})
+                _report({"contender": name, "seconds": seconds / contender.amount})
     check_values(contenders, workload.tolerance)
 
 
@@ -79,30 +75,24 @@ def check_values(contenders: dict[str, Contender], tolerance: float) -> None:
                 )
 
 
-def _tell(message: dict[str, object]) -> None:
+def _report(message: dict[str, object]) -> None:
     print(json.dumps(message), flush=True)
 
 
 def main(name: str, rank: str, settings_text: str) -> None:
-    """Measures in this process.
-
-    Args:
-        name: Of the workload.
-        rank: Of this member.
-        settings_text: JSON with `sizes` and `places`, and `group_port` for more
-            than one member.
-    """
-    workload = STEP if name == STEP.name else workload_named(name)
+    """Measures as one member; the last argument is the JSON of `measuring`."""
+    workload = any_workload_named(name)
     settings = json.loads(settings_text)
-    if workload.thread_count is not None:
-        torch.set_num_threads(workload.thread_count)
+    member_count = settings["member_count"]
+    if settings["thread_count"] is not None:
+        torch.set_num_threads(settings["thread_count"])
     with ExitStack() as stack:
-        if workload.member_count > 1:
+        if member_count > 1:
             distributed.init_process_group(
                 "gloo",
                 init_method=f"tcp://127.0.0.1:{settings['group_port']}",
                 rank=int(rank),
-                world_size=workload.member_count,
+                world_size=member_count,
             )
             stack.callback(distributed.destroy_process_group)
         # One loop for all contenders: gRPC can't follow to another.
@@ -110,7 +100,7 @@ def main(name: str, rank: str, settings_text: str) -> None:
         stack.callback(event_loop.release)
         member = Member(
             rank=int(rank),
-            count=workload.member_count,
+            count=member_count,
             sizes=Sizes(**settings["sizes"]),
             places=settings["places"],
             stack=stack,

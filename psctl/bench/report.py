@@ -3,13 +3,15 @@
 import json
 import math
 import shlex
+import statistics
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psctl.bench.figures import Ratio, WorkloadFigures
-from psctl.bench.machine import machine, versions
+from psctl.bench.figures import Ratio, Spread, WorkloadFigures
+from psctl.bench.machine import machine, machine_text, versions
 from psctl.bench.workload import WARM_UP_COUNT, Sizes
 from psctl.tables import aligned
 
@@ -24,10 +26,7 @@ class BenchReport:
     """All that was measured, and where.
 
     Attributes:
-        arguments: The command, as it was given.
         commit: Commit of the checkout that ran, `None` when it is no checkout.
-        sizes: How much was measured.
-        figures: Of all workloads.
         files: What was written where.
     """
 
@@ -85,13 +84,13 @@ def _workload_json(figures: WorkloadFigures) -> dict[str, object]:
                 "text": entry.text,
                 "why_not": figures.why_not(entry.name) or None,
                 "spread": figures.spread_of(entry.name),
-                "per_s": _rounded(figures.rate_of(entry.name)),
-                "durations_ms": [
-                    round(1000 * each, 4)
-                    for each in figures.durations_s.get(entry.name, ())
-                ],
+                "per_s": _rounded(
+                    1 / statistics.median(durations_s) if durations_s else None
+                ),
+                "durations_ms": [round(1000 * each, 4) for each in durations_s],
             }
             for entry in workload.entries
+            for durations_s in [figures.durations_s.get(entry.name, ())]
         ],
         "targets": [_ratio_json(ratio) for ratio in figures.ratios],
     }
@@ -103,8 +102,8 @@ def _ratio_json(ratio: Ratio) -> dict[str, object]:
         "text": target.text,
         "contender": target.contender,
         "baseline": target.baseline,
-        "quantity": target.quantity.value,
-        "bound": target.bound.value,
+        "quantity": target.quantity,
+        "bound": target.bound,
         "limit": target.limit,
         "ratio": _rounded(ratio.measured),
         "ratio_quartiles": None
@@ -126,40 +125,41 @@ def short(number: float) -> str:
     return f"{number:.{2 - math.floor(math.log10(number))}f}"
 
 
+def spread_table(spreads: Mapping[str, Spread | None]) -> str:
+    """Durations under each other; a row of `-` for what was not measured."""
+    rows = [
+        (name, *["-"] * 5)
+        if of is None
+        else (
+            name,
+            short(of["median_ms"]),
+            short(of["min_ms"]),
+            short(of["max_ms"]),
+            short(of["interquartile_ms"]),
+            short(1000 / of["median_ms"]) if of["median_ms"] else "-",
+        )
+        for name, of in spreads.items()
+    ]
+    header = ("", "MEDIAN MS", "MIN", "MAX", "IQR", "PER S")
+    return aligned(header, rows, right=header[1:])
+
+
 def workload_text(figures: WorkloadFigures) -> str:
-    """One workload for people."""
     workload = figures.workload
     parts = [f"{workload.name.upper()}: {workload.title}"]
     if figures.link:
         parts.append(f"link: {figures.link}")
     if figures.failure:
         return "\n\n".join([*parts, f"not measured: {figures.failure}"])
-    rows = []
-    for entry in workload.entries:
-        spread = figures.spread_of(entry.name)
-        rate = figures.rate_of(entry.name)
-        if spread is None or rate is None:
-            rows.append((entry.name, *["-"] * 5))
-            continue
-        rows.append(
-            (
-                entry.name,
-                short(spread["median_ms"]),
-                short(spread["min_ms"]),
-                short(spread["max_ms"]),
-                short(spread["interquartile_ms"]),
-                short(rate),
-            )
-        )
-    header = ("", "MEDIAN MS", "MIN", "MAX", "IQR", "PER S")
-    parts.append(aligned(header, rows, right=header[1:]))
+    spreads = {entry.name: figures.spread_of(entry.name) for entry in workload.entries}
+    parts.append(spread_table(spreads))
     parts.append("\n".join(ratio_text(ratio) for ratio in figures.ratios))
     unable = [f"{name} did not run: {why}" for name, why in figures.cannot.items()]
     return "\n\n".join([*parts, *unable])
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """What became of a target, in a line."""
+    """Whether a target was met, in a line."""
     if ratio.measured is None:
         return f"not measured: {ratio.target.text} ({ratio.why_not})"
     verdict = "met" if ratio.is_met else "MISSED"
@@ -170,18 +170,15 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def _circumstances(report: BenchReport) -> str:
-    """Where, of what and how often it was measured."""
-    facts = machine()
     count, wanted = report.sizes.repetition_count, Sizes().repetition_count
     few = "" if count >= wanted else f" (targets are for {wanted} and more)"
     return (
-        f"{facts['cpu_model']}, {facts['usable_core_count']} cores, commit "
-        f"{report.commit or 'unknown'}, {count} repetitions{few}"
+        f"{machine_text()}, commit {report.commit or 'unknown'}, {count} repetitions"
+        f"{few}"
     )
 
 
 def report_text(report: BenchReport) -> str:
-    """The report for people."""
     parts = [
         _circumstances(report),
         *map(workload_text, report.figures),

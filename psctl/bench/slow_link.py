@@ -15,13 +15,9 @@ _PIECES_UNDER_WAY: Final = 64
 async def serve(
     port: int, target_port: int, bytes_per_s: float, delay_s: float
 ) -> None:
-    """Passes connections on for ever.
+    """Passes connections to a port of loopback on to another one, for ever.
 
-    Args:
-        port: Of loopback, to listen on.
-        target_port: Of loopback, where connections go.
-        bytes_per_s: Speed of each direction.
-        delay_s: Time that each piece is under way beside its own length.
+    Each piece is under way for `delay_s`, beside its own length.
     """
 
     async def accept(
@@ -49,7 +45,6 @@ async def _pass(
     bytes_per_s: float,
     delay_s: float,
 ) -> None:
-    """Passes one direction on until it ends."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
 

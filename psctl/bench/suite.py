@@ -3,22 +3,19 @@
 from collections.abc import Sequence
 from typing import Final
 
-from psctl.bench.rpc_server import Transports
-from psctl.bench.workload import Entry, Workload, begun_elsewhere, rate_at_least
+from psctl.bench.workload import Entry, Workload, rate_at_least
 from psctl.bench.workloads.big_parameter import (
     ALLREDUCE_2,
     ALLREDUCE_4,
     EXCHANGE,
     LINK,
     ONE_HOST,
-    OURS,
     SHARDS,
-    TORCH_RPC,
+    STEP,
 )
 from psctl.bench.workloads.checks import CHECKS, CHECKS_ON_ONE_HOST
-from psctl.bench.workloads.ddp import DDP
-from psctl.bench.workloads.rpc_steps import start_rpc
 from psctl.bench.workloads.small_model import RATE, SMALL
+from psctl.bench.workloads.training import DDP, OVERLAP
 
 # The shard's arithmetic alone. psserver measures it: the two sides never import.
 _APPLY: Final = Workload(
@@ -26,8 +23,8 @@ _APPLY: Final = Workload(
     about_s=5,
     title="Adam on one big vector in a shard's process, without any transport",
     entries=(
-        Entry("shard", "the shard's apply, chunk by chunk", begun_elsewhere),
-        Entry("fused", "torch.optim.Adam(fused=True) at once", begun_elsewhere),
+        Entry("shard", "the shard's apply, chunk by chunk"),
+        Entry("fused", "torch.optim.Adam(fused=True) at once"),
     ),
     targets=(rate_at_least("shard", 0.6, "fused"),),
     member_module="psserver.bench.apply",
@@ -47,24 +44,11 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     CHECKS_ON_ONE_HOST,
     LINK,
 )
-"""In the order in which they are measured."""
-
-STEP: Final = Workload(
-    name="step",
-    about_s=10,
-    title="push + apply (SGD) + pull of one big parameter, 1 worker, 1 shard, one host",
-    entries=(OURS, TORCH_RPC),
-    targets=(),
-    start=lambda ground: {
-        "coordinator": ground.start_job(),
-        "rpc": start_rpc(ground, Transports.TCP),
-    },
-)
-"""What `psctl bench step` measures."""
+"""Of `psctl bench all`, in the order in which they are measured."""
 
 
 def workload_named(name: str) -> Workload:
-    """The workload of a name.
+    """One of `psctl bench all`.
 
     Raises:
         ValueError: There is none; the text has the names there are.
@@ -76,8 +60,13 @@ def workload_named(name: str) -> Workload:
     raise ValueError(f"there is no workload {name!r}; there are {names}")
 
 
+def any_workload_named(name: str) -> Workload:
+    """The workload of a name, also one that has a command of its own."""
+    alone = {each.name: each for each in (STEP, OVERLAP)}
+    return alone.get(name) or workload_named(name)
+
+
 def workloads_text(workloads: Sequence[Workload]) -> str:
-    """The table for people."""
     parts = []
     for workload in workloads:
         lines = [f"{workload.name} (about {workload.about_s} s): {workload.title}"]
@@ -93,7 +82,6 @@ def workloads_text(workloads: Sequence[Workload]) -> str:
 
 
 def workloads_json(workloads: Sequence[Workload]) -> dict[str, object]:
-    """The table for programs."""
     return {
         "schema_version": 1,
         "workloads": [

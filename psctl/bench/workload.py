@@ -1,13 +1,12 @@
-"""What a workload of `psctl bench all` is: contenders that take turns, and targets.
+"""What a workload of `psctl bench` is: contenders that take turns, and targets.
 
-A workload is one file of `workloads`. The command starts what its contenders talk to;
-processes of their own, the members, do the measured work.
+A workload is one value in a file of `workloads`. The command starts the processes that
+its contenders talk to; processes of their own, the members, do the measured work.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +17,10 @@ from psctl.processes import Children
 if TYPE_CHECKING:
     import torch
 
+    from psworker import Connection
+
 WARM_UP_COUNT: Final = 3
 """Repetitions before the first that counts: buffers and connections exist then."""
-
 
 OVER_TCP: Final = {"PS_SHARED_MEMORY": "0"}
 """Environment of workers and shards that use no shared memory, though on one host."""
@@ -37,7 +37,6 @@ class Sizes:
     Attributes:
         mebibyte_count: Of the big tensors.
         parameter_count: Of the model that is trained, about.
-        batch_size: Samples of a worker's training step.
         small_count: Parameters of the small model.
         call_count: Steps or calls of one repetition, where a single one is too short.
         repetition_count: Measured repetitions of each contender, at least 2.
@@ -56,45 +55,33 @@ class Sizes:
         return self.mebibyte_count * (1 << 20) // 4
 
     def to_json(self) -> dict[str, int]:
-        """For another process, and for the reader of the figures."""
         return asdict(self)
-
-
-class Quantity(StrEnum):
-    """Of what a target's ratio is."""
-
-    TIME = "time"
-    RATE = "rate"
-
-
-class Bound(StrEnum):
-    """Which side of the limit a ratio must be on."""
-
-    AT_MOST = "at most"
-    AT_LEAST = "at least"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a ratio of two contenders' medians is to be.
+    """What the ratio of two contenders' medians, to the baseline's, is to be.
 
     Attributes:
-        contender: The numerator.
-        baseline: The denominator.
-        quantity: Time of one thing, or things in a second.
-        bound: Which side of the limit is good.
-        limit: The ratio.
+        limit: The most that a ratio of times may be, or the least of rates.
+        is_rate: Whether it is of things in a second, and not of the time of one.
     """
 
     contender: str
     baseline: str
-    quantity: Quantity
-    bound: Bound
     limit: float
+    is_rate: bool
+
+    @property
+    def quantity(self) -> str:
+        return "rate" if self.is_rate else "time"
+
+    @property
+    def bound(self) -> str:
+        return "at least" if self.is_rate else "at most"
 
     @property
     def text(self) -> str:
-        """The target as a person says it."""
         return (
             f"{self.contender} {self.bound} {self.limit:g} x the {self.quantity} of "
             f"{self.baseline}"
@@ -102,13 +89,11 @@ class Target:
 
 
 def time_at_most(contender: str, limit: float, baseline: str) -> Target:
-    """A contender takes at most so many times as long as the baseline."""
-    return Target(contender, baseline, Quantity.TIME, Bound.AT_MOST, limit)
+    return Target(contender, baseline, limit, is_rate=False)
 
 
 def rate_at_least(contender: str, limit: float, baseline: str) -> Target:
-    """A contender does at least so many times as much in a second."""
-    return Target(contender, baseline, Quantity.RATE, Bound.AT_LEAST, limit)
+    return Target(contender, baseline, limit, is_rate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +117,9 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Where a workload starts what its contenders talk to.
+    """Where a workload starts the processes that its contenders talk to.
 
     Attributes:
-        children: Its processes.
-        scratch: Folder for their files.
-        sizes: How much is measured.
         environment: Of all processes, added to this one's.
         link: Between workers and shards, `None` for loopback as it is.
     """
@@ -163,16 +145,7 @@ class Ground:
     ) -> str:
         """Starts a coordinator and its shards; the coordinator's address.
 
-        Args:
-            shard_count: Shards.
-            worker_count: Workers that the job waits for.
-            mode: How workers keep together.
-            name: Of the job, where there are several.
-            places: Where each shard listens and is reached; by default any free port,
-                behind the link if there is one.
-
-        Raises:
-            CommandError: The coordinator didn't start.
+        Shards without places listen on free ports, behind the link if there is one.
         """
         if self.link is not None and not places:
             places = [self.link.shard_place(self.children) for _ in range(shard_count)]
@@ -184,7 +157,7 @@ class Ground:
             shard_count=shard_count,
             worker_count=worker_count,
             mode=mode,
-            environment=dict(self.environment),
+            environment=self.environment,
             prefix=f"{name} ",
             places=places,
         )
@@ -196,9 +169,7 @@ class Member:
     """One of the processes that do the measured work.
 
     Attributes:
-        rank: From 0.
         count: Members of this workload.
-        sizes: How much is measured.
         places: What the workload's `start` returned.
         stack: Closed when all is measured.
     """
@@ -209,31 +180,31 @@ class Member:
     places: Mapping[str, str]
     stack: ExitStack
 
+    def connect(self, place: str = "coordinator") -> "Connection":
+        """Connects a worker to the job whose coordinator is at a place."""
+        import psworker
+
+        return self.stack.enter_context(
+            psworker.connect(self.places[place], f"bench-{self.rank}")
+        )
+
+
+def _begun_elsewhere(member: Member) -> Contender:
+    raise AssertionError("this workload has a member module of its own")
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A contender before it runs.
 
     Attributes:
-        name: Short, as in JSON.
-        text: What it does.
         begin: Makes it ready in a member. Raises `CannotRunError`, in all members
-            or in none.
+            or in none. Not called where the workload has a `member_module`.
     """
 
     name: str
     text: str
-    begin: Callable[[Member], Contender]
-
-
-def begun_elsewhere(member: Member) -> Contender:
-    """For a contender that the workload's own `member_module` makes ready."""
-    raise AssertionError("this workload has a member module of its own")
-
-
-def nothing_to_start(ground: Ground) -> dict[str, str]:
-    """For a workload whose contenders talk to nobody."""
-    return {}
+    begin: Callable[[Member], Contender] = _begun_elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +212,8 @@ class Workload:
     """What is measured, against what, and what it should show.
 
     Attributes:
-        name: Short, as in `--only`.
-        title: What is measured.
         about_s: Seconds that it takes on two cores with the default sizes, about.
-        entries: Its contenders.
-        targets: What it should show.
-        start: Starts what contenders talk to; places that members are told.
+        start: Starts the processes that contenders talk to; their places, by name.
         member_count: Processes that do the measured work. More than one are in a
             gloo process group, and begin each repetition together.
         member_module: What a member runs, with the name of the workload, its rank and
@@ -255,19 +222,18 @@ class Workload:
             contenders.
         thread_count: Torch's threads in each member, `None` for its own choice.
         environment: Of all processes, added to the command's own.
-        link_mbit: Speed of the link between workers and shards in each direction, in
-            Mbit/s; `None` for loopback as it is.
+        link: Sets up the link between workers and shards, if there is one.
     """
 
     name: str
     title: str
     about_s: int
     entries: tuple[Entry, ...]
-    targets: tuple[Target, ...]
-    start: Callable[[Ground], dict[str, str]] = nothing_to_start
+    targets: tuple[Target, ...] = ()
+    start: Callable[[Ground], dict[str, str]] = lambda ground: {}
     member_count: int = 1
     member_module: str = "psctl.bench.member"
     tolerance: float = 0.0
     thread_count: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    link_mbit: float | None = None
+    link: Callable[[], AbstractContextManager[Link | None]] = nullcontext

@@ -2,23 +2,21 @@
 
 import math
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from psctl.compare.figures import Figures, RunConditions, figures_of
-from psctl.compare.job import SHARD_COUNT, Tell, run_job
+from psctl.compare.figures import Figures, RunConditions, Step, figures_of
+from psctl.compare.job import SHARD_COUNT, Say, run_job
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
 from psctl.compare.picture import NOT_INSTALLED, can_draw, draw
 from psctl.compare.ratios import ideal_s, ratios_to_bsp
 from psctl.compare.report import CompareSettings, Comparison, write_tables
-from psctl.compare.steps import Step
-from psctl.compare.training import TASK_NAME
+from psctl.compare.worker import TASK_NAME
 from psctl.demo.tasks import Task, load_task
 from psctl.folders import made_folder, scratch_folder
 from psctl.processes import signals_interrupt
@@ -37,25 +35,28 @@ _START_S: Final = 10.0
 """What the start of a job's processes takes on two cores, for the forecast."""
 
 
-def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
+def run_comparison(settings: CompareSettings, say: Say) -> Comparison:
     """Runs every mode under every load.
 
     Raises:
         CommandError: A process failed; the text has the end of its log.
-        KeyboardInterrupt: Stopped by a signal; everything is gone by then.
+        KeyboardInterrupt: Stopped by a signal; everything has ended by then.
     """
     folder = made_folder(settings.out)
     if not can_draw():
-        tell(NOT_INSTALLED)
+        say(NOT_INSTALLED)
     torch.set_num_threads(1)
     task = load_task(TASK_NAME)
     with (
         signals_interrupt(),
         scratch_folder("paramserver-compare-") as scratch,
-        _event_loop_kept(),
+        ExitStack() as stack,
     ):
-        base_s, reason = _choose_base(settings, task, scratch, tell)
-        figures = _run_all(settings, base_s, task, scratch, tell)
+        # One event loop for all runs: gRPC can't follow to another.
+        event_loop.acquire()
+        stack.callback(event_loop.release)
+        base_s, reason = _choose_base(settings, task, scratch, say)
+        figures = _run_all(settings, base_s, task, scratch, say)
     files = write_tables(figures, folder)
     if can_draw():
         files.append(draw(figures, settings.target_accuracy, folder))
@@ -71,18 +72,8 @@ def run_comparison(settings: CompareSettings, tell: Tell) -> Comparison:
     )
 
 
-@contextmanager
-def _event_loop_kept() -> Iterator[None]:
-    """Keeps one event loop for all runs: gRPC can't follow to another."""
-    event_loop.acquire()
-    try:
-        yield
-    finally:
-        event_loop.release()
-
-
 def _run_all(
-    settings: CompareSettings, base_s: float, task: Task, scratch: Path, tell: Tell
+    settings: CompareSettings, base_s: float, task: Task, scratch: Path, say: Say
 ) -> list[Figures]:
     runs = [
         _conditions(settings, task, mode=mode, load=load, base_s=base_s)
@@ -90,25 +81,25 @@ def _run_all(
         for mode in settings.modes
     ]
     expected_s = sum(ideal_s(each) + _START_S for each in runs)
-    tell(f"{len(runs)} runs, about {math.ceil(expected_s / 60)} min together")
-    _tell_rounding(settings, task, tell)
+    say(f"{len(runs)} runs, about {math.ceil(expected_s / 60)} min together")
+    _say_rounding(settings, task, say)
     figures = []
     for number, conditions in enumerate(runs, start=1):
         name = f"[{number}/{len(runs)}] {conditions.load}, {conditions.mode.label}"
-        tell(f"{name}: starting {settings.worker_count} workers")
+        say(f"{name}: starting {settings.worker_count} workers")
         steps, curve = run_job(
             conditions,
             task,
-            _new_folder(scratch, f"run-{number}"),
+            scratch,
             snapshot_interval_s=settings.snapshot_interval_s,
-            tell=lambda text, name=name: tell(f"{name}: {text}"),  # type: ignore[misc]
+            say=lambda text, name=name: say(f"{name}: {text}"),  # type: ignore[misc]
         )
         figures.append(
             figures_of(
                 conditions, steps, curve, target_accuracy=settings.target_accuracy
             )
         )
-        tell(
+        say(
             f"{name}: {figures[-1].duration_s:.1f} s, accuracy "
             f"{figures[-1].final_accuracy:.3f}"
         )
@@ -116,19 +107,19 @@ def _run_all(
 
 
 def _choose_base(
-    settings: CompareSettings, task: Task, scratch: Path, tell: Tell
+    settings: CompareSettings, task: Task, scratch: Path, say: Say
 ) -> tuple[float, str]:
     """Time of an undisturbed step, and why."""
     if settings.base_ms is not None:
         return settings.base_ms / 1000, "as --base-ms says"
-    tell("measuring what a step takes without any wait")
+    say("measuring what a step takes without any wait")
     conditions = _conditions(settings, task, mode=_BSP, load=Load.EVEN, base_s=0.0)
     steps, _ = run_job(
         conditions,
         task,
-        _new_folder(scratch, "measure"),
+        scratch,
         snapshot_interval_s=settings.snapshot_interval_s,
-        tell=tell,
+        say=say,
     )
     work_ms = 1000 * _clock_duration_s(steps)
     wanted_ms = 10 * math.ceil(_BASE_OVER_WORK * work_ms / 10)
@@ -138,7 +129,7 @@ def _choose_base(
         f"wait, but from {_BASE_MS_MIN} to {_BASE_MS_MAX} ms"
     )
     if wanted_ms > _BASE_MS_MAX:
-        tell(
+        say(
             f"this machine is busy or slow: a step's own work takes {work_ms:.0f} ms, "
             "so the differences between modes will look smaller than they are"
         )
@@ -177,18 +168,12 @@ def _gradient_count(settings: CompareSettings, task: Task) -> int:
     return math.ceil(settings.sample_count / of_clock) * settings.worker_count
 
 
-def _tell_rounding(settings: CompareSettings, task: Task, tell: Tell) -> None:
+def _say_rounding(settings: CompareSettings, task: Task, say: Say) -> None:
     """Says it when more samples are trained than were asked for."""
     sample_count = _gradient_count(settings, task) * task.batch_size
     if sample_count != settings.sample_count:
-        tell(
+        say(
             f"--samples {settings.sample_count} is rounded up to {sample_count}: whole "
             f"steps of all workers, {task.batch_size} samples for each of "
             f"{settings.worker_count}"
         )
-
-
-def _new_folder(scratch: Path, name: str) -> Path:
-    folder = scratch / name
-    folder.mkdir()
-    return folder

@@ -9,7 +9,7 @@ from typing import Self
 
 from psctl.compare.loads import Load
 from psctl.compare.modes import ComparedMode
-from psctl.compare.steps import Step
+from psctl.failures import CommandError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +17,6 @@ class RunConditions:
     """Under which a run was made.
 
     Attributes:
-        mode: How its workers kept together.
-        load: What disturbed them.
-        worker_count: Workers.
         batch_size: Samples of one gradient.
         gradient_count: Gradients in updates after which it ends.
         base_s: Time of an undisturbed step.
@@ -36,29 +33,56 @@ class RunConditions:
 
     @property
     def gradients_per_update(self) -> int:
-        """Of how many workers' gradients an update is the mean."""
         return self.mode.gradients_per_update(self.worker_count)
 
     def to_argument(self) -> str:
-        """As an argument of a worker's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_argument(cls, text: str) -> Self:
-        """Reads it again."""
         values = json.loads(text)
         mode, load = ComparedMode(**values.pop("mode")), Load(values.pop("load"))
         return cls(mode=mode, load=load, **values)
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """Held-out accuracy at a moment of a run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step that has ended. Times are on the machine's monotonic clock.
 
     Attributes:
-        at_s: Seconds since its first step began.
-        accuracy: Share of the held-out samples.
+        began_s: When its values were there.
+        computed_s: When its gradient was; what the step's own work took.
+        pushed_s: When `optimizer.step()` was called, after the wait.
+        ended_s: When that call returned.
+        clock: Clock of the worker after it.
+        is_dropped: Whether its gradient is in no update.
+        staleness: Updates between the values of its gradient and its own.
     """
+
+    worker_index: int
+    began_s: float
+    computed_s: float
+    pushed_s: float
+    ended_s: float
+    clock: int
+    is_dropped: bool
+    staleness: int
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def read_step(text: str) -> Step:
+    """Reads a worker's line. CommandError: it's none."""
+    try:
+        return Step(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise CommandError(f"a worker printed {text[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Held-out accuracy at a moment, in seconds since the first step of a run began."""
 
     at_s: float
     accuracy: float
@@ -69,7 +93,6 @@ class Figures:
     """Of one run, up to the end of the last step that was asked for.
 
     Attributes:
-        conditions: Under which it was made.
         duration_s: From the beginning of the first step.
         steps_per_s: Steps of all workers, with those whose gradient was dropped.
         samples_per_s: Samples in updates.
@@ -79,9 +102,7 @@ class Figures:
         call_ms: What `optimizer.step()` took, the median.
         own_work_ms: What the step's own computation took, the median.
         target_s: When the stated accuracy was first seen, `None` for never.
-        final_accuracy: Accuracy at the end.
         staleness_counts: Gradients in updates by their staleness.
-        curve: Accuracy over time.
     """
 
     conditions: RunConditions
@@ -100,18 +121,15 @@ class Figures:
 
     @property
     def staleness_mean(self) -> float:
-        """Over all gradients in updates."""
         total = sum(self.staleness_counts.values())
         return sum(s * n for s, n in self.staleness_counts.items()) / total
 
     @property
     def staleness_max(self) -> int:
-        """Of any gradient in an update."""
         return max(self.staleness_counts)
 
 
 def first_began_s(steps: Sequence[Step]) -> float:
-    """When the first step of a run began."""
     return min(step.began_s for step in steps)
 
 
@@ -129,7 +147,7 @@ def figures_of(
         steps: Of all workers, in any order; those after the last one asked for are
             left out.
         curve: Accuracy over time; its last point is the end.
-        target_accuracy: Whose time is asked for.
+        target_accuracy: Whose time is reported.
     """
     counted = _counted(steps, conditions.gradient_count)
     useful = [step for step in counted if not step.is_dropped]

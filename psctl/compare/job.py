@@ -1,28 +1,32 @@
 """Runs one mode under one load, with real daemons and workers."""
 
+import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from psctl.compare.figures import CurvePoint, RunConditions, first_began_s
-from psctl.compare.snapshot_log import SnapshotLog
-from psctl.compare.steps import Step, read_step
-from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
+from psctl.compare.figures import (
+    CurvePoint,
+    RunConditions,
+    Step,
+    first_began_s,
+    read_step,
+)
+from psctl.daemons import lines_until_all_end, start_daemons
 from psctl.demo.tasks import Task
 from psctl.processes import Children
+from psctl.snapshot_watch import SnapshotWatch
 from pswire.addresses import Address
-from psworker.snapshots.snapshot import SnapshotReader
+from psworker.snapshots.snapshot import Snapshot, SnapshotReader
 
 SHARD_COUNT: Final = 2
 
-_TELL_INTERVAL_S: Final = 5.0
+_SAY_INTERVAL_S: Final = 5.0
 _SNAPSHOT_TIMEOUT_S: Final = 20.0
-_POLL_S: Final = 0.1
 
-Tell = Callable[[str], None]
-"""Says what happens now."""
+Say = Callable[[str], None]
+"""Is called with what happens now."""
 
 
 def run_job(
@@ -31,50 +35,49 @@ def run_job(
     scratch: Path,
     *,
     snapshot_interval_s: float,
-    tell: Tell,
+    say: Say,
 ) -> tuple[list[Step], list[CurvePoint]]:
     """Trains once; the steps of its workers, and the accuracy over time.
-
-    Args:
-        conditions: Mode, load and size.
-        task: What is trained.
-        scratch: Folder for the processes' files, of this run alone.
-        snapshot_interval_s: Time between two points of the curve.
-        tell: Told now and then how far it is.
 
     Raises:
         CommandError: A process failed, or nothing happens any more.
     """
-    with ExitStack() as stack:
-        children = stack.enter_context(Children(scratch))
-        coordinator = _start(conditions, children, scratch)
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    kept: list[tuple[float, Snapshot]] = []
+    with Children(folder) as children:
+        names = [f"w{index}" for index in range(conditions.worker_count)]
+        coordinator = _start(conditions, children, folder, names)
         reader = SnapshotReader(str(coordinator))
-        log = stack.enter_context(SnapshotLog(reader, snapshot_interval_s))
-        steps = _follow(conditions, children, coordinator, tell)
-        last = reader.latest(_SNAPSHOT_TIMEOUT_S)
-    # Evaluated now that nobody needs the cores.
+        with SnapshotWatch(
+            reader,
+            snapshot_interval_s,
+            lambda snapshot: kept.append((time.monotonic(), snapshot)),
+        ) as watch:
+            steps = _follow(conditions, children, coordinator, names, say)
+            last = reader.latest(_SNAPSHOT_TIMEOUT_S)
+        if watch.failure is not None:
+            raise watch.failure
+    # Evaluated now that no process needs the cores.
     began_s = first_began_s(steps)
     ended_s = max(step.ended_s for step in steps)
-    points = [(kept.at_s, kept.snapshot) for kept in log.kept]
-    points = [(at_s, each) for at_s, each in points if began_s < at_s < ended_s]
-    points.append((ended_s, last))
-    first = CurvePoint(0.0, task.accuracy(task.new_model()))
+    points = [(at_s, each) for at_s, each in kept if began_s < at_s < ended_s]
     return steps, [
-        first,
+        CurvePoint(0.0, task.accuracy(task.new_model())),
         *(
             CurvePoint(at_s - began_s, task.accuracy(task.model_of(each)))
-            for at_s, each in points
+            for at_s, each in [*points, (ended_s, last)]
         ),
     ]
 
 
-def _start(conditions: RunConditions, children: Children, scratch: Path) -> Address:
-    """Starts all processes; the coordinator's address."""
+def _start(
+    conditions: RunConditions, children: Children, folder: Path, names: list[str]
+) -> Address:
     mode = conditions.mode
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     address = start_daemons(
         children,
-        scratch,
+        folder,
         shard_count=SHARD_COUNT,
         worker_count=conditions.worker_count,
         mode=mode.mode,
@@ -82,7 +85,7 @@ def _start(conditions: RunConditions, children: Children, scratch: Path) -> Addr
         environment=environment,
     )
     environment["PS_COORDINATOR"] = str(address)
-    for index, name in enumerate(_worker_names(conditions)):
+    for index, name in enumerate(names):
         children.start(
             name,
             ["psctl.compare.worker", conditions.to_argument(), str(index)],
@@ -91,33 +94,24 @@ def _start(conditions: RunConditions, children: Children, scratch: Path) -> Addr
     return address
 
 
-def _worker_names(conditions: RunConditions) -> list[str]:
-    return [f"w{index}" for index in range(conditions.worker_count)]
-
-
 def _follow(
-    conditions: RunConditions, children: Children, coordinator: Address, tell: Tell
+    conditions: RunConditions,
+    children: Children,
+    coordinator: Address,
+    names: list[str],
+    say: Say,
 ) -> list[Step]:
-    """Takes the workers' steps until all of them have ended well."""
+    """Collects the workers' steps until all of them have ended well."""
     steps: list[Step] = []
-    running = set(_worker_names(conditions))
-    heard_s = told_s = time.monotonic()
-    while running:
-        line = children.next_line(_POLL_S)
-        children.check(daemon_names(SHARD_COUNT))
-        now_s = time.monotonic()
-        if steps and now_s - told_s >= _TELL_INTERVAL_S:
-            told_s = now_s
-            done = sum(not step.is_dropped for step in steps)
-            wanted = conditions.gradient_count
-            tell(f"{min(done, wanted)} of {wanted} gradients are in updates")
-        if line is None or line.child not in running:
-            if now_s - heard_s > STALL_TIMEOUT_S:
-                raise stalled(coordinator)
-            continue
-        heard_s = now_s
-        if line.text is None:
-            running.discard(line.child)
-        else:
+    said_s = time.monotonic()
+    for line in lines_until_all_end(
+        children, names, shard_count=SHARD_COUNT, coordinator=coordinator
+    ):
+        if line is not None and line.child in names and line.text is not None:
             steps.append(read_step(line.text))
+        if steps and time.monotonic() - said_s >= _SAY_INTERVAL_S:
+            said_s = time.monotonic()
+            wanted = conditions.gradient_count
+            done = sum(not step.is_dropped for step in steps)
+            say(f"{min(done, wanted)} of {wanted} gradients are in updates")
     return steps

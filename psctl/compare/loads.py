@@ -14,13 +14,7 @@ STRAGGLER_FACTOR: Final = 3.0
 
 
 class Load(StrEnum):
-    """A kind of disturbance.
-
-    Attributes:
-        EVEN: None: every step takes as long as the others.
-        HICCUPS: Any step of any worker takes 5 times as long with probability 0.1.
-        STRAGGLER: The last worker is always 3 times slower.
-    """
+    """A kind of disturbance."""
 
     EVEN = "even"
     HICCUPS = "hiccups"
@@ -28,7 +22,6 @@ class Load(StrEnum):
 
     @property
     def description(self) -> str:
-        """For a person."""
         match self:
             case Load.EVEN:
                 return "no step is disturbed"
@@ -44,11 +37,7 @@ class Load(StrEnum):
 
 
 def parse_loads(text: str) -> tuple[Load, ...]:
-    """Reads names that are separated by commas.
-
-    Raises:
-        ValueError: One is no load, or is there twice.
-    """
+    """Reads names that are separated by commas; ValueError where one is no load."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in list(Load):

@@ -11,14 +11,7 @@ _NAME: Final = re.compile(r"bsp|bsp\+(?P<backups>\d+)|ssp:(?P<bound>\d+)|asp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedMode:
-    """How the workers of one run keep together.
-
-    Attributes:
-        name: As on the command line, such as `ssp:3`.
-        mode: `bsp`, `ssp` or `asp`.
-        staleness_bound: Of SSP, 0 elsewhere.
-        backup_worker_count: Of BSP, 0 elsewhere.
-    """
+    """How the workers of one run keep together; named as in `ssp:3` or `bsp+1`."""
 
     name: str
     mode: str
@@ -27,7 +20,7 @@ class ComparedMode:
 
     @property
     def label(self) -> str:
-        """For a person, such as `SSP(3)`."""
+        """For people, such as `SSP(3)`."""
         if self.mode == "ssp":
             return f"SSP({self.staleness_bound})"
         backups = f" + {self.backup_worker_count}" if self.backup_worker_count else ""
@@ -39,11 +32,11 @@ class ComparedMode:
         return self.mode == "bsp"
 
     def gradients_per_update(self, worker_count: int) -> int:
-        """How many workers' gradients one update is the mean of."""
+        """Of how many workers' gradients an update is the mean."""
         return worker_count - self.backup_worker_count if self.is_synchronous else 1
 
     def coordinator_options(self) -> list[str]:
-        """What `psserver coordinator` is told besides `--mode`."""
+        """Options of `psserver coordinator` besides `--mode`."""
         if self.mode == "ssp":
             return ["--staleness", str(self.staleness_bound)]
         if self.backup_worker_count:

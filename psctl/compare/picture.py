@@ -25,7 +25,6 @@ _ACCURACY_MARGIN: Final = 0.05
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -25,12 +25,10 @@ class Ratio:
     """A run against that of BSP under the same load.
 
     Attributes:
-        conditions: Of the run.
         measured: Its samples in updates a second, over BSP's.
         expected: The same if nothing but the drawn delays took time.
         limit: The most that it could be in a run without end.
         accuracy_difference: Its final accuracy less BSP's.
-        bsp_accuracy: BSP's final accuracy.
     """
 
     conditions: RunConditions

@@ -25,12 +25,9 @@ class CompareSettings:
     """What to compare.
 
     Attributes:
-        modes: Modes.
-        loads: Loads under which each of them runs.
-        worker_count: Workers.
         sample_count: Samples in updates, of each run.
         base_ms: Time of an undisturbed step, `None` to choose it.
-        target_accuracy: Accuracy whose time is told.
+        target_accuracy: Accuracy whose time is reported.
         seed: Of data and delays.
         snapshot_interval_s: Time between two points of the accuracy's curve.
         out: Folder for the files; made if new.
@@ -52,13 +49,9 @@ class Comparison:
     """All that was measured.
 
     Attributes:
-        settings: What was asked for.
-        shard_count: Shards.
         sample_count: Samples in updates, of each run.
         base_s: Time of an undisturbed step.
         base_reason: Why it is so long.
-        figures: Of all runs.
-        ratios: Of the runs to those of BSP.
         files: What was written where.
     """
 
@@ -73,7 +66,6 @@ class Comparison:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """The comparison for a person."""
     parts = [
         f"{comparison.settings.worker_count} workers, {comparison.shard_count} shards, "
         f"{comparison.sample_count} samples in updates for each run, seed "

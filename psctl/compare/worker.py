@@ -2,36 +2,68 @@
 
 The time of a step is a wait that leaves the processor free, so that two cores can
 show four workers. Prints one line a step, which the comparison reads.
+
+N updates from batches of B samples aren't one update from N x B: with the same
+learning rate they go N times as far. So an update's rate here is proportional to the
+samples that it is made of, so that the modes' accuracies can be compared, and there's
+no momentum: in asynchronous modes the updates of several workers in a row act as one
+already.
 """
 
 import sys
 import time
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import nn
 
 import psworker
-from psctl.compare.figures import RunConditions
+from psctl.compare.figures import RunConditions, Step
 from psctl.compare.loads import step_factors
-from psctl.compare.steps import Step
-from psctl.compare.training import (
-    TASK_NAME,
-    batches,
-    learning_rate,
-    new_optimizer,
-)
 from psctl.demo.tasks import load_task
+
+TASK_NAME: Final = "mnist5k"
+
+LEARNING_RATE: Final = 0.06
+"""Of an update that is made of one worker's batch."""
+
+_HOLD: Final = 0.5
+"""Share of the training after which the learning rate falls, in a line to 0. It makes
+the accuracy at the end one of the mode and not of the last few batches."""
+
+
+def learning_rate(gradients_per_update: int, progress: float) -> float:
+    """Of an update from so many gradients, after a share of the training."""
+    left = min(1.0, max(0.0, 1 - progress) / (1 - _HOLD))
+    return LEARNING_RATE * gradients_per_update * left
+
+
+def batches(
+    sample_count: int, *, batch_size: int, worker_index: int, seed: int
+) -> Iterator[torch.Tensor]:
+    """Positions of a worker's batches, for ever: passes over all data, shuffled.
+
+    Each worker draws its own, whatever its pace: leases of one order would make the
+    workers wait for each other at the end of each epoch, in every mode.
+    """
+    generator = torch.Generator().manual_seed(1_000 * seed + worker_index)
+    while True:
+        order = torch.randperm(sample_count, generator=generator)
+        whole = sample_count - sample_count % batch_size
+        yield from order[:whole].split(batch_size)
 
 
 class Trainer:
-    """The training of one worker."""
-
     def __init__(self, conditions: RunConditions, worker_index: int) -> None:
         self._conditions = conditions
         self._worker_index = worker_index
         task = load_task(TASK_NAME)
         model = task.new_model()
-        optimizer = new_optimizer(model, conditions.gradients_per_update)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=learning_rate(conditions.gradients_per_update, 0.0),
+        )
         self._connection = psworker.connect()
         self._model, self._optimizer = self._connection.prepare(model, optimizer)
         self._criterion = nn.CrossEntropyLoss()

@@ -1,7 +1,6 @@
 """`psctl demo`, from the first process to the report."""
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,20 +9,20 @@ import torch
 from torch import nn
 
 from psctl.demo.display import Display, display_for_stderr
-from psctl.demo.evaluation import Evaluator, largest_difference, train_in_one_process
 from psctl.demo.job import THREAD_COUNT, Job, JobPlan
 from psctl.demo.progress import Progress
 from psctl.demo.tasks import Task, load_task
 from psctl.failures import CommandError
-from psctl.folders import scratch_folder
+from psctl.folders import scratch_folder, writable_file
 from psctl.processes import Children, signals_interrupt
+from psctl.snapshot_watch import SnapshotWatch
 from pswire.exit_codes import ExitCode
 from pswire.membership import Mode
 from psworker.launch.cores import THREADS_VARIABLE, sharing_text
 from psworker.snapshots.snapshot import Snapshot, SnapshotReader
-from psworker.snapshots.snapshot_path import refusal_text
 
 FILE_NAME: Final = "paramserver-demo.safetensors"
+_SNAPSHOT_INTERVAL_S: Final = 1.0
 _SNAPSHOT_TIMEOUT_S: Final = 20.0
 
 _POINTS_MAX: Final = 2.0
@@ -45,13 +44,11 @@ FOUR_LINES: Final = """\
 def run_demo(plan: JobPlan, out: Path | None) -> str:
     """Runs the demo; the report.
 
-    Args:
-        plan: What to start.
-        out: File or folder for the snapshot; by default in this folder.
+    The snapshot is written to the file or folder `out`, by default in this folder.
 
     Raises:
         CommandError: A process failed; the text has the end of its log.
-        KeyboardInterrupt: Stopped by a signal; everything is gone by then.
+        KeyboardInterrupt: Stopped by a signal; everything has ended by then.
     """
     path = _path_of(out)
     # More would take the cores from the processes that are to be shown.
@@ -79,7 +76,7 @@ def run_demo(plan: JobPlan, out: Path | None) -> str:
         model = task.model_of(snapshot)
         snapshot.save(path)
         display.note("the same training in one process, to compare with")
-        reference = train_in_one_process(task, progress.batches)
+        reference = task.trained_in_one_process(progress.batches)
     takes_bound = Mode.labelled(plan.mode).rules.takes_bound
     mode = f"{plan.mode}({plan.staleness_bound})" if takes_bound else plan.mode
     steps = f"{progress.clock} steps"
@@ -107,11 +104,7 @@ Start it, with the coordinator and the shards, in any order:
 
 
 def _check_kill(plan: JobPlan, task: Task) -> None:
-    """Refuses a process that would die after the end of the training.
-
-    Raises:
-        CommandError: It would.
-    """
+    """Refuses a process that would die after the end of the training."""
     step_count = plan.epoch_count * task.step_count(plan.worker_count)
     if plan.kill is not None and plan.kill.step >= step_count:
         raise CommandError(
@@ -126,14 +119,18 @@ def _train(
     task: Task, plan: JobPlan, display: Display, scratch: Path
 ) -> tuple[Progress, Snapshot, str | None]:
     progress = Progress(epoch_count=plan.epoch_count)
-    with ExitStack() as stack:
-        children = stack.enter_context(Children(scratch))
+
+    def evaluate(snapshot: Snapshot) -> None:
+        accuracy = task.accuracy(task.model_of(snapshot))
+        progress.accuracy = (accuracy, snapshot.version)
+
+    with Children(scratch) as children:
         job = Job(plan, children, scratch)
-        reader = stack.enter_context(SnapshotReader(str(job.coordinator)))
-        with Evaluator(task, reader) as evaluator:
-            job.follow(progress, evaluator, display)
-        snapshot = reader.latest(_SNAPSHOT_TIMEOUT_S)
-        progress.accuracy = (task.accuracy(task.model_of(snapshot)), snapshot.version)
+        reader = SnapshotReader(str(job.coordinator))
+        with SnapshotWatch(reader, _SNAPSHOT_INTERVAL_S, evaluate):
+            job.follow(progress, display)
+            snapshot = reader.latest(_SNAPSHOT_TIMEOUT_S)
+        evaluate(snapshot)
         display.show(progress)
         story = None if job.killing is None else job.killing.story(progress)
         return progress, snapshot, story
@@ -141,22 +138,21 @@ def _train(
 
 def _path_of(out: Path | None) -> Path:
     path = Path(FILE_NAME) if out is None else out
-    if path.is_dir():
-        path = path / FILE_NAME
-    path = path.absolute()
-    if not path.parent.is_dir():
-        raise CommandError(
-            f"there is no folder {path.parent}; create it", ExitCode.USAGE
+    return writable_file(path / FILE_NAME if path.is_dir() else path)
+
+
+def _largest_difference(first: nn.Module, second: nn.Module) -> float:
+    """The largest absolute difference of a parameter."""
+    with torch.no_grad():
+        return max(
+            float((one - other).abs().max())
+            for one, other in zip(first.parameters(), second.parameters(), strict=True)
         )
-    if text := refusal_text(path):
-        raise CommandError(text, ExitCode.USAGE)
-    return path
 
 
 def _comparison(
     plan: JobPlan, task: Task, model: nn.Module, reference: nn.Module
 ) -> str:
-    """The result beside that of one process."""
     accuracy, of_reference = task.accuracy(model), task.accuracy(reference)
     lines = [
         ("test accuracy of the pulled snapshot", f"{accuracy:.4f}"),
@@ -172,6 +168,6 @@ def _comparison(
             f"with values some\nupdates old, is {verdict} {_POINTS_MAX:g} points"
         )
     elif plan.kill is None:
-        difference = largest_difference(model, reference)
+        difference = _largest_difference(model, reference)
         lines.append(("largest difference of a parameter", f"{difference:.2g}"))
     return "\n".join([*(f"{key:<40}  {value}" for key, value in lines), f"({note})"])

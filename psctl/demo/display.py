@@ -3,9 +3,10 @@
 import os
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Final, Protocol, Self
+from contextlib import AbstractContextManager
+from typing import Final, Self
 
 from psctl.demo.progress import Progress
 
@@ -13,25 +14,16 @@ LINE_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_S: Final = 4
 
 
-class Display(Protocol):
+class Display(AbstractContextManager["Display"]):
     """Where progress is shown."""
 
+    @abstractmethod
     def note(self, text: str) -> None:
         """Says what happens now."""
-        ...
 
+    @abstractmethod
     def show(self, progress: Progress) -> None:
         """Shows the newest figures, if it's time to."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
 
 
 def display_for_stderr(environment: Mapping[str, str] = os.environ) -> Display:
@@ -40,7 +32,7 @@ def display_for_stderr(environment: Mapping[str, str] = os.environ) -> Display:
     return LineDisplay() if is_plain or not sys.stderr.isatty() else LiveDisplay()
 
 
-class LineDisplay:
+class LineDisplay(Display):
     """A plain line every two seconds, while there is something new."""
 
     def __init__(self) -> None:
@@ -48,11 +40,9 @@ class LineDisplay:
         self._shown = ""
 
     def note(self, text: str) -> None:
-        """Says what happens now."""
         print(text, file=sys.stderr, flush=True)
 
     def show(self, progress: Progress) -> None:
-        """Prints the figures, if it's time to and they have changed."""
         now_s = time.monotonic()
         text = "  ".join(f"{name} {value}" for name, value in progress.columns())
         if now_s >= self._next_s and text != self._shown:
@@ -60,20 +50,12 @@ class LineDisplay:
             self._shown = text
             self.note(text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         return
 
 
-class LiveDisplay:
-    """A table that is redrawn in place."""
+class LiveDisplay(Display):
+    """A table that is redrawn in place; notes are above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -85,11 +67,9 @@ class LiveDisplay:
         )
 
     def note(self, text: str) -> None:
-        """Says what happens now, above the table."""
         self._console.print(text)
 
     def show(self, progress: Progress) -> None:
-        """Redraws the table."""
         from rich.table import Table
         from rich.text import Text
 
@@ -104,10 +84,5 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *unused: object) -> None:
         self._live.stop()

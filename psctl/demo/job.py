@@ -1,14 +1,12 @@
 """The demo's processes: a coordinator, shards and workers on loopback."""
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psctl.daemons import STALL_TIMEOUT_S, daemon_names, stalled, start_daemons
+from psctl.daemons import lines_until_all_end, start_daemons
 from psctl.demo.display import Display
-from psctl.demo.evaluation import Evaluator
 from psctl.demo.kill import Kill, Killing, Role, worker_name
 from psctl.demo.progress import Progress, read_report
 from psctl.processes import Children, Line
@@ -19,19 +17,13 @@ from psworker.launch.cores import THREADS_VARIABLE
 THREAD_COUNT: Final = 1
 """Of torch in each process: they share the machine's cores as it is."""
 
-_POLL_S: Final = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
     """What to start.
 
     Attributes:
-        task_name: As `--data` names it.
-        worker_count: Workers.
-        shard_count: Shards.
-        epoch_count: Epochs; 0 for about ten seconds of them.
-        mode: How workers keep together: `bsp`, `ssp` or `asp`.
+        epoch_count: 0 for about ten seconds of them.
         staleness_bound: In SSP, clocks that a worker may be ahead.
         kill: Which process dies, `None` for none.
     """
@@ -46,7 +38,6 @@ class JobPlan:
 
     @property
     def worker_names(self) -> list[str]:
-        """Ids of the workers."""
         return [worker_name(index) for index in range(self.worker_count)]
 
     @property
@@ -66,21 +57,11 @@ class Job:
     """The processes while they train.
 
     Attributes:
-        coordinator: Where the coordinator listens.
         killing: The death of one of them, if one is to die.
     """
 
     def __init__(self, plan: JobPlan, children: Children, scratch: Path) -> None:
-        """Starts all processes.
-
-        Args:
-            plan: What to start.
-            children: To which they belong.
-            scratch: Folder for their state.
-
-        Raises:
-            CommandError: The coordinator didn't start.
-        """
+        """Starts all processes. CommandError: the coordinator didn't start."""
         self._plan = plan
         self._children = children
         environment = {"PYTHONUNBUFFERED": "1"}
@@ -93,7 +74,7 @@ class Job:
             children,
             scratch,
             shard_count=plan.shard_count,
-            # None is given up below that many: the others shall go on without it.
+            # Evictions stop at that many, and the others shall go on without it.
             worker_count=plan.worker_count - (victim is not None),
             mode=plan.mode,
             options=bound,
@@ -125,36 +106,27 @@ class Job:
             own,
         )
 
-    def follow(
-        self, progress: Progress, evaluator: Evaluator, display: Display
-    ) -> None:
-        """Takes the workers' reports until all of them have ended well.
+    def follow(self, progress: Progress, display: Display) -> None:
+        """Counts the workers' reports until all of them have ended well.
 
         Raises:
             CommandError: A process failed, or nothing happens any more.
         """
-        running = set(self._plan.worker_names)
-        heard_s = time.monotonic()
-        while running:
-            line = self._children.next_line(_POLL_S)
-            self._children.check(daemon_names(self._plan.shard_count))
-            progress.accuracy = evaluator.newest
+        for line in lines_until_all_end(
+            self._children,
+            self._plan.worker_names,
+            shard_count=self._plan.shard_count,
+            coordinator=self.coordinator,
+        ):
             if progress.clocks:
                 display.show(progress)
             if line is not None:
-                self._take(line, progress, running)
-            if line is not None and line.child in self._plan.worker_names:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > STALL_TIMEOUT_S:
-                raise stalled(self.coordinator)
+                self._take(line, progress)
 
-    def _take(self, line: Line, progress: Progress, running: set[str]) -> None:
+    def _take(self, line: Line, progress: Progress) -> None:
         if self.killing is not None:
             self.killing.take_line(line, progress)
-        if line.child not in running:
-            return
-        if line.text is None:
-            running.discard(line.child)
+        if line.text is None or line.child not in self._plan.worker_names:
             return
         report = read_report(line.text)
         progress.take(report)

@@ -22,8 +22,6 @@ _TEXT: Final = re.compile(r"(?P<role>[a-z]+)(-(?P<index>\d{1,4}))?@(?P<step>\d{1
 
 
 class Role(StrEnum):
-    """Roles of processes."""
-
     WORKER = "worker"
     COORDINATOR = "coordinator"
     SHARD = "shard"
@@ -34,8 +32,6 @@ class Kill:
     """A process to kill.
 
     Attributes:
-        role: What it is.
-        index: Which one, from 0.
         step: A worker dies in this step of its own, any other process when the job
             has reached it.
     """
@@ -53,7 +49,6 @@ class Kill:
 
 
 def worker_name(index: int) -> str:
-    """Id of a worker of the demo."""
     return f"w{index}"
 
 
@@ -61,7 +56,7 @@ def parse_kill(text: str, *, worker_count: int, shard_count: int) -> Kill:
     """Reads the option.
 
     Raises:
-        ValueError: It says nothing that could be done; the text has examples.
+        ValueError: No process can be killed so; the text has examples.
     """
     found = _TEXT.fullmatch(text.strip())
     if found is None or found["role"] not in list(Role):
@@ -87,11 +82,7 @@ def parse_kill(text: str, *, worker_count: int, shard_count: int) -> Kill:
 
 
 class Killing:
-    """One death in the demo.
-
-    Attributes:
-        kill: Which process dies when.
-    """
+    """One death in the demo."""
 
     def __init__(self, kill: Kill, children: Children, coordinator: Address) -> None:
         self.kill = kill
@@ -122,7 +113,6 @@ class Killing:
         self._children.restart("coordinator", "--listen", str(self._coordinator))
 
     def take_line(self, line: Line, progress: Progress) -> None:
-        """Notes what a child's line tells of the death."""
         if line.child != self.kill.process_name or self._listened_s is not None:
             return
         if self.kill.role is Role.WORKER and line.text is None:
@@ -139,7 +129,6 @@ class Killing:
             self._closed_s = time.monotonic()
 
     def story(self, progress: Progress) -> str:
-        """What came of it, for a person."""
         name = self.kill.process_name
         if self._killed_s is None:
             return (

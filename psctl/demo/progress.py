@@ -1,4 +1,4 @@
-"""How far the demo is: what its workers have told, counted."""
+"""How far the demo is: what its workers have reported, counted."""
 
 import json
 import time
@@ -21,11 +21,7 @@ class StepReport(TypedDict):
 
 
 def read_report(text: str) -> StepReport:
-    """Reads a worker's line.
-
-    Raises:
-        CommandError: It's none.
-    """
+    """Reads a worker's line. CommandError: it's none."""
     try:
         report: StepReport = json.loads(text)
     except ValueError as error:
@@ -35,19 +31,17 @@ def read_report(text: str) -> StepReport:
 
 @dataclass(slots=True)
 class Progress:
-    """What the workers have told.
+    """What the workers have reported.
 
     Attributes:
-        epoch_count: Epochs of the run.
         batches: For each clock, each worker's samples.
         clocks: Newest clock of each worker.
         frontier: Newest clock that all workers have closed.
         epoch: Newest epoch that a worker has begun.
-        loss: Loss of the newest clock that anyone has told.
+        loss: Of the newest clock that any worker has reported.
         accuracy: Held-out accuracy of the newest snapshot, and its version.
         traffic: Bytes each worker has sent and received.
-        began_s: When the first step came, on the monotonic clock.
-        ended_s: When the newest step came.
+        began_s: When the first step was reported, on the monotonic clock.
     """
 
     epoch_count: int
@@ -63,7 +57,6 @@ class Progress:
     _losses: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
 
     def take(self, report: StepReport) -> None:
-        """Counts a worker's step."""
         clock, worker_id = report["clock"], report["worker_id"]
         self.ended_s = time.monotonic()
         if self.began_s is None:
@@ -82,17 +75,14 @@ class Progress:
 
     @property
     def clock(self) -> int:
-        """Newest clock."""
         return max(self.clocks.values(), default=0)
 
     @property
     def push_count(self) -> int:
-        """Steps of all workers."""
         return sum(map(len, self.batches.values()))
 
     @property
     def duration_s(self) -> float:
-        """From the first step to the newest."""
         return 0.0 if self.began_s is None else self.ended_s - self.began_s
 
     @property
@@ -107,7 +97,6 @@ class Progress:
 
     @property
     def ahead(self) -> str:
-        """Which worker is ahead."""
         leaders = [name for name in self.clocks if self.clocks[name] == self.clock]
         if not leaders:
             return "-"

@@ -7,7 +7,7 @@ did between float32 and float64 in a single process.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,14 +31,9 @@ class Task:
     """A model, its data and how it is trained.
 
     Attributes:
-        name: As `--data` names it.
-        described: Model and data, for a person.
-        epoch_count: Epochs unless `--epochs` says otherwise.
-        batch_size: Samples of a worker's batch.
+        described: Model and data, for people.
         learning_rate: Of SGD with momentum 0.9, in BSP.
         train_set: Images, labels, and the position of each sample in this set.
-        test_images: Held-out images.
-        test_labels: Their labels.
         build_model: Makes the model with its first values.
     """
 
@@ -58,7 +53,6 @@ class Task:
         return self.build_model()
 
     def model_of(self, snapshot: Snapshot) -> nn.Module:
-        """The model with the values of a snapshot."""
         model = self.build_model()
         model.load_state_dict(snapshot.state_dict(), strict=True)
         return model
@@ -68,12 +62,10 @@ class Task:
     ) -> torch.optim.Optimizer:
         """The optimizer of every process of the demo.
 
-        Args:
-            model: What it trains.
-            updates_per_clock: 1 in BSP. In SSP and ASP, where each worker's push is
-                an update by itself, the number of workers: together those updates go
-                as far as one of BSP. They have no momentum, since several in a row,
-                computed from much the same values, act as one.
+        `updates_per_clock` is 1 in BSP. In SSP and ASP, where each worker's push is an
+        update by itself, it is the number of workers: together those updates go as far
+        as one of BSP. They have no momentum, since several in a row, computed from much
+        the same values, act as one.
         """
         rate, momentum = self.learning_rate, _MOMENTUM
         if updates_per_clock > 1:
@@ -83,15 +75,11 @@ class Task:
     def set_asynchronous_rate(
         self, optimizer: torch.optim.Optimizer, updates_per_clock: int, progress: float
     ) -> None:
-        """Sets the learning rate of SSP and ASP, which falls in the second half.
+        """Sets the learning rate of SSP and ASP, after a share of the epochs.
 
-        Small updates one after the other leave more noise in the values than BSP's
-        means do; without this the last few batches would decide the accuracy.
-
-        Args:
-            optimizer: Whose rate to set.
-            updates_per_clock: Number of workers.
-            progress: Share of the epochs that have ended.
+        It falls in the second half. Small updates one after the other leave more noise
+        in the values than BSP's means do; without this the last few batches would
+        decide the accuracy.
         """
         for group in optimizer.param_groups:
             group["lr"] = self._asynchronous_rate(updates_per_clock) * min(
@@ -102,7 +90,6 @@ class Task:
         return self.learning_rate / (1 - _MOMENTUM) / updates_per_clock
 
     def new_loader(self) -> "DataLoader[tuple[torch.Tensor, ...]]":
-        """The loader of a worker."""
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def step_count(self, worker_count: int) -> int:
@@ -118,13 +105,25 @@ class Task:
         model.train()
         return float(right.float().mean())
 
+    def trained_in_one_process(
+        self, batches: Mapping[int, Mapping[str, list[int]]]
+    ) -> nn.Module:
+        """The model, trained on the samples of all workers in each clock at once."""
+        model = self.new_model()
+        optimizer = self.new_optimizer(model)
+        criterion = nn.CrossEntropyLoss()
+        images, labels, _ = self.train_set.tensors
+        for _, of_workers in sorted(batches.items()):
+            joined = [each for name in sorted(of_workers) for each in of_workers[name]]
+            loss = criterion(model(images[joined]), labels[joined])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
 
 def load_task(name: str) -> Task:
-    """Loads the data of a task.
-
-    Raises:
-        CommandError: Its package isn't installed.
-    """
+    """Loads a task with its data. CommandError: its package isn't installed."""
     return {"digits": _digits, "mnist5k": _mnist5k}[name]()
 
 

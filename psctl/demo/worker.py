@@ -13,7 +13,6 @@ from psctl.demo.tasks import load_task
 
 
 def main(task_name: str, epoch_count: int, updates_per_clock: int) -> None:
-    """Trains as one of the demo's workers."""
     task = load_task(task_name)
     model = task.new_model()
     optimizer = task.new_optimizer(model, updates_per_clock)

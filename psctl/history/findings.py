@@ -16,13 +16,7 @@ PROMISES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A promise that was not kept.
-
-    Attributes:
-        promise: Which one.
-        place: File and line that show it.
-        text: What is wrong.
-    """
+    """A promise that was not kept; the place is the file and line that show it."""
 
     promise: str
     place: str
@@ -31,25 +25,17 @@ class Break:
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found so far.
-
-    Attributes:
-        checks: For each promise, how often it was checked.
-        breaks: In the order in which they were found.
-        counts: Numbers for the report, by name.
-    """
+    """What a check has found so far: counts of checks, breaks, and numbers by name."""
 
     checks: Counter[str] = field(default_factory=Counter)
     breaks: list[Break] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def checked(self, promise: str) -> None:
-        """One more check of a promise was made."""
         assert promise in PROMISES
         self.checks[promise] += 1
 
     def broken(self, promise: str, place: str, text: str) -> None:
-        """A promise was not kept."""
         assert promise in PROMISES
         self.breaks.append(Break(promise, place, text))
 
@@ -60,5 +46,4 @@ class Findings:
             self.broken(promise, place, text)
 
     def breaks_of(self, promise: str) -> list[Break]:
-        """Breaks of one promise."""
         return [each for each in self.breaks if each.promise == promise]

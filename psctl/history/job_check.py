@@ -37,9 +37,7 @@ class Job:
         shard_count: Shards that it has, 0 when no file says so.
         shards: By index.
         workers: All starts of all workers.
-        pushes: What workers know of their pushes.
         records: Lines of each record, as the coordinator and shards have it.
-        evicted: Lines of evictions.
     """
 
     job_ids: dict[str, str] = field(default_factory=dict)
@@ -155,20 +153,20 @@ def _check_same(generation: int, lines: Iterable[Line], findings: Findings) -> N
 
 
 def _check_acknowledged(job: Job, findings: Findings) -> None:
-    """What a worker was told of a push is what every shard did with it."""
-    for push, told in job.pushes.items():
-        if not told.is_acknowledged:
+    """The outcome that a worker received is what every shard did with the push."""
+    for push, sent in job.pushes.items():
+        if not sent.is_acknowledged:
             continue
-        assert told.ended is not None
-        if told.outcome == EVICTED:
-            _check_evicted(push, told.ended.place, job, findings)
+        assert sent.ended is not None
+        if sent.outcome == EVICTED:
+            _check_evicted(push, sent.ended.place, job, findings)
             continue
-        wanted = APPLIED if told.outcome == DUPLICATE else told.outcome
+        wanted = APPLIED if sent.outcome == DUPLICATE else sent.outcome
         for shard in job.shards.values():
             state = shard.pushes.get(push, PushOnShard())
             # A push whose first answer was lost may have been skipped or dropped.
             kept = state.outcome == wanted or (
-                told.outcome == DUPLICATE and bool(state.outcome)
+                sent.outcome == DUPLICATE and bool(state.outcome)
             )
             kept = kept and not shard.is_torn(push)
             found = state.outcome or "not done"
@@ -179,14 +177,14 @@ def _check_acknowledged(job: Job, findings: Findings) -> None:
             findings.require(
                 "G1",
                 kept,
-                told.ended.place,
-                f"{push} was acknowledged as {told.outcome}, and on {shard.name} it is "
+                sent.ended.place,
+                f"{push} was acknowledged as {sent.outcome}, and on {shard.name} it is "
                 f"{found}",
             )
 
 
 def _check_evicted(push: Push, place: str, job: Job, findings: Findings) -> None:
-    """A push that was thrown away with its start counts on no shard."""
+    """A push that was dropped with its start counts on no shard."""
     for shard in job.shards.values():
         outcome = shard.pushes.get(push, PushOnShard()).outcome
         findings.require(
@@ -200,7 +198,7 @@ def _check_evicted(push: Push, place: str, job: Job, findings: Findings) -> None
 
 def _check_all_or_nothing(job: Job, findings: Findings) -> None:
     """What is done on one shard is done on all, but for what is under way."""
-    acknowledged = {p for p, told in job.pushes.items() if told.is_acknowledged}
+    acknowledged = {p for p, sent in job.pushes.items() if sent.is_acknowledged}
     seen = {push for shard in job.shards.values() for push in shard.pushes}
     for push in sorted(seen):
         shards = job.shards.values()
@@ -223,19 +221,19 @@ def _check_all_or_nothing(job: Job, findings: Findings) -> None:
 
 def _check_torn(shard: ShardStory, findings: Findings) -> None:
     torn = shard.torn_pushes()
-    told = f"{shard.name} has {count_text(len(torn), 'torn push', 'torn pushes')}"
+    said = f"{shard.name} has {count_text(len(torn), 'torn push', 'torn pushes')}"
     findings.counts["torn"] += len(torn)
     findings.require(
         "G3",
         not (torn and shard.is_two_phase),
         shard.place,
-        f"{told} although steps are two-phase: {', '.join(map(str, torn[:5]))}",
+        f"{said} although steps are two-phase: {', '.join(map(str, torn[:5]))}",
     )
     findings.require(
         "G3",
         len(torn) <= shard.torn_reported,
         shard.place,
-        f"{told} and reported {shard.torn_reported}: {', '.join(map(str, torn[:5]))}",
+        f"{said} and reported {shard.torn_reported}: {', '.join(map(str, torn[:5]))}",
     )
 
 
@@ -248,10 +246,10 @@ def _count(job: Job, findings: Findings) -> None:
     counts["evicted"] = len(job.evicted)
     for name in ("lost", "applied_twice", "torn"):
         counts.setdefault(name, 0)
-    for push, told in job.pushes.items():
+    for push, sent in job.pushes.items():
         counts["pushes"] += 1
-        if told.is_acknowledged:
-            is_dropped = told.outcome in (DROPPED, EVICTED)
+        if sent.is_acknowledged:
+            is_dropped = sent.outcome in (DROPPED, EVICTED)
             counts["dropped" if is_dropped else "acknowledged"] += 1
             continue
         outcomes = [shard.pushes.get(push) for shard in job.shards.values()]

@@ -40,7 +40,6 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """What the line tells."""
         kind = self.values["type"]
         if not isinstance(kind, str):
             raise TypeError("`type` is no text")
@@ -48,7 +47,6 @@ class Line:
 
     @property
     def place(self) -> str:
-        """For a person to look it up."""
         return f"{self.file}:{self.number}"
 
     def number_of(self, name: str, default: int | None = None) -> int:
@@ -59,22 +57,18 @@ class Line:
         return value
 
     def text_of(self, name: str) -> str:
-        """A text that must be there."""
         value = self.values[name]
         if not isinstance(value, str):
             raise TypeError(f"`{name}` is no text")
         return value
 
     def push(self) -> Push:
-        """The push that the line is about."""
         return push_of(self.values["push"])
 
     def pushes(self, name: str) -> list[Push]:
-        """Several of them."""
         return [push_of(each) for each in self.values.get(name, ())]
 
     def worker(self) -> Worker:
-        """The worker that the line is about."""
         return Worker(*_typed(self.values["worker"], str, int))
 
 
@@ -95,12 +89,7 @@ def _typed(value: object, *kinds: type) -> list[Any]:
 
 @dataclass(slots=True)
 class Start:
-    """What one start of one process wrote.
-
-    Attributes:
-        begin: The first line.
-        lines: The others, in order.
-    """
+    """What one start of one process wrote: the first line, and the others."""
 
     begin: Line
     lines: list[Line] = field(default_factory=list)
@@ -124,9 +113,6 @@ def read_starts(files: Iterable[Path], findings: Findings) -> list[Start]:
 
     A last line that was cut short by its process's end is passed over; anything else
     that can't be read is a finding.
-
-    Raises:
-        OSError: A file can't be read.
     """
     starts: list[Start] = []
     for file in files:

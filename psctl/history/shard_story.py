@@ -4,6 +4,7 @@ A shard's lines are in the order in which it did things, so that "before" can be
 checked here; what shards have to agree on is `job_check`'s.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -16,7 +17,7 @@ DROPPED = "dropped"
 DUPLICATE = "duplicate"
 
 _NEVER: Final = 1 << 62
-"""A clock that nobody reaches."""
+"""A clock that no worker reaches."""
 
 
 class Member(NamedTuple):
@@ -27,7 +28,6 @@ class Member(NamedTuple):
     base_sequence: int
 
     def clock_of(self, sequence: int) -> int:
-        """Clock that a push completes."""
         return self.base_clock + sequence - self.base_sequence
 
 
@@ -39,8 +39,8 @@ class PushOnShard:
         chunks: Chunks that are part of it here, None before its trailer.
         applied: Line that applied each chunk.
         left_out: Chunks that were applied without it, since it is not finite there.
-        outcome: What became of it, empty while open.
-        done: Line that says so.
+        outcome: Empty while open.
+        done: Line that ended it.
     """
 
     chunks: frozenset[int] | None = None
@@ -54,35 +54,30 @@ class ShardStory:
     """One start of one shard.
 
     Attributes:
-        index: Its place.
-        is_two_phase: Whether it applies a push only when every shard has it.
         place: First line of its history.
+        is_two_phase: Whether it applies a push only when every shard has it.
         pushes: What it did with each push.
-        last_sequences: Of workers that records took out, the last push that counts.
+        last_sequences: Of departed workers, the last push that counts.
         torn_reported: Torn steps that the shard itself has counted.
-        records: Line of each record by generation.
     """
 
     def __init__(self, begin: Line, findings: Findings) -> None:
         self.index = begin.number_of("shard")
-        self.incarnation = begin.number_of("incarnation")
         self.is_two_phase = begin.values.get("atomicity") == "clock"
         self.place = begin.place
         self.pushes: dict[Push, PushOnShard] = {}
         self.last_sequences: dict[Worker, int] = {}
         self.torn_reported = 0
-        self.records: dict[int, Line] = {}
         self._findings = findings
+        self._generation = 0
         self._members: dict[Worker, Member] = {}
         self._leavers: dict[Worker, tuple[Member, int]] = {}
         self._done_sequences: dict[Worker, int] = {}
         self._chunk_sequences: dict[tuple[Worker, int], int] = {}
-        self._version = (0, "")
-        self._frontier = (0, "")
+        self._newest = Newest()
 
     @property
     def name(self) -> str:
-        """For a person."""
         return f"shard {self.index}"
 
     def take(self, line: Line) -> None:
@@ -107,18 +102,18 @@ class ShardStory:
         return [
             push
             for push, state in self.pushes.items()
-            if state.applied
-            and push.sequence > self.last_sequences.get(push.worker, push.sequence)
+            if state.applied and self.is_torn(push)
         ]
 
     def is_torn(self, push: Push) -> bool:
-        """Whether the push came after its worker's last one, so that it can be torn."""
+        """Whether it is beyond its worker's last push, so that it can be torn."""
         return push.sequence > self.last_sequences.get(push.worker, push.sequence)
-
-    # Inside
 
     def _push(self, push: Push) -> PushOnShard:
         return self.pushes.setdefault(push, PushOnShard())
+
+    def _require(self, promise: str, kept: bool, line: Line, text: str) -> None:
+        self._findings.require(promise, kept, line.place, f"{self.name} {text}")
 
     def _apply(self, line: Line) -> None:
         chunk = line.number_of("chunk")
@@ -135,20 +130,13 @@ class ShardStory:
                 problem = f"after it was done in line {state.done.number}"
             elif self.is_torn(push):
                 problem = "although its worker had been evicted before it"
-            self._findings.require(
-                "G1",
-                not problem,
-                line.place,
-                f"{self.name} applied chunk {chunk} of {push} {problem}",
-            )
+            said = f"applied chunk {chunk} of {push}"
+            self._require("G1", not problem, line, f"{said} {problem}")
             state.applied.setdefault(chunk, line)
             key = (push.worker, chunk)
             newest = self._chunk_sequences.get(key, 0)
-            self._findings.require(
-                "G4",
-                push.sequence >= newest,
-                line.place,
-                f"{self.name} applied chunk {chunk} of {push} after push {newest}",
+            self._require(
+                "G4", push.sequence >= newest, line, f"{said} after push {newest}"
             )
             self._chunk_sequences[key] = max(newest, push.sequence)
 
@@ -156,73 +144,48 @@ class ShardStory:
         push = line.push()
         outcome = line.text_of("outcome")
         state = self._push(push)
-        place = line.place
         if state.done is not None:
             self._findings.broken(
                 "G1",
-                place,
+                line.place,
                 f"{self.name} ended {push} a second time, after line "
                 f"{state.done.number}",
             )
             return
         state.outcome, state.done = outcome, line
         newest = self._done_sequences.get(push.worker, 0)
-        self._findings.require(
-            "G4",
-            push.sequence > newest,
-            place,
-            f"{self.name} ended {push} after push {newest}",
+        self._require(
+            "G4", push.sequence > newest, line, f"ended {push} after push {newest}"
         )
         self._done_sequences[push.worker] = max(newest, push.sequence)
+        said = f"ended {push} as {outcome}"
         if outcome == APPLIED:
             wanted = (state.chunks or frozenset()) - state.left_out
             missing = wanted - state.applied.keys()
-            self._findings.require(
-                "G1",
-                state.chunks is not None and not missing,
-                place,
-                f"{self.name} ended {push} as applied "
-                + (
-                    f"without chunk {min(missing)}"
-                    if missing
-                    else "without having all of it"
-                ),
-            )
+            how = f"chunk {min(missing)}" if missing else "having all of it"
+            is_whole = state.chunks is not None and not missing
+            self._require("G1", is_whole, line, f"{said} without {how}")
         else:
-            self._findings.require(
-                "G1",
-                not state.applied,
-                place,
-                f"{self.name} ended {push} as {outcome} with {len(state.applied)} of "
-                "its chunks applied",
+            count = len(state.applied)
+            self._require(
+                "G1", not count, line, f"{said} with {count} of its chunks applied"
             )
 
     def _reply(self, line: Line) -> None:
-        version, frontier = line.number_of("version"), line.number_of("frontier")
-        for name, value, before in (
-            ("version", version, self._version),
-            ("frontier", frontier, self._frontier),
-        ):
-            self._findings.require(
-                "G4",
-                value >= before[0],
-                line.place,
-                f"{self.name} answered with {name} {value} after {before[0]} at "
-                f"{before[1]}",
-            )
-        self._version = max(self._version, (version, line.place))
-        self._frontier = max(self._frontier, (frontier, line.place))
+        self._newest.check(
+            line, self._findings, lambda what: f"{self.name} answered with {what}"
+        )
         if line.values.get("outcome") == DROPPED:
             return
         clock, bound = line.number_of("clock"), bound_of(line)
+        frontier = line.number_of("frontier")
         if bound is None:
             return
-        self._findings.require(
+        self._require(
             "G6",
             frontier >= clock - bound,
-            line.place,
-            f"{self.name} answered clock {clock} at frontier {frontier}, with a bound "
-            f"of {bound}",
+            line,
+            f"answered clock {clock} at frontier {frontier}, with a bound of {bound}",
         )
         self._check_applied(line, clock - bound)
         self._check_applied(line, frontier)
@@ -234,10 +197,10 @@ class ShardStory:
             for worker, done, last in self._progress(line)
             if done < min(clock, last)
         ]
-        said = f"{self.name} answered as of clock {clock} "
+        said = f"answered as of clock {clock} "
         if late:
             said += f"with only clock {late[0][1]} of {late[0][0]} applied"
-        self._findings.require("G6", not late, line.place, said)
+        self._require("G6", not late, line, said)
 
     def _progress(self, line: Line) -> list[tuple[Worker, int, int]]:
         """Of each worker that counts: its newest clock here, and its last one."""
@@ -245,7 +208,7 @@ class ShardStory:
             (worker, self._clock_of(member), _NEVER)
             for worker, member in self._members.items()
         ]
-        # Pushes of one that is gone hold up a clock of BSP, and no other frontier.
+        # Pushes of a departed worker hold up a clock of BSP, and no other frontier.
         if line.values.get("mode") == "bsp":
             found += [
                 (worker, self._clock_of(member), member.clock_of(last))
@@ -254,19 +217,17 @@ class ShardStory:
         return found
 
     def _clock_of(self, member: Member) -> int:
-        done = self._done_sequences.get(member.worker, 0)
-        return member.clock_of(done)
+        return member.clock_of(self._done_sequences.get(member.worker, 0))
 
     def _install(self, line: Line) -> None:
         generation = line.number_of("generation")
-        newest = max(self.records, default=0)
-        self._findings.require(
+        self._require(
             "G4",
-            generation > newest,
-            line.place,
-            f"{self.name} went from generation {newest} to {generation}",
+            generation > self._generation,
+            line,
+            f"went from generation {self._generation} to {generation}",
         )
-        self.records[generation] = line
+        self._generation = max(self._generation, generation)
         before = self._members
         self._members = {
             member.worker: member for member in members_of(line.values["members"])
@@ -277,6 +238,24 @@ class ShardStory:
             if worker in before:
                 self._leavers[worker] = (before[worker], last)
         self.torn_reported = line.number_of("torn", self.torn_reported)
+
+
+class Newest:
+    """The newest version and frontier of one shard's replies, which never go back."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, str]] = {}
+
+    def check(
+        self, reply: Line, findings: Findings, said: Callable[[str], str]
+    ) -> None:
+        """Compares a reply with those before it; `said` is the sentence if it did."""
+        for name in ("version", "frontier"):
+            value = reply.number_of(name)
+            before, place = self._newest.get(name, (0, "the start"))
+            text = f"{said(f'{name} {value}')} after {before} at {place}"
+            findings.require("G4", value >= before, reply.place, text)
+            self._newest[name] = max((before, place), (value, reply.place))
 
 
 def members_of(values: object) -> list[Member]:

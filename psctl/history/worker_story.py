@@ -1,11 +1,11 @@
 """What one start of one worker sent and was answered, checked on the way."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from psctl.history.findings import Findings
 from psctl.history.lines import Line, Push
-from psctl.history.shard_story import DROPPED, bound_of
+from psctl.history.shard_story import DROPPED, Newest, bound_of
 
 ENDS: Final = ("ok", "fail", "unknown")
 
@@ -15,13 +15,7 @@ EVICTED: Final = "evicted"
 
 @dataclass(slots=True)
 class PushOfWorker:
-    """What a worker knows of one of its pushes.
-
-    Attributes:
-        invoked: Line that says it was sent.
-        outcome: What every shard said, empty while that is unknown.
-        ended: Line that says so.
-    """
+    """What a worker knows of one of its pushes; the outcome is empty while unknown."""
 
     invoked: Line
     outcome: str = ""
@@ -29,15 +23,7 @@ class PushOfWorker:
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the worker was told what became of it."""
         return bool(self.outcome)
-
-
-@dataclass(slots=True)
-class _Told:
-    version: int = 0
-    frontier: int = 0
-    places: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerStory:
@@ -46,22 +32,17 @@ class WorkerStory:
     def __init__(
         self, begin: Line, findings: Findings, pushes: dict[Push, PushOfWorker]
     ) -> None:
-        """Begins the story.
+        """Begins with the first line; `pushes` are those of all workers of the job.
 
-        Args:
-            begin: First line of the history.
-            findings: Where breaks are told.
-            pushes: Of all workers of the job. A later start may find out what became
-                of an earlier one's.
+        A later start may find out how an earlier one's push ended.
         """
         self.worker = begin.worker()
         self.pushes = pushes
         self._sequence = 0
         self._findings = findings
-        self._told: dict[tuple[int, int], _Told] = {}
+        self._newest: dict[tuple[int, int], Newest] = {}
 
     def take(self, line: Line) -> None:
-        """Replays one line."""
         if line.kind == "invoke" and line.text_of("op") == "push":
             self._invoke(line)
         elif line.kind in ENDS:
@@ -98,31 +79,23 @@ class WorkerStory:
             known.outcome, known.ended = EVICTED, line
 
     def _check_reply(self, reply: Line) -> None:
-        shard = (reply.number_of("shard"), reply.number_of("incarnation"))
-        told = self._told.setdefault(shard, _Told())
-        version, frontier = reply.number_of("version"), reply.number_of("frontier")
-        for name, value, before in (
-            ("version", version, told.version),
-            ("frontier", frontier, told.frontier),
-        ):
-            self._findings.require(
-                "G4",
-                value >= before,
-                reply.place,
-                f"{self.worker} received {name} {value} from shard {shard[0]} after "
-                f"{before} at {told.places.get(name, 'the start')}",
-            )
-            told.places[name] = reply.place
-        told.version = max(told.version, version)
-        told.frontier = max(told.frontier, frontier)
+        index = reply.number_of("shard")
+        newest = self._newest.setdefault(
+            (index, reply.number_of("incarnation")), Newest()
+        )
+        newest.check(
+            reply,
+            self._findings,
+            lambda what: f"{self.worker} received {what} from shard {index}",
+        )
         bound = bound_of(reply)
         if bound is None or reply.values.get("outcome") == DROPPED:
             return
-        clock = reply.number_of("clock")
+        clock, frontier = reply.number_of("clock"), reply.number_of("frontier")
         self._findings.require(
             "G6",
             frontier >= clock - bound,
             reply.place,
             f"{self.worker} at clock {clock} received frontier {frontier} from shard "
-            f"{shard[0]}, with a bound of {bound}",
+            f"{index}, with a bound of {bound}",
         )

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import psserver.bench.apply
 from psctl.__main__ import app
-from psctl.bench.bare_stream_server import serve
+from psctl.bench.bare_stream import serve
 from psctl.bench.machine import free_port
 from psctl.bench.member import measure
 from psctl.bench.suite import WORKLOADS, workload_named

@@ -13,8 +13,9 @@ from torch import distributed, nn
 
 import psworker
 from psctl.bench.bare_stream import BareStreamClient
+from psctl.bench.limited_link import limited_link
 from psctl.bench.machine import free_port
-from psctl.bench.rpc_server import Transports
+from psctl.bench.torch_rpc import Transports, rpc_steps, start_server
 from psctl.bench.workload import (
     OVER_TCP,
     Contender,
@@ -25,7 +26,6 @@ from psctl.bench.workload import (
     rate_at_least,
     time_at_most,
 )
-from psctl.bench.workloads.rpc_steps import rpc_steps, start_rpc
 from psworker import event_loop
 
 LEARNING_RATE: Final = 1e-3
@@ -40,8 +40,6 @@ def big_tensors(member: Member) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class OneParameter(nn.Module):
-    """A model of one parameter."""
-
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(values)
@@ -53,19 +51,11 @@ def job_steps(
     optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD,
     compression: str | psworker.Compression | None = None,
 ) -> Callable[[Member], Contender]:
-    """Begins a worker that steps the big parameter in a job.
-
-    Args:
-        place: Which of the workload's places is the job's coordinator.
-        optimizer_class: What shards run, with the common learning rate.
-        compression: How fewer bytes are sent, `None` for all.
-    """
+    """Begins a worker that steps the big parameter in the job at a place."""
 
     def begin(member: Member) -> Contender:
         first, gradient = big_tensors(member)
-        ps = member.stack.enter_context(
-            psworker.connect(member.places[place], f"bench-{member.rank}")
-        )
+        ps = member.connect(place)
         model = OneParameter(first)
         optimizer = optimizer_class(model.parameters(), lr=LEARNING_RATE)  # type: ignore[call-arg]
         model, optimizer = ps.prepare(model, optimizer, compression=compression)
@@ -74,7 +64,7 @@ def job_steps(
         def run() -> None:
             optimizer.step()
 
-        # Of fewer bytes come other values, which is no matter of time.
+        # With fewer bytes values differ, which is no matter of time.
         values = None if compression else lambda: [model.weight.detach()]
         return Contender(run, values=values)
 
@@ -118,19 +108,21 @@ def _gloo(member: Member) -> Contender:
     return Contender(run, before=before, values=lambda: [parameter.detach()])
 
 
+def _start_with_rpc(transports: Transports, ground: Ground) -> dict[str, str]:
+    return {
+        "coordinator": ground.start_job(),
+        "rpc": start_server(ground, transports),
+    }
+
+
 def _start_exchange(ground: Ground) -> dict[str, str]:
-    coordinator = ground.start_job()
     bare_port = str(free_port())
     ground.start(
         "bare stream",
-        "psctl.bench.bare_stream_server",
+        "psctl.bench.bare_stream",
         *(bare_port, str(ground.sizes.element_count), str(LEARNING_RATE)),
     )
-    return {
-        "coordinator": coordinator,
-        "bare": bare_port,
-        "rpc": start_rpc(ground, Transports.TCP),
-    }
+    return {"bare": bare_port, **_start_with_rpc(Transports.TCP, ground)}
 
 
 OURS: Final = Entry(
@@ -142,6 +134,15 @@ TORCH_RPC: Final = Entry(
     "torch.distributed.rpc over TCP alone, the same SGD on its server",
     partial(_rpc_steps, Transports.TCP),
 )
+
+STEP: Final = Workload(
+    name="step",
+    about_s=10,
+    title="push + apply (SGD) + pull of one big parameter, 1 worker, 1 shard, one host",
+    entries=(OURS, TORCH_RPC),
+    start=partial(_start_with_rpc, Transports.TCP),
+)
+"""What `psctl bench step` measures."""
 
 EXCHANGE: Final = Workload(
     name="exchange",
@@ -202,10 +203,7 @@ ONE_HOST: Final = Workload(
         ),
     ),
     targets=(time_at_most("paramserver", 0.4, "torch_rpc"),),
-    start=lambda ground: {
-        "coordinator": ground.start_job(),
-        "rpc": start_rpc(ground, Transports.CHOSEN),
-    },
+    start=partial(_start_with_rpc, Transports.CHOSEN),
 )
 
 _LINK_MBIT: Final = 200.0
@@ -235,7 +233,7 @@ LINK: Final = Workload(
         name: ground.start_job(name=name) for name in ("fp32", "int8", "topk")
     },
     environment=OVER_TCP,
-    link_mbit=_LINK_MBIT,
+    link=partial(limited_link, _LINK_MBIT),
 )
 
 

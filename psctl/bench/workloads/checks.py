@@ -47,7 +47,7 @@ def _start(ground: Ground) -> dict[str, str]:
 
 
 def _durations_s(ground: Ground) -> list[float]:
-    """What the process that measures the table of pushes has told."""
+    """What the process that measures the table of pushes has printed."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while (left_s := deadline - time.monotonic()) > 0:
         line = ground.children.next_line(min(left_s, 0.1))

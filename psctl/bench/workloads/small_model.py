@@ -1,6 +1,7 @@
 """Steps of a model of some 10,000 parameters, beside calls that do nothing."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -8,7 +9,6 @@ import grpc.aio
 import torch
 from torch import nn
 
-import psworker
 from psctl.bench.machine import free_port
 from psctl.bench.workload import (
     Contender,
@@ -30,32 +30,33 @@ _EMPTY_CALL: Final = "/grpc.health.v1.Health/Check"
 
 def _start_small(worker_count: int, mode: str, ground: Ground) -> dict[str, str]:
     """Starts a job of one shard whose address is known."""
-    port = free_port()
-    shard = f"127.0.0.1:{port}"
+    shard = f"127.0.0.1:{free_port()}"
     coordinator = ground.start_job(
         worker_count=worker_count, mode=mode, places=[ShardPlace(shard, shard)]
     )
     return {"coordinator": coordinator, "shard": shard}
 
 
+def _repeated(member: Member, call: Callable[[], object]) -> Contender:
+    """A call that is too short alone; each member makes `call_count` of them."""
+
+    def run() -> None:
+        for _ in range(member.sizes.call_count):
+            call()
+
+    return Contender(run, amount=member.sizes.call_count * member.count)
+
+
 def _small_steps(member: Member) -> Contender:
-    """Steps of the small model; a repetition has `call_count` of each member."""
     width = max(1, math.isqrt(member.sizes.small_count // 2))
-    ps = member.stack.enter_context(
-        psworker.connect(member.places["coordinator"], f"bench-{member.rank}")
-    )
+    ps = member.connect()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     model, optimizer = ps.prepare(model, optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
-
-    def run() -> None:
-        for _ in range(member.sizes.call_count):
-            optimizer.step()
-
-    return Contender(run, amount=member.sizes.call_count * member.count)
+    return _repeated(member, optimizer.step)
 
 
 def _empty_calls(member: Member) -> Contender:
@@ -63,12 +64,7 @@ def _empty_calls(member: Member) -> Contender:
     channel = blocking_channel(member.places["shard"], ChannelKind.CONTROL)
     member.stack.callback(channel.close)
     call: Any = channel.unary_unary(_EMPTY_CALL)
-
-    def run() -> None:
-        for _ in range(member.sizes.call_count):
-            call(b"")
-
-    return Contender(run, amount=member.sizes.call_count * member.count)
+    return _repeated(member, lambda: call(b""))
 
 
 def _empty_loop_calls(member: Member) -> Contender:
@@ -82,11 +78,7 @@ def _empty_loop_calls(member: Member) -> Contender:
     async def ask() -> None:
         await call(b"")
 
-    def run() -> None:
-        for _ in range(member.sizes.call_count):
-            loop.run(ask())
-
-    return Contender(run, amount=member.sizes.call_count * member.count)
+    return _repeated(member, lambda: loop.run(ask()))
 
 
 async def _opened(address: str) -> grpc.aio.Channel:

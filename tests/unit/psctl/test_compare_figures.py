@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from psctl.compare import picture
-from psctl.compare.figures import CurvePoint, Figures, RunConditions, figures_of
+from psctl.compare.figures import (
+    CurvePoint,
+    Figures,
+    RunConditions,
+    Step,
+    figures_of,
+    read_step,
+)
 from psctl.compare.loads import Load
 from psctl.compare.modes import parse_modes
 from psctl.compare.ratios import ratios_to_bsp
@@ -17,7 +24,6 @@ from psctl.compare.report import (
     comparison_text,
     write_tables,
 )
-from psctl.compare.steps import Step, read_step
 from psctl.failures import CommandError
 from tests.doubles.installed import need
 
