@@ -38,12 +38,16 @@ Listen = Annotated[
 ]
 StateDir = Annotated[
     Path,
-    typer.Option(envvar="PS_STATE_DIR", help="Folder of durable state; made if new."),
+    typer.Option(
+        envvar="PS_STATE_DIR",
+        help="Folder for what a restart needs; made if it does not exist.",
+    ),
 ]
 Insecure = Annotated[
     bool,
     typer.Option(
-        "--insecure", help="Listen beyond loopback although nothing protects the port."
+        "--insecure",
+        help="Listen beyond loopback, without encryption and authentication.",
     ),
 ]
 History = Annotated[
@@ -145,10 +149,7 @@ def local(
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
-    """Runs a whole job's daemons here, under one supervisor.
-
-    Those are a coordinator and the shards.
-    """
+    """Runs a coordinator and its shards on this machine, under one supervisor."""
     config = replace(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,

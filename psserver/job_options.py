@@ -41,7 +41,7 @@ class JobOptions:
 
     shards: Annotated[
         int,
-        number_option(allowed=SHARD_COUNT, metavar="N", help="Shards of the job."),
+        number_option(allowed=SHARD_COUNT, metavar="N", help="How many shards."),
     ]
     mode: Annotated[
         str,
@@ -66,24 +66,24 @@ class JobOptions:
         number_option(
             allowed=WORKERS_MIN,
             metavar="N",
-            help="Workers to wait for before the first clock, and below which no lost "
-            "one is given up.",
+            help="Workers to wait for before the first clock. With fewer than these a "
+            "lost worker is not evicted, and the job waits.",
         ),
     ] = 1
     on_worker_loss: Annotated[
         str,
         choice_option(
             LossPolicy.labels(),
-            help="Without a lost worker: go on with those left, or wait for another "
-            "process under its worker id, which takes over the clock that was open.",
+            help="After the loss of a worker: go on with those left, or wait for a "
+            "process under its worker id, which goes on in the clock that was open.",
         ),
     ] = LossPolicy.CONTINUE.label
     step_atomicity: Annotated[
         str | None,
         choice_option(
             StepAtomicity.labels(),
-            help="Apply each chunk of a step once its contributions are there, or "
-            "nothing before every shard has the whole clock, which takes a second "
+            help="Apply each chunk of a step as soon as its gradients have arrived, or "
+            "all of them when every shard has the whole clock, which takes a second "
             "round trip; `chunk` by default.",
             show_default=False,
         ),
@@ -120,8 +120,8 @@ class JobOptions:
         number_option(
             allowed=CHUNK_KIB,
             metavar="KIB",
-            help="Size of the chunks of the model, that are sent, updated and answered "
-            f"one by one: {CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}, in "
+            help="Size of the chunks in which the model is sent, updated and returned: "
+            f"{CHUNK_BYTES_ASKED_MIN >> 10} to {CHUNK_BYTES_MAX >> 10}, in "
             f"a job that compresses at most {VALUES_PART_BYTES >> 10}; by default 1 "
             "MiB, and more for large models.",
             show_default=False,

@@ -169,14 +169,14 @@ def run(
         typer.Option(
             "--one-push-per-host",
             help="Make the processes one worker of the job: they add up their "
-            "gradients in shared memory, and one of them pushes the sum.",
+            "gradients in shared memory, and one of them pushes the mean.",
         ),
     ] = False,
     gpus: Annotated[
         str,
         typer.Option(
             metavar="auto|none|LIST",
-            help="GPUs to hand out, one to each process. auto takes those of "
+            help="GPUs to use, one in each process. auto takes those of "
             "CUDA_VISIBLE_DEVICES, else all of the machine; a single process then "
             "keeps all.",
         ),
@@ -188,9 +188,8 @@ def run(
             metavar="ID",
             help="Stable id of the worker; with several processes ID-0, ID-1, ..., "
             "unless they push as one. "
-            "By default the coordinator issues ids; with restarts (--max-restarts) one "
-            "is made of this host's name, since a process that starts again takes its "
-            "own place.",
+            "By default the coordinator assigns ids; with --max-restarts they are made "
+            "of this host's name, so that a process that starts again keeps its own.",
         ),
     ] = None,
     history: Annotated[

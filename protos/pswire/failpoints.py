@@ -10,7 +10,7 @@ step by 0.2 s. More in `docs/failpoints.md`. A place in the code is two lines,
     if failpoints.armed:
         failpoints.hit("worker.push_sent")
 
-so that a process without failpoints pays for one look at an attribute.
+so that a process without failpoints only reads one attribute.
 """
 
 import os
@@ -28,20 +28,20 @@ FAILPOINT_VARIABLE: Final = "PS_FAILPOINT"
 FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "worker.joined": "The worker is a member and holds the job's values.",
-        "worker.step": "A step begins: nothing of its push has left.",
-        "worker.chunk_sent": "A message of a push is on its way to a shard.",
-        "worker.push_sent": "All of a push has been sent to a shard; no answer yet.",
-        "worker.push_answered": "A shard's answer is here, and is not taken yet.",
-        "worker.in_barrier": "All shards have been sent all of a push: others decide.",
-        "worker.staged": "Every shard holds all of the clock; no commit has left.",
-        "coordinator.write_durable": "Some write is durable; nothing followed from it.",
-        "coordinator.fence_prepared": "A fence is opened; no shard has heard of it.",
-        "coordinator.record_persisted": "A record is durable and nobody has heard it.",
-        "coordinator.record_announced": "A record is put on the watches of all.",
-        "coordinator.cut_decided": "A cut is decided; no shard has heard of it.",
+        "worker.step": "A step begins: nothing of its push is sent.",
+        "worker.chunk_sent": "A message of a push is sent to a shard.",
+        "worker.push_sent": "All of a push is sent to a shard; no answer yet.",
+        "worker.push_answered": "A shard's answer arrived and is not processed yet.",
+        "worker.in_barrier": "All of a push is sent to all shards; others decide.",
+        "worker.staged": "Every shard holds all of the clock; no commit is sent.",
+        "coordinator.write_durable": "A write is durable; nothing of it is sent.",
+        "coordinator.fence_prepared": "A fence is opened and sent to no shard yet.",
+        "coordinator.record_persisted": "A record is durable and sent to nobody yet.",
+        "coordinator.record_announced": "A record is queued on all watches.",
+        "coordinator.cut_decided": "A cut is decided and sent to no shard yet.",
         "shard.push_received": "A message of a push has arrived and is not staged.",
-        "shard.chunk_applied": "A chunk's values have changed; nobody has them.",
-        "shard.before_reply": "The answer to a push is made and has not left.",
+        "shard.chunk_applied": "A chunk's values have changed and are sent to nobody.",
+        "shard.before_reply": "The answer to a push is made and not sent yet.",
     }
 )
 """Every failpoint with what is true there."""
@@ -49,9 +49,9 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
 ACTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "kill": "SIGKILL to this process",
-        "stop": "SIGSTOP to this process; SIGCONT lets it go on",
+        "stop": "SIGSTOP to this process; SIGCONT continues it",
         "exit(CODE)": "end at once with an exit code, with no clean-up",
-        "delay(MS)": "hold up the thread that is there, in milliseconds",
+        "delay(MS)": "block the thread that reaches the place, in milliseconds",
     }
 )
 """Every action with what it does."""

@@ -107,7 +107,7 @@ def _tell(config: CoordinatorConfig, host: CoordinatorHost) -> None:
         settings.staleness_bound,
     ):
         log.warning(
-            "the job goes on in %s with staleness %d, as it was left; --mode and "
+            "the job goes on in %s with staleness %d, as before; --mode and "
             "--staleness are for a new job, `psctl mode` changes a running one",
             record.mode.name,
             record.staleness_bound,

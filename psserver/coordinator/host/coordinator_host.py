@@ -230,7 +230,7 @@ class CoordinatorHost:
             queue.put_nowait(ReleaseImage(snapshot_id=snapshot_id))
         self._tell_if_failed(queue)
         if not slot.is_watching:
-            log.info("shard %d at %s is here", slot.index, slot.address)
+            log.info("shard %d registered at %s", slot.index, slot.address)
         self.core.shard_watching(slot, now_ms())
         self.pump()
         return queue
@@ -275,8 +275,8 @@ class CoordinatorHost:
             if entry is not None and entry.state in PRESENT and not entry.is_condemned:
                 log.error(
                     "%s at %s is to be evicted: shard %d found a value that is not "
-                    "finite in a gradient that it had called finite; look at its "
-                    "memory, and at what changes gradients after step() has begun",
+                    "finite in a gradient that it had reported as finite; check its "
+                    "memory, and what changes gradients after step() has begun",
                     *(worker, entry.address, slot.index),
                 )
                 self.core.evict(entry, now_ms())

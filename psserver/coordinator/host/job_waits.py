@@ -92,7 +92,7 @@ class JobWaits:
                 self._said_ms[wait.source] = now_ms
                 log.warning("waiting for %s, for %.0f s", wait.text, waited_ms / 1000)
         if self._said_ms and not long:
-            log.info("nobody is waited for any more")
+            log.info("the job waits for nobody any more")
         sources = {wait.source for wait in long}
         self._said_ms = {k: v for k, v in self._said_ms.items() if k in sources}
 

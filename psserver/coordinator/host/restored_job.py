@@ -61,7 +61,7 @@ def restored_core(
     )
     core.restore_ledger(store.load_epochs(), stored.enrolments)
     if stored.record is not None:
-        log.info("went on with generation %d", stored.record.generation)
+        log.info("restored the job at generation %d", stored.record.generation)
     return core
 
 

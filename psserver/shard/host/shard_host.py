@@ -331,7 +331,7 @@ class ShardHost:
         except Exception as error:
             # Effects that follow are lost, and whoever waits for them would wait for
             # ever: the job ends here and says so.
-            log.error("an order of the protocol failed", exc_info=error)
+            log.error("a step of the protocol failed", exc_info=error)
             self.fail(f"shard {self.shard_index} could not carry out a step")
         finally:
             self._is_pumping = False
