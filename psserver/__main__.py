@@ -149,7 +149,7 @@ def local(
     verbose: Verbose = False,
     job: JobOptions,
 ) -> None:
-    """Runs a coordinator and its shards on this machine, under one supervisor."""
+    """Runs a coordinator and its shards on one machine."""
     config = replace(
         job.config(ListenConfig(address=listen, insecure=insecure), state_dir),
         history=history,

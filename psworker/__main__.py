@@ -188,8 +188,9 @@ def run(
             metavar="ID",
             help="Stable id of the worker; with several processes ID-0, ID-1, ..., "
             "unless they push as one. "
-            "By default the coordinator assigns ids; with --max-restarts they are made "
-            "of this host's name, so that a process that starts again keeps its own.",
+            "By default the coordinator assigns ids; with restarts (--max-restarts) "
+            "they are made of this host's name, so that a process that starts again "
+            "keeps its own.",
         ),
     ] = None,
     history: Annotated[
