@@ -15,6 +15,7 @@ from psserver.config import usable_thread_count
 from psserver.shard.daemon import SWITCH_INTERVAL_S
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, place
 from pswire.schema import (
@@ -55,7 +56,9 @@ class ShardApply:
         )
         placement = place(schema, 1)
         self._chunks = placement.chunks
-        self._engine = ApplyEngine(schema, placement, 0, [spec])
+        self._engine = ApplyEngine(
+            JobTerms(schema=schema, optimizers=(spec,)), placement, 0
+        )
         self._engine.begin_seed()
         for chunk in self._chunks:
             self._engine.write_seed(chunk.index, buffer_of(_part(first, chunk)))
@@ -88,7 +91,8 @@ class ShardApply:
         return torch.cat(
             [
                 tensor_from_buffer(
-                    memoryview(self._engine.read(chunk.index)), chunk.element_type
+                    memoryview(self._engine.vectors.read(chunk.index)),
+                    chunk.element_type,
                 )
                 for chunk in self._chunks
             ]

@@ -330,7 +330,7 @@ class Job:
         return self.ask(
             lambda: hash(
                 tuple(
-                    bytes(host.model.engine.read(chunk.index))
+                    bytes(host.model.engine.vectors.read(chunk.index))
                     for host in self.shards
                     for chunk in host.model.chunks
                 )

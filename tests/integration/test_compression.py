@@ -302,7 +302,9 @@ def forget_a_bit_of(shard: ShardHost) -> None:
 def read_all(shard: ShardHost) -> list[torch.Tensor]:
     engine = shard.model.engine
     return [
-        torch.frombuffer(bytearray(engine.read(chunk.index)), dtype=torch.float32)
+        torch.frombuffer(
+            bytearray(engine.vectors.read(chunk.index)), dtype=torch.float32
+        )
         for chunk in shard.model.chunks
     ]
 

@@ -212,7 +212,7 @@ def test_every_push_is_in_the_values_once(
         held = running.ask(
             lambda: [
                 tensor_from_buffer(
-                    memoryview(bytes(host.model.engine.read(chunk.index))),
+                    memoryview(bytes(host.model.engine.vectors.read(chunk.index))),
                     ElementType.FLOAT32,
                 )
                 for host in running.shards

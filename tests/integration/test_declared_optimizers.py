@@ -455,24 +455,24 @@ def test_a_shard_holds_a_push_until_it_has_heard_of_its_groups(
         model: Any = small_model()
         model, optimizer = ps.prepare(model, torch.optim.SGD([model[2].bias], lr=0.1))
         (host,) = job.shards
-        engine, asked = host.model.engine, threading.Event()
-        has_declared = engine.has_declared
+        declared, asked = host.model.engine.declared, threading.Event()
+        has_declared = declared.has
 
         def has(name: str, digest: str) -> bool:
             asked.set()
             return has_declared(name, digest)
 
-        monkeypatch.setattr(engine, "has_declared", has)
+        monkeypatch.setattr(declared, "has", has)
         # The worker goes ahead as if all knew.
         monkeypatch.setattr(
             optimizer._steps._states, "declare", lambda spec, clock: None
         )
         optimizer.add_param_group({"params": [model[2].weight]})
         terms = host.model.terms
-        declared = replace(terms, optimizers=(*terms.optimizers, optimizer.spec))
+        changed = replace(terms, optimizers=(*terms.optimizers, optimizer.spec))
         with Crew({"w0": lambda _: train(model, optimizer, range(1))}) as crew:
             assert asked.wait(20)
             assert not job.ask(lambda: host.model.core.clocks.applied_clock)
-            job.ask(lambda: host.adopt(declared))
+            job.ask(lambda: host.adopt(changed))
             crew.results()
         assert job.step_counts(2) == {1}, "of the group that was added"

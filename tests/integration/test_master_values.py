@@ -172,7 +172,7 @@ def test_a_shard_tells_what_masters_take(dtype: torch.dtype, tmp_path: Path) -> 
         model = nn.Linear(8, 8, bias=False).to(dtype)
         ps.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         engine = job.shards[0].model.engine
-        held = job.ask(lambda: (engine.byte_count, engine.state_byte_count))
+        held = job.ask(lambda: (engine.vectors.byte_count, engine.state_byte_count))
     assert held == ((128, 256) if dtype is torch.bfloat16 else (256, 0))
 
 

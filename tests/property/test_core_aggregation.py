@@ -13,6 +13,7 @@ from psserver.shard.core.push import PushId, StagedChunk, Trailer
 from psserver.shard.core.shard import ShardCore
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, _deal, _runs
 from pswire.schema import (
@@ -76,7 +77,9 @@ class ShardedServer:
             loss_is_sum=loss_is_sum,
         )
         self._engines = [
-            ApplyEngine(schema, self.placement, index, [spec])
+            ApplyEngine(
+                JobTerms(schema=schema, optimizers=(spec,)), self.placement, index
+            )
             for index in range(shards)
         ]
         self.cores = [
@@ -126,7 +129,9 @@ class ShardedServer:
     def values(self) -> list[torch.Tensor]:
         pulled = [torch.empty_like(each) for each in self._first_values]
         for chunk in self.placement.chunks:
-            data = memoryview(self._engines[chunk.shard_index].read(chunk.index))
+            data = memoryview(
+                self._engines[chunk.shard_index].vectors.read(chunk.index)
+            )
             flat = tensor_from_buffer(data, chunk.element_type)
             position = 0
             for piece in chunk.slices:

@@ -55,7 +55,8 @@ class CutImages:
             log.error("snapshot %d failed", snapshot_id, exc_info=error)
             done(CutReport(snapshot_id, type(error).__name__))
 
-        arithmetic.run(engine.image, engine.byte_count, then=copied, failed=failed)
+        vectors = engine.vectors
+        arithmetic.run(vectors.copy, vectors.byte_count, then=copied, failed=failed)
 
     def image(self, snapshot_id: int) -> ShardVectors:
         """The image of a snapshot.

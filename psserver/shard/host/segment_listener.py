@@ -213,7 +213,7 @@ def listening(host: ShardHost) -> Iterator[None]:
         try:
             listener = SegmentListener(
                 host.shared,
-                lambda: host.model.engine.shared_values if host.has_model else None,
+                lambda: host.model.engine.vectors.shared if host.has_model else None,
             )
         except OSError as error:
             log.warning("tensors go over gRPC: no Unix socket can be made: %s", error)

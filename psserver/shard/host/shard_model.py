@@ -75,12 +75,10 @@ def shard_model(
         compensation=settings.delay_compensation,
     )
     engine = ApplyEngine(
-        terms.schema,
+        terms,
         placement,
         shard_index,
-        terms.optimizers,
         delay=delay,
-        compression=terms.compression,
         memory=memory,
     )
     return ShardModel(

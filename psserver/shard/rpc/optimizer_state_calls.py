@@ -53,8 +53,9 @@ class StateParts:
             Refusal: `MALFORMED_MESSAGE`, `LIMIT_EXCEEDED`, `OPTIMIZER_MISMATCH` or
                 `CHUNK_INVALID`.
         """
-        host.model.engine.check_optimizer(part.optimizer)
-        chunk = host.model.engine.chunk(part.chunk_index)
+        engine = host.model.engine
+        engine.declared.spec(part.optimizer)
+        chunk = engine.vectors.chunk(part.chunk_index)
         place = (part.optimizer, part.chunk_index)
         self._sizes[place] = self._sizes.get(place, 0) + len(part.tensors)
         name_bytes = NAMES_BYTES_MAX * (len(chunk.slices) + 1)

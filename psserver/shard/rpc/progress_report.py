@@ -39,7 +39,7 @@ class ProgressReport:
             incarnation=host.incarnation,
             applied_clock=core.clocks.applied_clock,
             version=core.version,
-            parameter_bytes=model.engine.byte_count,
+            parameter_bytes=model.engine.vectors.byte_count,
             waiting=waiting,
             optimizer_bytes=model.engine.state_byte_count
             + sent_bytes(each.sent for each in host.members if each.sent is not None),

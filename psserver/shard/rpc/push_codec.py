@@ -286,7 +286,7 @@ def read_trailer(
             f"optimizer, the limit is {SCHEDULER_COUNT_MAX}",
         )
     hyperparameters = tuple(tuple(group.values) for group in trailer.groups)
-    model.engine.check_hyperparameters(
+    model.engine.declared.check_hyperparameters(
         optimizer, hyperparameters, spec_digest=trailer.optimizer_digest
     )
     sent = bits_from_bytes(trailer.chunk_bitmap, len(model.chunks))

@@ -41,12 +41,11 @@ async def declaration_known(host: ShardHost, optimizer: str, digest: str) -> Non
         Refusal: `RECOVERING` when it does not come, `OPTIMIZER_MISMATCH` when the job
             has no such optimizer, `SHARD_LOST` after the job's end.
     """
-    host.model.engine.check_optimizer(optimizer)
+    declared = host.model.engine.declared
+    declared.spec(optimizer)
 
     def has_it() -> bool:
-        return bool(host.end_reason) or host.model.engine.has_declared(
-            optimizer, digest
-        )
+        return bool(host.end_reason) or declared.has(optimizer, digest)
 
     await host.changes.wait_until(has_it, WAITING_INTERVAL_MS / 1000)
     host.check_open()

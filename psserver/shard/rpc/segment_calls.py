@@ -46,7 +46,7 @@ def _declined(host: ShardHost, worker_boot_id: str) -> str:
         return "it runs on another machine"
     if not host.model.terms.compression.is_none:
         return "the job compresses what is sent"
-    if not host.shared.socket_name or host.model.engine.shared_values is None:
+    if not host.shared.socket_name or host.model.engine.vectors.shared is None:
         return "its system lacks what it takes"
     return ""
 

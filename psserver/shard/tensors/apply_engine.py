@@ -21,28 +21,24 @@ from psserver.shard.tensors.contribution import (
     present_count,
     read_rows,
 )
-from psserver.shard.tensors.declared_optimizers import (
-    DeclaredOptimizers,
-    check_hyperparameters,
-)
+from psserver.shard.tensors.declared_optimizers import DeclaredOptimizers
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.optimizer_state import check_state
 from psserver.shard.tensors.sent_values import SentValues
 from psserver.shard.tensors.shard_optimizers import MasterValues, ShardOptimizers
 from psserver.shard.tensors.shard_vectors import (
     ShardVectors,
-    ValuesSegment,
     VectorMemory,
     present_runs,
     private_memory,
 )
 from psserver.shard.tensors.sparse_mean import elements_of
 from psserver.shard.tensors.values_encoder import Messages, ValuesEncoder
-from pswire.compression import NO_COMPRESSION, Compression
+from pswire.job_terms import JobTerms
 from pswire.optimizer_states import ChunkState, StateKey
 from pswire.placement import Chunk, Placement
 from pswire.reasons import ErrorReason, Refusal
-from pswire.schema import ModelSchema, OptimizerSpec
+from pswire.schema import OptimizerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +58,44 @@ class ApplyEngine:
     """Values and optimizers of one shard.
 
     Attributes:
+        declared: Optimizers of the job.
+        vectors: The values.
         sends_changes: Whether messages with values depend on what their receiver was
             sent before.
     """
 
     def __init__(
         self,
-        schema: ModelSchema,
+        terms: JobTerms,
         placement: Placement,
         shard_index: int,
-        optimizers: Sequence[OptimizerSpec],
         *,
         delay: DelayRules | None = None,
-        compression: Compression = NO_COMPRESSION,
         memory: VectorMemory = private_memory,
     ) -> None:
         """Starts with zeros, to be seeded.
 
         Args:
-            schema: Tensors of the job.
-            placement: How they are cut.
+            terms: Of the job.
+            placement: How its tensors are cut.
             shard_index: Which shard this is.
-            optimizers: Optimizers of the job.
             delay: What is done about the delay of pushes; None for nothing.
-            compression: How values are sent.
             memory: Makes the memory of the values.
 
         Raises:
             Refusal: For an optimizer that this shard can't run.
         """
-        self._schema = schema
+        self._schema = terms.schema
         self._chunks = placement.chunks_by_shard[shard_index]
-        self._row_lengths = [entry.row_length for entry in schema.entries]
-        self._declared = DeclaredOptimizers(schema, optimizers)
+        self._row_lengths = [entry.row_length for entry in terms.schema.entries]
+        self.declared = DeclaredOptimizers(terms.schema, terms.optimizers)
         self._delay = delay or DelayRules()
         self._locks = {chunk.index: threading.Lock() for chunk in self._chunks}
         self._staging: ShardVectors | None = None
         self._staged_states: dict[str, dict[int, ChunkState]] = {}
         self._install(ShardVectors(placement, shard_index, memory), is_seeded=False)
-        self._encoder = ValuesEncoder(compression, self.buffer_entries)
+        self._encoder = ValuesEncoder(terms.compression, self.buffer_entries)
         self.sends_changes = self._encoder.sends_changes
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of values."""
-        return self._vectors.byte_count
 
     @property
     def state_byte_count(self) -> int:
@@ -151,8 +140,8 @@ class ApplyEngine:
             Refusal: `CHUNK_INVALID` or `MALFORMED_MESSAGE`, with what was expected;
                 `OPTIMIZER_MISMATCH` for an optimizer that the job does not have.
         """
-        chunk = self._vectors.chunk(chunk_index)
-        self.check_optimizer(optimizer)
+        chunk = self.vectors.chunk(chunk_index)
+        self.declared.spec(optimizer)
         membership = self._optimizers.membership(optimizer, chunk_index)
         if len(presence) != len(membership):
             raise Refusal(
@@ -177,7 +166,7 @@ class ApplyEngine:
             row_indices,
             row_lengths=self._row_lengths,
             membership=membership,
-            specs=self._declared.all_of(optimizer),
+            specs=self.declared.all_of(optimizer),
         )
         for piece, each in zip(chunk.slices, rows, strict=False):
             if each is not None:
@@ -197,48 +186,14 @@ class ApplyEngine:
             )
         return rows
 
-    def chunk(self, chunk_index: int) -> Chunk:
-        """A chunk of this shard.
-
-        Raises:
-            Refusal: `CHUNK_INVALID` when the shard does not hold it.
-        """
-        return self._vectors.chunk(chunk_index)
-
-    def check_optimizer(self, optimizer: str) -> None:
-        """Checks that the job has an optimizer of this name.
-
-        Raises:
-            Refusal: `OPTIMIZER_MISMATCH`.
-        """
-        self._spec(optimizer)
-
     def declare(self, spec: OptimizerSpec) -> None:
         """Takes a later declaration of an optimizer; see `DeclaredOptimizers`.
 
         Raises:
             Refusal: This shard can't run it.
         """
-        self._declared.declare(spec)
+        self.declared.declare(spec)
         self._optimizers.note_declared()
-
-    def has_declared(self, optimizer: str, digest: str) -> bool:
-        """Whether a push may be made by this declaration of an optimizer."""
-        return self._declared.has(optimizer, digest)
-
-    def check_hyperparameters(
-        self,
-        optimizer: str,
-        hyperparameters: Sequence[Sequence[float]],
-        *,
-        spec_digest: str = "",
-    ) -> None:
-        """Checks a trailer's hyperparameters before it is staged.
-
-        Raises:
-            Refusal: `HYPERPARAMETER_INVALID` or `OPTIMIZER_MISMATCH`.
-        """
-        check_hyperparameters(self._spec(optimizer, spec_digest), hyperparameters)
 
     def apply(
         self,
@@ -271,8 +226,8 @@ class ApplyEngine:
             spec_digest: Declaration of the optimizer that the hyperparameters are of,
                 empty for the first. Slices that only others have are left alone.
         """
-        spec = self._spec(optimizer, spec_digest)
-        chunk = self._vectors.chunk(chunk_index)
+        spec = self.declared.spec(optimizer, spec_digest)
+        chunk = self.vectors.chunk(chunk_index)
         gradients, with_values = self._buffers.part(chunk, contributions)
         divisor = None if spec.loss_is_sum else total_weight
         mean = self._optimizers.within(
@@ -284,7 +239,7 @@ class ApplyEngine:
         values = tuple(tuple(group) for group in hyperparameters)
         if self._delay.is_rate_scaled and staleness is not None:
             values = scaled_rates(spec, values, staleness)
-        with self._locks[chunk_index], self._vectors.updating(chunk_index):
+        with self._locks[chunk_index], self.vectors.updating(chunk_index):
             self._encoder.note_update(chunk_index)
             if any(mean.presence):
                 if gradient_scale != 1.0:
@@ -296,7 +251,7 @@ class ApplyEngine:
                 held.apply(gradient, mean.presence, values, mean.positions)
                 self._masters.publish(chunk, mean.presence)
             if with_values:
-                view = self._vectors.view(chunk_index)
+                view = self.vectors.view(chunk_index)
                 taken = self._buffers.take(chunk, view, with_values, average)
                 self._masters.take(chunk, taken)
                 presence = _union(presence, taken)
@@ -322,18 +277,12 @@ class ApplyEngine:
             total_weight: As for `apply`.
             spec_digest: As for `apply`.
         """
-        spec = self._spec(optimizer, spec_digest)
-        chunk = self._vectors.chunk(chunk_index)
+        spec = self.declared.spec(optimizer, spec_digest)
+        chunk = self.vectors.chunk(chunk_index)
         gradients, _ = self._buffers.part(chunk, contributions)
         divisor = None if spec.loss_is_sum else total_weight
         mean = finite_mean(chunk, gradients, divisor)
         return square_sum(self._optimizers.within(spec, chunk, mean).gradient)
-
-    def read(
-        self, chunk_index: int, presence: tuple[bool, ...] | None = None
-    ) -> memoryview | bytes:
-        """Bytes of a chunk's present slices; see `ShardVectors.read`."""
-        return self._vectors.read(chunk_index, presence)
 
     def encode(
         self,
@@ -357,10 +306,10 @@ class ApplyEngine:
                 on after a loss: they go as they are.
             held_digest: Of the elements that it has; the same are not sent.
         """
-        chunk = self._vectors.chunk(chunk_index)
+        chunk = self.vectors.chunk(chunk_index)
         bits = (True,) * len(chunk.slices) if presence is None else presence
         with self._locks[chunk_index]:
-            view = self._vectors.view(chunk_index)
+            view = self.vectors.view(chunk_index)
             messages, seen = self._encoder.encode(
                 chunk, view, outer_field, bits, reader, sequence, held_digest
             )
@@ -375,12 +324,7 @@ class ApplyEngine:
         if self._delay.compensation:
             return None  # it must be known which values were read
         with self._locks[chunk_index]:
-            return self._vectors.reference(chunk_index, presence)
-
-    @property
-    def shared_values(self) -> ValuesSegment | None:
-        """The memory that workers on the same machine can read."""
-        return self._vectors.shared
+            return self.vectors.reference(chunk_index, presence)
 
     def export_state(
         self, optimizer: str, chunk_index: int, *, spec_digest: str = ""
@@ -392,7 +336,7 @@ class ApplyEngine:
         Raises:
             Refusal: `OPTIMIZER_MISMATCH`.
         """
-        spec = self._spec(optimizer, spec_digest)
+        spec = self.declared.spec(optimizer, spec_digest)
         with self._locks[chunk_index]:
             held = self._optimizers.held(optimizer, chunk_index)
             return held.export() if spec.goes_on_from(held.spec) else {}
@@ -410,9 +354,9 @@ class ApplyEngine:
         Raises:
             Refusal: `CHUNK_INVALID` or `OPTIMIZER_MISMATCH`.
         """
-        chunk = self._vectors.chunk(chunk_index)
-        spec = self._spec(optimizer, spec_digest)
-        known = self._declared.known_groups(spec)
+        chunk = self.vectors.chunk(chunk_index)
+        spec = self.declared.spec(optimizer, spec_digest)
+        known = self.declared.known_groups(spec)
         groups = [known.get(piece.entry_index) for piece in chunk.slices]
         check_state(spec, chunk, groups, state)
 
@@ -430,7 +374,7 @@ class ApplyEngine:
             states: By chunk, checked by `check_state`; others are without state.
             spec_digest: Declaration of the optimizer that goes on from it.
         """
-        spec = self._spec(optimizer, spec_digest)
+        spec = self.declared.spec(optimizer, spec_digest)
         for chunk_index, lock in self._locks.items():
             with lock:
                 held = self._optimizers.under(spec, chunk_index)
@@ -440,18 +384,14 @@ class ApplyEngine:
         """The worker has all values as they are now: they are its own."""
         for chunk_index, lock in self._locks.items():
             with lock:
-                view = self._vectors.view(chunk_index)
+                view = self.vectors.view(chunk_index)
                 if self._delay.compensation:
                     worker.note_copy(chunk_index, view)
-                self._encoder.note_exact(self._vectors.chunk(chunk_index), view, worker)
-
-    def image(self) -> ShardVectors:
-        """A copy of all values. No chunk may be applied meanwhile."""
-        return self._vectors.copy()
+                self._encoder.note_exact(self.vectors.chunk(chunk_index), view, worker)
 
     def begin_seed(self) -> None:
         """Makes room for first values, dropping any that are staged."""
-        self._staging = self._vectors.fresh()
+        self._staging = self.vectors.fresh()
         self._staged_states = {}
 
     def write_seed(self, chunk_index: int, data: memoryview) -> None:
@@ -467,7 +407,7 @@ class ApplyEngine:
     ) -> None:
         """Stages first state of an optimizer, checked by `check_state`."""
         self._staged()
-        self._staged_states[self._spec(optimizer).name] = dict(states)
+        self._staged_states[self.declared.spec(optimizer).name] = dict(states)
 
     def commit_seed(self) -> None:
         """Makes the staged values and state of optimizers current."""
@@ -486,11 +426,11 @@ class ApplyEngine:
         return self._optimizers.held(optimizer, chunk_index).run_count
 
     def _install(self, vectors: ShardVectors, *, is_seeded: bool) -> None:
-        self._vectors = vectors
+        self.vectors = vectors
         self._masters = MasterValues(vectors, is_seeded=is_seeded)
         self._buffers = ShardBuffers(self._schema, self._chunks)
         self._optimizers = ShardOptimizers(
-            self._declared,
+            self.declared,
             self._chunks,
             self._updated,
         )
@@ -517,14 +457,11 @@ class ApplyEngine:
         """What an optimizer updates; frozen chunks of 16 bits have no masters."""
         if any(piece.entry_index in members for piece in chunk.slices):
             return self._masters.of(chunk.index)
-        return self._vectors.view(chunk.index)
+        return self.vectors.view(chunk.index)
 
     def _staged(self) -> ShardVectors:
         assert self._staging is not None, "begin_seed comes first"
         return self._staging
-
-    def _spec(self, optimizer: str, digest: str = "") -> OptimizerSpec:
-        return self._declared.spec(optimizer, digest)
 
 
 def _union(*presences: tuple[bool, ...]) -> tuple[bool, ...]:

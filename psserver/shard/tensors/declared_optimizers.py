@@ -95,6 +95,20 @@ class DeclaredOptimizers:
             )
         return specs[digest]
 
+    def check_hyperparameters(
+        self,
+        name: str,
+        hyperparameters: Sequence[Sequence[float]],
+        *,
+        spec_digest: str = "",
+    ) -> None:
+        """Checks a trailer's hyperparameters before it is staged.
+
+        Raises:
+            Refusal: `HYPERPARAMETER_INVALID` or `OPTIMIZER_MISMATCH`.
+        """
+        check_hyperparameters(self.spec(name, spec_digest), hyperparameters)
+
     def all_of(self, name: str) -> Collection[OptimizerSpec]:
         """All declarations of an optimizer, the newest one last."""
         return self._specs[name].values()

@@ -7,6 +7,7 @@ import torch
 
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED, flatten_group
 from pswire.placement import Chunk, place
 from pswire.schema import (
@@ -76,11 +77,14 @@ class Shards:
         self.schema = schema_of(parameters)
         self.placement = place(self.schema, shard_count)
         self.optimizers = optimizers
-        self.specs = [
-            spec_of(name, each, parameters) for name, each in optimizers.items()
-        ]
+        self.terms = JobTerms(
+            schema=self.schema,
+            optimizers=tuple(
+                spec_of(name, each, parameters) for name, each in optimizers.items()
+            ),
+        )
         self.engines = [
-            ApplyEngine(self.schema, self.placement, shard_index, self.specs)
+            ApplyEngine(self.terms, self.placement, shard_index)
             for shard_index in range(shard_count)
         ]
         self.first_values = [each.detach().clone() for each in parameters]
@@ -125,7 +129,7 @@ class Shards:
     ) -> AppliedChunk:
         engine = self.engines[chunk.shard_index]
         values = self.hyperparameters(name)
-        engine.check_hyperparameters(name, values)
+        engine.declared.check_hyperparameters(name, values)
         contributions = []
         for push in sorted(pushes, key=lambda each: each.worker_id):
             presence, data = self.gather(chunk, push.gradients)
@@ -154,7 +158,7 @@ class Shards:
             for entry in self.schema.entries
         ]
         for chunk in self.placement.chunks:
-            data = memoryview(self.engines[chunk.shard_index].read(chunk.index))
+            data = memoryview(self.engines[chunk.shard_index].vectors.read(chunk.index))
             flat = tensor_from_buffer(data, chunk.element_type)
             position = 0
             for piece in chunk.slices:

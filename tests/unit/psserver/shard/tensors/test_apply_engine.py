@@ -8,6 +8,7 @@ import torch
 
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from pswire.frames import decode_chunk, split_fields
+from pswire.job_terms import JobTerms
 from pswire.limits import CHUNK_BYTES_MAX, CHUNK_COUNT_WANTED
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
@@ -41,7 +42,7 @@ def sgd(
 
 
 def engine_of(spec: OptimizerSpec, schema: ModelSchema = SCHEMA) -> ApplyEngine:
-    return ApplyEngine(schema, place(schema, 1), 0, [spec])
+    return ApplyEngine(JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0)
 
 
 def refusal_of(call: Callable[[], object]) -> Refusal:
@@ -51,7 +52,7 @@ def refusal_of(call: Callable[[], object]) -> Refusal:
 
 
 def values_of(engine: ApplyEngine) -> list[float]:
-    data = memoryview(engine.read(0))
+    data = memoryview(engine.vectors.read(0))
     return tensor_from_buffer(data, ElementType.FLOAT32).tolist()
 
 
@@ -92,8 +93,8 @@ def test_another_optimizer_or_other_groups_are_refused() -> None:
     engine = engine_of(sgd(0, 2))
     for call in (
         lambda: engine.check_chunk(0, (True, False, True), 24, optimizer="critic"),
-        lambda: engine.check_hyperparameters("critic", [SGD_VALUES]),
-        lambda: engine.check_hyperparameters("optimizer", [SGD_VALUES] * 2),
+        lambda: engine.declared.check_hyperparameters("critic", [SGD_VALUES]),
+        lambda: engine.declared.check_hyperparameters("optimizer", [SGD_VALUES] * 2),
     ):
         assert refusal_of(call).reason == ErrorReason.OPTIMIZER_MISMATCH
 
@@ -137,7 +138,7 @@ def test_an_image_and_present_slices_are_copies() -> None:
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     shards = Shards(parameters, {"optimizer": optimizer}, shard_count=1)
     engine = shards.engines[0]
-    image, ends = engine.image(), engine.read(0, (True, False, True))
+    image, ends = engine.vectors.copy(), engine.vectors.read(0, (True, False, True))
 
     shards.step([Push("w0", 1, [torch.ones(2)] * 3)])
 
@@ -149,7 +150,7 @@ def test_an_image_and_present_slices_are_copies() -> None:
     assert (
         tensor_from_buffer(memoryview(ends), ElementType.FLOAT32).tolist() == [4.0] * 4
     )
-    assert image.byte_count == engine.byte_count == 24
+    assert image.byte_count == engine.vectors.byte_count == 24
 
 
 def test_a_torn_contribution_changes_nothing_and_is_named() -> None:

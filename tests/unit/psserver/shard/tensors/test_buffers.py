@@ -9,6 +9,7 @@ import torch
 from psserver.shard.core.effects import BufferAverage
 from psserver.shard.tensors.apply_engine import AppliedChunk, ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
@@ -52,7 +53,9 @@ class Engine:
             SUPPORTED["SGD"].names,
             (ParameterGroup(entries, SGD_VALUES),),
         )
-        self.engine = ApplyEngine(schema, place(schema, 1), 0, [spec])
+        self.engine = ApplyEngine(
+            JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0
+        )
         self.sizes = [each.numel() for each in first]
         self.engine.begin_seed()
         self.engine.write_seed(0, buffer_of(torch.cat([*first])))
@@ -97,7 +100,7 @@ class Engine:
         )
 
     def values(self) -> list[torch.Tensor]:
-        data = memoryview(self.engine.read(0))
+        data = memoryview(self.engine.vectors.read(0))
         flat = tensor_from_buffer(data, self.element_type).clone()
         return list(torch.split(flat, self.sizes))
 
@@ -228,7 +231,9 @@ def test_buffers_between_parameters_are_taken_apart() -> None:
         SUPPORTED["SGD"].names,
         (ParameterGroup((1, 3), SGD_VALUES),),
     )
-    engine = ApplyEngine(schema, place(schema, 1), 0, [spec])
+    engine = ApplyEngine(
+        JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0
+    )
     data = torch.tensor([1.0, 2, 10, 20, 3, 4, 30, 40])
 
     engine.apply(
@@ -243,7 +248,7 @@ def test_buffers_between_parameters_are_taken_apart() -> None:
         hyperparameters=[SGD_VALUES],
     )
 
-    found = tensor_from_buffer(memoryview(engine.read(0)), ElementType.FLOAT32)
+    found = tensor_from_buffer(memoryview(engine.vectors.read(0)), ElementType.FLOAT32)
     assert found.tolist() == [1, 2, -5, -10, 3, 4, -15, -20]
     assert engine.buffer_entries == (0, 2)
 
@@ -278,7 +283,7 @@ def test_an_optimizer_of_a_buffer_is_refused() -> None:
         "optimizer", "SGD", SUPPORTED["SGD"].names, (ParameterGroup((0,), SGD_VALUES),)
     )
     with pytest.raises(Refusal) as caught:
-        ApplyEngine(schema, place(schema, 1), 0, [spec])
+        ApplyEngine(JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0)
     assert caught.value.reason == ErrorReason.MALFORMED_MESSAGE
     assert caught.value.message == (
         "'optimizer' updates 'running', which is buffer [2] float32"
@@ -332,7 +337,9 @@ def test_a_slice_of_no_optimizer_comes_as_values_only() -> None:
     spec = OptimizerSpec(
         "optimizer", "SGD", SUPPORTED["SGD"].names, (ParameterGroup((0,), SGD_VALUES),)
     )
-    engine = ApplyEngine(schema, place(schema, 1), 0, [spec])
+    engine = ApplyEngine(
+        JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0
+    )
     both = (True, True)
     with pytest.raises(Refusal, match="does not update"):
         engine.check_chunk(0, both, 16, optimizer="optimizer")

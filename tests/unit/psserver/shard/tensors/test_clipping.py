@@ -7,6 +7,7 @@ import torch
 
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.schema import (
@@ -43,7 +44,7 @@ def engine_of(element_type: ElementType, *, loss_is_sum: bool = False) -> ApplyE
         (ParameterGroup((0, 2), SGD_VALUES),),
         loss_is_sum=loss_is_sum,
     )
-    return ApplyEngine(schema, place(schema, 1), 0, [spec])
+    return ApplyEngine(JobTerms(schema=schema, optimizers=(spec,)), place(schema, 1), 0)
 
 
 def part(
@@ -207,4 +208,4 @@ def test_slices_that_only_another_declaration_has_count_in_neither() -> None:
 
 
 def values_of(engine: ApplyEngine, element_type: ElementType) -> list[float]:
-    return tensor_from_buffer(memoryview(engine.read(0)), element_type).tolist()
+    return tensor_from_buffer(memoryview(engine.vectors.read(0)), element_type).tolist()

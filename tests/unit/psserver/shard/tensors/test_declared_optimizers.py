@@ -7,6 +7,7 @@ import torch
 
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.contribution import Contribution
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.reasons import ErrorReason, Refusal
@@ -45,7 +46,9 @@ OTHER = sgd((0,), exchange_count=1)
 
 @pytest.fixture
 def engine() -> ApplyEngine:
-    return ApplyEngine(SCHEMA, place(SCHEMA, 1), 0, [FIRST, GROWN, OTHER])
+    return ApplyEngine(
+        JobTerms(schema=SCHEMA, optimizers=(FIRST, GROWN, OTHER)), place(SCHEMA, 1), 0
+    )
 
 
 def push(*present: bool) -> Contribution:
@@ -67,7 +70,7 @@ def step(engine: ApplyEngine, spec: OptimizerSpec, *pushes: Contribution) -> Non
 
 
 def values_of(engine: ApplyEngine) -> list[float]:
-    data = memoryview(engine.read(0))
+    data = memoryview(engine.vectors.read(0))
     return tensor_from_buffer(data, ElementType.FLOAT32).tolist()[::2]
 
 
@@ -107,11 +110,11 @@ def test_no_push_may_have_a_slice_of_no_declaration(engine: ApplyEngine) -> None
 
 def test_a_later_declaration_widens_what_may_come(engine: ApplyEngine) -> None:
     wider = sgd((0,), (1,), (2,))
-    assert not engine.has_declared("optimizer", wider.digest)
+    assert not engine.declared.has("optimizer", wider.digest)
 
     engine.declare(wider)
 
-    assert engine.has_declared("optimizer", wider.digest)
+    assert engine.declared.has("optimizer", wider.digest)
     assert engine.updatable(0) == (True, True, True)
     step(engine, wider, push(False, False, True))
     assert values_of(engine) == pytest.approx([0.0, 0.0, -0.5])
@@ -126,7 +129,7 @@ def test_values_of_groups_are_no_part_of_a_declaration() -> None:
 
 def test_an_unknown_declaration_is_refused(engine: ApplyEngine) -> None:
     with pytest.raises(Refusal, match="was never declared") as caught:
-        engine.check_hyperparameters("optimizer", [MOMENTUM], spec_digest="x")
+        engine.declared.check_hyperparameters("optimizer", [MOMENTUM], spec_digest="x")
     assert caught.value.reason is ErrorReason.OPTIMIZER_MISMATCH
 
 

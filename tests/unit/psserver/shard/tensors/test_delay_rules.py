@@ -10,6 +10,7 @@ from psserver.shard.tensors.contribution import Contribution
 from psserver.shard.tensors.delay_rules import DelayRules, compensated, scaled_rates
 from psserver.shard.tensors.sent_values import SentValues, sent_bytes
 from pswire.frames import decode_chunk, split_fields
+from pswire.job_terms import JobTerms
 from pswire.optimizers import SUPPORTED
 from pswire.placement import place
 from pswire.schema import (
@@ -50,7 +51,10 @@ def engine_of(
         )
     )
     engine = ApplyEngine(
-        schema, place(schema, 1), 0, [sgd(*range(len(sizes)))], delay=rules
+        JobTerms(schema=schema, optimizers=(sgd(*range(len(sizes))),)),
+        place(schema, 1),
+        0,
+        delay=rules,
     )
     engine.begin_seed()
     values = torch.full((sum(sizes),), first).to(dtype_of(element_type))
@@ -108,7 +112,7 @@ def push(
 def values_of(
     engine: ApplyEngine, element_type: ElementType = ElementType.FLOAT32
 ) -> torch.Tensor:
-    return tensor_from_buffer(memoryview(engine.read(0)), element_type).clone()
+    return tensor_from_buffer(memoryview(engine.vectors.read(0)), element_type).clone()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

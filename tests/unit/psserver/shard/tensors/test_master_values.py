@@ -146,7 +146,7 @@ def test_masters_take_twice_the_bytes_of_trained_chunks_only(
         shard_count=1,
     )
     (engine,) = shards.engines
-    assert engine.byte_count == 2 * 352 + 4 * 16
+    assert engine.vectors.byte_count == 2 * 352 + 4 * 16
     assert engine.state_byte_count == 4 * 32
 
 

@@ -403,10 +403,9 @@ def test_the_delay_of_rows_is_compensated_as_that_of_zeros_between(
     )
     for shards, sent in ((sparse, sparse_sent), (dense, dense_sent)):
         engine = ApplyEngine(
-            shards.schema,
+            shards.terms,
             shards.placement,
             0,
-            shards.specs,
             delay=DelayRules(compensation=0.5),
         )
         shards.engines[0] = engine
