@@ -241,7 +241,7 @@ class Group:
         }
         point_schedulers(given.schedulers, optimizers)
         for optimizer in optimizers.values():
-            optimizer.scale_with(given.loss_scales)
+            optimizer.loss_scales = given.loss_scales
         return steps, optimizers
 
 

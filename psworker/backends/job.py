@@ -30,7 +30,7 @@ from psworker.launch.reachability import (
 )
 from psworker.member.joining import Joining, OtherOrderError
 from psworker.member.session import CALL_TIMEOUT_S, Session
-from psworker.optim.buffer_policies import tell_defaults
+from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.buffers import Buffers
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
@@ -135,7 +135,7 @@ class Job:
         refuse_late_group(call.objects)
         given = options.describe(call)
         if options.buffers is None:
-            tell_defaults(given.buffers)
+            warn_of_defaults(given.buffers)
         link = DataLink(
             self._loop,
             self._session,
@@ -188,7 +188,7 @@ class Job:
         assert self._stepper is not None, "it has joined"
         self._stepper.settle()
         tensors = self._stepper.tensors
-        entries = published_entries(what, self._prepared.given.bound, tensors)
+        entries = published_entries(what, tensors)
         next(iter(self._prepared.optimizers.values())).publish(entries)
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:

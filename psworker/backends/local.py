@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from psworker.backends.backend import PrepareOptions, WorkerPlace
 from psworker.data.batch_tensors import watch_calls
-from psworker.data.local_draws import LocalDraws
-from psworker.data.local_loader import LocalLoader, local_loader
+from psworker.data.local_loader import LocalDraws, LocalLoader, local_loader
 from psworker.errors import refuse_closed
 from psworker.launch.torchrun import TorchrunProcess
 from psworker.optim.buffer_policies import read_choice

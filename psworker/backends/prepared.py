@@ -64,7 +64,7 @@ class PreparedObjects:
             for name, optimizer in given.optimizers.items()
         }
         for each in self.optimizers.values():
-            each.scale_with(given.loss_scales)
+            each.loss_scales = given.loss_scales
         given.states.clear()  # the shards have it
         point_schedulers(given.schedulers, self._by_id(given.optimizers))
 
@@ -120,9 +120,8 @@ class PreparedObjects:
         for name, optimizer in again.optimizers.items():
             states = states_of(optimizer, given.bound.index_of_tensors())
             made = self._make(optimizer, specs[name])
-            made.take_place(states)
-            made.scale_with(again.loss_scales or given.loss_scales)
-            self.optimizers[name].retire()
+            made.take_place_of(self.optimizers[name], states)
+            made.loss_scales = again.loss_scales or given.loss_scales
             self.optimizers[name] = made
         replaced = self._by_id(again.optimizers)
         point_schedulers(again.schedulers, replaced)

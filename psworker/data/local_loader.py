@@ -1,15 +1,94 @@
-"""The loader of a process that trains alone: the user's own, which tells a report."""
+"""The loader of a process that trains alone: the user's own, with a report."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from pswire.leased_data import EpochReport
+from pswire.leased_data import DataRange, EpochReport
+from psworker.data.batch_tensors import BatchTensors
 from psworker.data.counted import is_split_by_user, is_stream, pass_epoch_on
-from psworker.data.local_draws import EpochDraws, LocalDraws
+from psworker.data.pending import PendingData
 from psworker.data.user_loader import PreparedLoader, noting
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class EpochDraws:
+    """Batches of one epoch of one loader.
+
+    Attributes:
+        sizes: Samples of each batch that was handed out.
+        stepped: Which of these a step took.
+        number: Its place among the epochs of all loaders.
+    """
+
+    number: int
+    sizes: list[int] = field(default_factory=list)
+    stepped: set[int] = field(default_factory=set)
+
+    def report(
+        self, loader: str, epoch: int, *, is_by_batch: bool, left_out: int
+    ) -> EpochReport:
+        """What became of the epoch, as of now.
+
+        Args:
+            loader: Name of the loader.
+            epoch: Number of the epoch.
+            is_by_batch: Whether a batch sampler of the user's own cuts batches: if
+                these differ in size, batches are counted, as in a job.
+            left_out: Samples of a last batch that the loader drops.
+        """
+        is_ragged = is_by_batch and _differ(self.sizes)
+        sizes = [1] * len(self.sizes) if is_ragged else self.sizes
+        seen = sum(sizes[batch] for batch in self.stepped)
+        return EpochReport(
+            loader=loader,
+            epoch=epoch,
+            count=sum(sizes) + left_out,
+            seen_once=seen,
+            seen_again=0,
+            torn=0,
+            dropped=0,
+            skipped=sum(sizes) - seen,
+            never=0,
+            left_out=left_out,
+            is_over=True,
+            unit="batches" if is_ragged else "samples",
+        )
+
+
+class LocalDraws:
+    """Batches of all loaders, until a step takes those that are behind its gradient."""
+
+    def __init__(self) -> None:
+        self.pending = PendingData()
+        self._epochs: WeakValueDictionary[int, EpochDraws] = WeakValueDictionary()
+        self._numbers = count()
+
+    def begin(self) -> EpochDraws:
+        """An iteration over an epoch begins."""
+        epoch = EpochDraws(next(self._numbers))
+        self._epochs[epoch.number] = epoch
+        return epoch
+
+    def draw(self, loader: str, epoch: EpochDraws, size: int, batch: object) -> None:
+        """Notes a batch at the moment it is handed to the script."""
+        position = len(epoch.sizes)
+        epoch.sizes.append(size)
+        where = DataRange(loader, epoch.number, position, position + 1)
+        self.pending.draw(size, where, memory=BatchTensors(batch))
+
+    def note_step(self) -> None:
+        """A step took what is behind its gradient."""
+        for taken in self.pending.take().ranges:
+            epoch = self._epochs.get(taken.epoch)
+            if epoch is not None:
+                epoch.stepped.add(taken.start)
+        self.pending.unreported.take()  # to nobody
 
 
 class LocalLoader(PreparedLoader):
@@ -47,7 +126,7 @@ class LocalLoader(PreparedLoader):
         As of that end, or of the step on the last batch where a script draws ahead;
         `None` before the first.
         """
-        if self._ended is not None and not self._draws.has_ahead(self._name):
+        if self._ended is not None and not self._draws.pending.has_ahead(self._name):
             (number, epoch), self._ended = self._ended, None
             self._report = self._report_of(number, epoch)
         return self._report
@@ -70,7 +149,7 @@ class LocalLoader(PreparedLoader):
         self._draws.draw(self._name, epoch, size, batch)
 
     def _end(self, number: int, epoch: EpochDraws) -> None:
-        self._draws.end(self._name)
+        self._draws.pending.end(self._name)
         self._report, self._ended = None, (number, epoch)
         _ = self.report  # as of now, if nothing is to come
 
@@ -138,6 +217,12 @@ def _noted(batches: Iterable[Any], sizes: deque[int]) -> Iterator[Any]:
     for batch in batches:
         sizes.append(len(batch) if isinstance(batch, Sized) else 1)
         yield batch
+
+
+def _differ(sizes: list[int]) -> bool:
+    """Whether batches differ in size, but for a last one that is smaller."""
+    first = sizes[0] if sizes else 0
+    return any(size != first for size in sizes[:-1]) or sizes[-1:] > [first]
 
 
 def _left_out(batch_sampler: object) -> int:

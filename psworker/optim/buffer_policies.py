@@ -98,7 +98,7 @@ def read_choice(choice: BufferChoice) -> BufferPolicy | dict[str, BufferPolicy]:
     }
 
 
-def tell_defaults(policies: Mapping[int, BufferPolicy]) -> None:
+def warn_of_defaults(policies: Mapping[int, BufferPolicy]) -> None:
     """Says what is done where a model has batch norm and nobody chose."""
     mean_count = sum(each is BufferPolicy.MEAN for each in policies.values())
     if not mean_count:

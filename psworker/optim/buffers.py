@@ -5,7 +5,6 @@ pass most of all, has changed since the shards' value was last written into it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 
 from pswire.frames import bits_to_bytes
 from pswire.membership import Record, WorkerKey
-from pswire.schema import OptimizerSpec, SchemaEntry
+from pswire.schema import OptimizerSpec
 from pswire.torch_types import buffer_of, bytes_of
 from psworker.optim.buffer_policies import BufferPolicy
 from psworker.optim.model_schema import BoundSchema
@@ -26,18 +25,15 @@ _COMPARED_BYTES_MAX: Final = 64 << 10
 a write through `.data` has changed are not noticed, as torch does not count it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     """What a buffer looked like when its value was the shards'.
 
     Attributes:
-        address: Of its memory.
-        version: Torch's count of writes to it.
+        memory: Its address, and torch's count of writes to it.
         digest: Of its bytes, None for a large one.
     """
 
-    address: int
-    version: int
+    memory: tuple[int, int]
     digest: int | None
 
 
@@ -45,7 +41,11 @@ class Buffers:
     """The buffers of one worker, with their policies.
 
     Attributes:
+        entries: All tensors of the models.
+        policies: Of every buffer, by its entry in the schema.
         local: Entries that take no part in anything.
+        frozen: Parameters that no optimizer has, whose values are sent like those of
+            the leader's buffers.
     """
 
     def __init__(
@@ -55,20 +55,11 @@ class Buffers:
         specs: Iterable[OptimizerSpec] = (),
         frozen: Collection[int] = (),
     ) -> None:
-        """Knows nothing of what shards hold.
-
-        Args:
-            bound: The models.
-            policies: Of every buffer, by its entry in the schema.
-            specs: All optimizers.
-            frozen: Parameters that no optimizer has, whose values are sent like those
-                of the leader's buffers.
-        """
-        self._entries = bound.schema.entries
-        self._frozen = frozenset(frozen)
+        self.entries = bound.schema.entries
+        self.frozen = frozenset(frozen)
         indexes = bound.index_of_tensors()
         self._trees = [EntryTree.of(each, indexes) for each in bound.models.values()]
-        self._policies = policies
+        self.policies = policies
         self._specs = {spec.name: spec for spec in specs}
         self._scopes: dict[str, Scope] = {}
         self.local = frozenset(
@@ -77,7 +68,7 @@ class Buffers:
         self._sent = [
             index
             for index in policies
-            if index not in self.local and self._entries[index].element_count
+            if index not in self.local and self.entries[index].element_count
         ]
         self._marks: dict[int, _Mark] = {}
         self._samples = Samples(())
@@ -85,40 +76,25 @@ class Buffers:
         self._looks: dict[int, Look] = {}
 
     def hold(self, entry_indexes: Iterable[int]) -> None:
-        """Sends no more values of these: an optimizer has them, or the script not."""
-        self._frozen = self._frozen.difference(entry_indexes)
-
-    @property
-    def entries(self) -> tuple[SchemaEntry, ...]:
-        """All tensors of the models."""
-        return self._entries
-
-    @property
-    def frozen(self) -> frozenset[int]:
-        """Parameters that no optimizer has, and whose values are sent."""
-        return self._frozen
+        """Sends no more values of these, as an optimizer has them, or nobody has."""
+        self.frozen = self.frozen.difference(entry_indexes)
 
     @property
     def value_entries(self) -> bytes:
         """For a header, which tensors a push has values of, if it has any of them."""
-        if not self._frozen:
+        if not self.frozen:
             return b""
         return bits_to_bytes(
-            [index in self._frozen for index in range(len(self._entries))]
+            [index in self.frozen for index in range(len(self.entries))]
         )
-
-    @property
-    def policies(self) -> Mapping[int, BufferPolicy]:
-        """Of every buffer, by its entry in the schema."""
-        return self._policies
 
     @property
     def are_sent(self) -> bool:
         """Whether there is any buffer, or frozen parameter, that takes part."""
-        return bool(self._sent or self._frozen)
+        return bool(self._sent or self.frozen)
 
     def forget(self, index: int) -> None:
-        """Another tensor, or other memory, is in the place of a buffer."""
+        """A buffer is another tensor now, or has other memory."""
         self._marks.pop(index, None)
         self._looks.pop(index, None)
 
@@ -131,9 +107,9 @@ class Buffers:
         """What the values that answer a push of an optimizer may change.
 
         The buffers of other optimizers' modules are left alone: a graph may hold them,
-        as the one of a generator's batch while its discriminator steps. They come with
-        the next push of their own. Buffers of modules that no optimizer has come with
-        each push.
+        as that of a generator's batch while its discriminator steps. The answer to the
+        next push of their own has them. Buffers of modules that no optimizer has are
+        written with each push.
         """
         if optimizer not in self._scopes:
             owners = owners_of_buffers(self._trees, self._specs.values())
@@ -153,41 +129,36 @@ class Buffers:
     def note_all(self, store: ValueStore) -> None:
         """All values are those of the shards."""
         store.written.clear()
-        self._mark(store, [*self._sent, *self._frozen])
+        self._mark(store, [*self._sent, *self.frozen])
 
     def note_written(self, store: ValueStore) -> None:
-        """Values have come from the shards, into the buffers that the store tells."""
+        """Values of the shards were written into the buffers that the store lists."""
         if not self.are_sent:
             store.written.clear()
             return
-        sent = (*self._sent, *self._frozen)
+        sent = (*self._sent, *self.frozen)
         written = [index for index in sent if index in store.written]
         for index in store.passed_over:
-            self.forget(index)  # it goes with the next push, and comes with its answer
+            self.forget(index)  # it is sent with the next push, whose answer has it
         store.written.clear()
         store.passed_over.clear()
         self._mark(store, written)
 
     def changed(self, store: ValueStore, *, is_leader: bool) -> dict[int, torch.Tensor]:
-        """Copies of the buffers that this worker has to send, by their entries.
-
-        Args:
-            store: Where they are.
-            is_leader: Whether it sends the leader's.
-        """
+        """Copies of the buffers that this worker has to send, by their entries."""
         due = [
             index
             for index in self._sent
-            if is_leader or self._policies[index] is BufferPolicy.MEAN
+            if is_leader or self.policies[index] is BufferPolicy.MEAN
         ]
-        unsure = [index for index in due if self._looks_same(index, store)]
+        unsure = [index for index in due if self._has_no_write(index, store)]
         digests = dict(zip(unsure, _digests_of(store, unsure), strict=True))
         found = [
             index
             for index in due
             if index not in digests or digests[index] != self._marks[index].digest
         ]
-        if is_leader and self._frozen:
+        if is_leader and self.frozen:
             looks = self._looks_of_frozen(store)
             found += [
                 index for index, look in looks.items() if look != self._looks.get(index)
@@ -200,13 +171,13 @@ class Buffers:
         """Puts what this worker has to send to the gradients of a push.
 
         Args:
-            held: One for each entry; `None` where the buffers are.
-            store: Where they are.
-            is_leader: Whether it sends the leader's.
+            held: One for each entry; `None` for buffers.
+            store: Has their values.
+            is_leader: Whether this worker sends the leader's.
 
         Returns:
             For the trailer, bits that say which of all buffers are averaged in SSP and
-            ASP; empty when none is sent.
+            ASP; empty if none is sent.
         """
         changed = self.changed(store, is_leader=is_leader)
         for index, value in changed.items():
@@ -214,16 +185,16 @@ class Buffers:
         if not changed:
             return b""
         return bits_to_bytes(
-            [each is BufferPolicy.MEAN for _, each in sorted(self._policies.items())]
+            [each is BufferPolicy.MEAN for _, each in sorted(self.policies.items())]
         )
 
-    def _looks_same(self, index: int, store: ValueStore) -> bool:
+    def _has_no_write(self, index: int, store: ValueStore) -> bool:
         mark = self._marks.get(index)
         tensor = store.tensors[index]
-        return mark is not None and (mark.address, mark.version) == _looks(tensor)
+        return mark is not None and mark.memory == _memory_of(tensor)
 
     def _looks_of_frozen(self, store: ValueStore) -> dict[int, Look]:
-        sampled = sorted(self._frozen)
+        sampled = sorted(self.frozen)
         tensors = [store.tensors[index] for index in sampled]
         if len(tensors) != len(self._sampled) or any(
             a is not b for a, b in zip(tensors, self._samples.tensors, strict=True)
@@ -232,13 +203,13 @@ class Buffers:
         return dict(zip(sampled, self._samples.looks(), strict=True))
 
     def _mark(self, store: ValueStore, indexes: list[int]) -> None:
-        if not self._frozen.isdisjoint(indexes):
+        if not self.frozen.isdisjoint(indexes):
             looks = self._looks_of_frozen(store)
             self._looks.update({i: looks[i] for i in indexes if i in looks})
             indexes = [index for index in indexes if index not in looks]
         digests = _digests_of(store, indexes)
         for index, digest in zip(indexes, digests, strict=True):
-            self._marks[index] = _Mark(*_looks(store.tensors[index]), digest)
+            self._marks[index] = _Mark(_memory_of(store.tensors[index]), digest)
 
 
 def leads(record: Record | None, worker: WorkerKey, sequence: int) -> bool:
@@ -313,13 +284,13 @@ def owners_of_buffers(
     return owners
 
 
-def _looks(tensor: torch.Tensor) -> tuple[int, int]:
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
 
 
 @torch.no_grad()
 def _digests_of(store: ValueStore, indexes: list[int]) -> list[int | None]:
-    """Of each small buffer; None for a large one, which is known by its looks."""
+    """Of each small buffer; None for a large one."""
     tensors = [store.tensors[index] for index in indexes]
     elsewhere: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:

@@ -64,8 +64,8 @@ class DeclaredTensors:
 
     Attributes:
         tensors: The tensor of each entry of the schema, as of the last look.
-        frozen: Parameters that no optimizer has. Another one in the place of one is
-            followed; one that can't be is let go, with a warning.
+        frozen: Parameters that no optimizer has. One that is exchanged is followed; one
+            that can't be is followed no more, with a warning.
     """
 
     def __init__(
@@ -74,13 +74,7 @@ class DeclaredTensors:
         policies: Mapping[int, BufferPolicy],
         frozen: Collection[int] = (),
     ) -> None:
-        """Takes the models as they are.
-
-        Args:
-            bound: The models.
-            policies: Of every buffer, by its entry in the schema.
-            frozen: Parameters that no optimizer has.
-        """
+        """Takes the models as they are; `policies` are those of all buffers."""
         self.frozen = set(frozen)
         self.tensors = list(bound.tensors)
         self._entries = bound.schema.entries
@@ -92,7 +86,7 @@ class DeclaredTensors:
             if policies.get(index) is not BufferPolicy.LOCAL
         ]
         slots = _slots_of(bound.models.values())
-        # Of a parameter the modules tell whether another one is in its place.
+        # The structure of modules shows whether a parameter was exchanged.
         self._slots = {
             index: slots.get(id(self.tensors[index]), [])
             for index in watched
@@ -128,7 +122,7 @@ class DeclaredTensors:
             if tensor is known.tensor and _look_of(tensor) == known.look:
                 continue
             if index in self.frozen and not self._is_like(index, tensor):
-                self._let_go(index, tensor)
+                self._unfollow(index, tensor)
             else:
                 moved[index] = self._followed(index, tensor)
         if moved:
@@ -145,7 +139,7 @@ class DeclaredTensors:
             self._known[index] = _Known(tensor, _look_of(tensor))
 
     def _in_slots(self, index: int) -> torch.Tensor | None:
-        """What is in the place of a buffer; all of its names have one tensor."""
+        """What modules hold as an entry, under each of its names."""
         slots = self._slots[index]
         if not slots:
             return self.tensors[index]
@@ -161,11 +155,7 @@ class DeclaredTensors:
         return tensor
 
     def _followed(self, index: int, tensor: torch.Tensor | None) -> torch.Tensor:
-        """A tensor that has changed, if values can still be written to it.
-
-        Raises:
-            ConfigurationError: They can't.
-        """
+        """A tensor that has changed, if values can still be written to it."""
         entry = self._entries[index]
         if tensor is None or not self._is_like(index, tensor):
             raise ConfigurationError(
@@ -187,12 +177,12 @@ class DeclaredTensors:
         )
 
     def hold(self, entry_indexes: Collection[int]) -> None:
-        """Optimizers have these parameters now: they must stay what they are."""
+        """Optimizers have these parameters now, which must stay what they are."""
         for index in self.frozen.intersection(entry_indexes):
             self.frozen.discard(index)
             self._slots.pop(index, None)
 
-    def _let_go(self, index: int, tensor: torch.Tensor | None) -> None:
+    def _unfollow(self, index: int, tensor: torch.Tensor | None) -> None:
         entry = self._entries[index]
         logger.warning(
             "parameter %r of %s, which no optimizer has, is %s now: it is not followed "
@@ -206,10 +196,10 @@ class DeclaredTensors:
         self._slots.pop(index, None)
 
     def _check_names(self) -> None:
-        """Looks through the models by name, since some module holds other things.
+        """Looks through the models by name, as some module holds other things.
 
         Raises:
-            ConfigurationError: An entry of `state_dict()` has come, gone, or is another
+            ConfigurationError: An entry of `state_dict()` is new, missing, or another
                 parameter.
         """
         found = {
@@ -230,10 +220,10 @@ class DeclaredTensors:
             if self._policies.get(index) is BufferPolicy.LOCAL:
                 continue
             if index not in self._known:
-                continue  # it was let go
+                continue  # it is followed no more
             if index in self.frozen:
                 if tensor is None:
-                    self._let_go(index, None)
+                    self._unfollow(index, None)
                 continue
             if tensor is None:
                 raise ConfigurationError(
@@ -249,7 +239,7 @@ class DeclaredTensors:
         self._structure = list(map(_structure_of, self._modules))
         slots = _slots_of(self._models.values())
         for index, held in self._slots.items():
-            # What was replaced too is still found under its names.
+            # A tensor that was exchanged too is still found by its slots.
             tensor = held[0].tensor if held else None
             self._slots[index] = slots.get(id(tensor), held)
 
@@ -261,8 +251,7 @@ def refuse_shared_memory(
 ) -> None:
     """Checks that what is written to one tensor is written to no other one.
 
-    Two buffers may have memory in common if their policy is the same: what is written
-    to both is the same too.
+    Two buffers of the same policy may have memory in common: both get the same values.
 
     Raises:
         ConfigurationError: Tensors have memory in common, or one with itself.
@@ -281,8 +270,8 @@ def refuse_shared_memory(
             raise ConfigurationError(_shared_text(*(entries[each] for each in pair)))
 
 
-def tell_extra_state(models: Mapping[str, nn.Module]) -> None:
-    """Says which entries of `state_dict()` no snapshot has, as they are no tensors."""
+def warn_of_extra_state(models: Mapping[str, nn.Module]) -> None:
+    """Warns of entries of `state_dict()` that no snapshot has, being no tensors."""
     names = extra_state_names(models)
     if not names:
         return
@@ -315,7 +304,7 @@ def _look_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _structure_of(module: nn.Module) -> tuple[object, ...]:
     """What a module holds, but for the tensors of its buffers."""
-    # Most modules have one or two of these. Lists of ids are as quick as it gets.
+    # Most modules have one or two of these, and lists of ids are the quickest.
     held = module.__dict__
     parameters, buffers, modules = (
         held["_parameters"],

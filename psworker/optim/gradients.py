@@ -2,8 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -24,7 +23,7 @@ def gradients_of(
         tensors: One for each entry of the schema.
 
     Returns:
-        One for each entry, `None` where the optimizer has none.
+        One for each entry, `None` for those without one.
 
     Raises:
         UnsupportedError: The optimizer can't take one of them.
@@ -40,17 +39,14 @@ def gradients_of(
 def collect_gradients(
     parameters: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """The gradient of each parameter, `None` where there is none.
+    """The gradient of each parameter, `None` where there is none; not a copy.
 
-    Sparse gradients are coalesced, once and where they are, so that each row is there
-    once in the order of rows.
+    Sparse gradients are coalesced in place, so that each row is there once in the order
+    of rows.
 
     Args:
         parameters: One for each entry of the schema, `None` for those that the
             optimizer does not hold.
-
-    Returns:
-        One for each entry, of its shape and dtype; not a copy.
 
     Raises:
         UnsupportedError: A gradient is sparse otherwise than by rows.
@@ -134,55 +130,29 @@ def _numbers(norms: Sequence[torch.Tensor]) -> list[float]:
     return numbers
 
 
-class _Mark(NamedTuple):
-    """A gradient as it was when a push carried it.
-
-    Attributes:
-        tensor: Weak, so that it costs no memory once it was set to `None`.
-        version: torch's count of changes in place.
-    """
-
-    tensor: "weakref.ref[torch.Tensor]"
-    version: int
-
-    @classmethod
-    def of(cls, gradient: torch.Tensor) -> "_Mark":
-        return cls(weakref.ref(gradient), gradient._version)
-
-    def is_on(self, gradient: torch.Tensor) -> bool:
-        return self.tensor() is gradient and self.version == gradient._version
-
-
 class SpentGradients:
     """The gradients of the last push of each parameter.
 
     A script may call `zero_grad()` right before `backward()` instead of right after
-    `step()`. Between two steps the gradient of the last one then lies in `.grad` still,
-    and is no sign that another one was begun.
+    `step()`. Between two steps the gradient of the last one is in `.grad` still, and is
+    no sign that another one was begun.
     """
 
     def __init__(self, entry_count: int) -> None:
-        """Notes nothing yet.
-
-        Args:
-            entry_count: Entries of the schema.
-        """
-        self._marks: list[_Mark | None] = [None] * entry_count
+        # Weak, so that it costs no memory once it was set to `None`; with torch's count
+        # of changes in place.
+        self._marks: list[tuple[weakref.ref[torch.Tensor], int] | None]
+        self._marks = [None] * entry_count
 
     def note(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """A push carries these, one for each entry; what is `None` stays as it was."""
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                self._marks[index] = _Mark.of(gradient)
+                self._marks[index] = weakref.ref(gradient), gradient._version
 
     def has_new(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether any parameter has a gradient that no push carried as it is now."""
-        return any(
-            gradient is not None and not (mark is not None and mark.is_on(gradient))
-            for gradient, mark in zip(
-                (parameter.grad for parameter in parameters), self._marks, strict=True
-            )
-        )
+        return any(True for _ in self._new(parameters))
 
     def differ_from(self, parameters: Sequence[torch.Tensor]) -> bool:
         """As `has_new`; notes those that there are."""
@@ -192,14 +162,18 @@ class SpentGradients:
 
     def has_others(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether any parameter has a gradient that no push carried and is not zero."""
-        return any(
-            gradient is not None
-            and not (mark is not None and mark.is_on(gradient))
-            and bool(stored_elements(gradient).any())
-            for gradient, mark in zip(
-                (parameter.grad for parameter in parameters), self._marks, strict=True
+        return any(bool(stored_elements(g).any()) for g in self._new(parameters))
+
+    def _new(self, parameters: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        for parameter, mark in zip(parameters, self._marks, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            is_spent = mark is not None and (
+                mark[0]() is gradient and mark[1] == gradient._version
             )
-        )
+            if not is_spent:
+                yield gradient
 
 
 def check_weight(weight: float | None) -> None:

@@ -11,9 +11,9 @@ from psworker.optim.push_result import PushResult
 class LossScales:
     """The scalers of a script, as far as one of its optimizers is concerned.
 
-    Each scaler hears only of what is infinite in this process. A clock that the shards
-    have skipped is noted in it as if that had been found here, so that the next
-    `update()` lowers the scale of every worker that has stepped.
+    Each scaler sees only what is infinite in this process. A clock that the shards have
+    skipped is noted in it as if that had been found here, so that the next `update()`
+    lowers the scale of every worker that has stepped.
     """
 
     def __init__(self, scalers: Iterable[GradScaler] = ()) -> None:
@@ -23,7 +23,7 @@ class LossScales:
         return bool(self._scalers)
 
     def note(self, optimizer: Optimizer, result: PushResult) -> None:
-        """Tells the scaler that steps an optimizer what became of the step."""
+        """Notes the result of a step in the scaler of its optimizer."""
         if not (result.skipped or result.nonfinite_worker_ids):
             return
         for scaler in self._scalers:

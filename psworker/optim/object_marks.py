@@ -1,8 +1,8 @@
-"""What tells the models and loaders of a script apart, for the job to compare.
+"""By what the workers of a job compare their models and loaders.
 
-Cheap: classes and names of modules, sizes of loaders. Contents are looked at only where
-two would look the same without, and never in a way that the script could notice: no
-sample is loaded, no sampler drawn.
+Cheap: classes and names of modules, sizes of loaders. Contents are read only if two
+look the same without, and never so that the script could notice: no sample is loaded,
+no sampler drawn.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,12 +30,7 @@ _PART_COUNT_MAX: Final = 4096
 def mark_models(
     models: Mapping[str, nn.Module], named: Collection[str]
 ) -> tuple[ObjectMark, ...]:
-    """Describes models.
-
-    Args:
-        models: By the name that each has in the job.
-        named: Names that the script has given.
-    """
+    """Describes models by name; `named` are the names that the script has given."""
     plain = {name: without_wrappers(model) for name, model in models.items()}
     structures = {name: _digest(_structure(model)) for name, model in plain.items()}
     alike = _alike({name: structures[name] for name in plain if name not in named})
@@ -120,7 +115,7 @@ def _values(model: nn.Module) -> Iterator[bytes | memoryview]:
 
 
 def _loader_look(loader: DataLoader[Any]) -> tuple[str, str]:
-    """What a loader is, for people, and what else tells it from others."""
+    """What a loader is, for people, and what else it differs in from others."""
     dataset: Any = loader.dataset
     count = "any number" if isinstance(dataset, IterableDataset) else len(dataset)
     collate = getattr(loader.collate_fn, "__qualname__", type(loader.collate_fn))

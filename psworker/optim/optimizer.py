@@ -59,7 +59,7 @@ _HOOKS: Final = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-"""Hooks that were registered before `prepare` go on, in the same dictionaries."""
+"""Hooks that were registered before `prepare` stay, in the same dictionaries."""
 
 
 class Steps(Protocol):
@@ -116,26 +116,27 @@ class Steps(Protocol):
         ...
 
     def declare(self, spec: OptimizerSpec) -> None:
-        """Tells the job that an optimizer has other groups, or is another one."""
+        """Declares an optimizer with other groups, or in another's place, to shards."""
         ...
 
 
 class PreparedOptimizer(Optimizer):
     """Steps on the shards and leaves the newest admissible parameters in the model.
 
-    `step()` pushes the gradients, waits as the job's mode says, and writes what comes
-    back. Optimizer state lives on the shards: `state` and `state_dict()` fetch it. What
-    the script does to `param_groups` and `state` between two steps is told to the job
-    before the next push.
+    `step()` pushes the gradients, waits as the job's mode says, and writes the values
+    of the answer. Optimizer state lives on the shards: `state` and `state_dict()` fetch
+    it. What the script does to `param_groups` and `state` between two steps is declared,
+    or sent with the next push.
 
     Attributes:
+        loss_scales: Lowered after a skipped clock, also for another worker's gradient.
         name: Its name in the job.
-        spec: What the shards were told of it last.
+        spec: As it was declared last.
     """
 
-    # Tells `torch.amp.GradScaler` to call `step` even when it found an inf, and to
-    # hand over `grad_scale` and `found_inf`: whether a clock is skipped is decided
-    # for all workers at once.
+    # Has `torch.amp.GradScaler` call `step` even when it found an inf, and set
+    # `grad_scale` and `found_inf`: whether a clock is skipped is decided for all
+    # workers at once.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -171,7 +172,7 @@ class PreparedOptimizer(Optimizer):
         self._is_zeroing = False
         self._schedules = Schedules((), self)
         self._is_late = False
-        self._loss_scales = LossScales()
+        self.loss_scales = LossScales()
         self.name = spec.name
         # Of every parameter that it has had what its state was made for.
         self._switches: dict[int, tuple[bool, ...]] = {}
@@ -179,7 +180,7 @@ class PreparedOptimizer(Optimizer):
         self._note_declared(spec)
         self._is_prepared = True
         self._calls = calls or self._calls
-        inner.state.clear()  # what it held went to the shards with the seed
+        inner.state.clear()  # which was sent with the seed
         _disarm(inner)
 
     def __repr__(self) -> str:
@@ -192,11 +193,11 @@ class PreparedOptimizer(Optimizer):
         )
 
     def step_through(self, wrap: Callable[[Steps], Steps]) -> None:
-        """Lets steps go through what `wrap` makes of who has taken them so far."""
+        """Takes steps by what `wrap` makes of what has taken them so far."""
         self._steps = wrap(self._steps)
 
     def watch_parameters(self, wait: Callable[[], None]) -> None:
-        """Has whoever looks parameters up in the groups wait for their values."""
+        """Waits whenever parameters are looked up in the groups."""
         self._wait = wait
         for group in self.param_groups:
             group["params"] = WatchedParameters(group["params"], self._about_to_read)
@@ -216,7 +217,7 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def groups(self) -> Groups:
-        """Current hyperparameters of each group, as they go on the wire.
+        """Current hyperparameters of each group, as they are sent.
 
         Raises:
             HyperparameterError: A value is no number, or not allowed.
@@ -278,19 +279,16 @@ class PreparedOptimizer(Optimizer):
             weight=weight,
             is_finite=found_inf is None or not found_inf.item(),
             scale=getattr(self, "grad_scale", None),
-            extras=replace(self._extras, is_awaited=bool(self._loss_scales)),
+            extras=replace(self._extras, is_awaited=bool(self.loss_scales)),
         )
         if result is not None and found_inf is not None:
-            self._loss_scales.note(self, result)
+            self.loss_scales.note(self, result)
         if self._is_late and not (result and result.dropped):
-            self._settle_late(before)
-
-    def scale_with(self, loss_scales: LossScales) -> None:
-        """Tells these of clocks that were skipped, also when another worker's fault."""
-        self._loss_scales = loss_scales
+            self._is_late = False
+            self._catch_up(before)
 
     def follow(self, schedulers: Iterable[LRScheduler], *, is_late: bool) -> None:
-        """Tells with every push where its schedulers are.
+        """Sends with every push how many steps its schedulers have taken.
 
         Args:
             schedulers: All that `prepare` was given.
@@ -299,21 +297,13 @@ class PreparedOptimizer(Optimizer):
         self._schedules = Schedules(schedulers, self)
         if not (is_late and self._schedules.steps):
             return
-        setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker came
-        settings = self._steps.settings_used(self.name)
-        self._catch_up(self._schedules.steps, settings)
+        setattr(self, _STEP_WAS_CALLED, True)  # by the job, before this worker joined
+        self._catch_up(self._schedules.steps)
         self._is_late = True
 
-    def _settle_late(self, before: tuple[int, ...]) -> None:
-        """After the first step of a late worker: its schedulers go where others' are.
-
-        Args:
-            before: Where they were when the step was made.
-        """
-        self._is_late = False
-        self._catch_up(before, self._steps.settings_used(self.name))
-
-    def _catch_up(self, before: tuple[int, ...], settings: OptimizerSettings) -> None:
+    def _catch_up(self, before: tuple[int, ...]) -> None:
+        """Has schedulers that were at `before` take the steps that the job's have."""
+        settings = self._steps.settings_used(self.name)
         self._schedules.catch_up(before, settings.scheduler_steps)
         if self._schedules.follows_metric:
             # What the job has measured is not known here: only the rates it led to.
@@ -342,12 +332,12 @@ class PreparedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, here and on the shards; the state of the others stays.
 
-        All workers of a script do so at the same place. Returns when the shards know.
+        All workers of a script do so at the same place. Returns once it is declared.
 
         Raises:
             ConfigurationError: A parameter belongs to no model given to `prepare`.
             LimitError: Groups were added too often.
-            WaitTimeoutError: The shards did not hear of it in time.
+            WaitTimeoutError: The shards did not answer in time.
         """
         if self._is_prepared:
             self._refuse_retired("add groups to")
@@ -365,14 +355,16 @@ class PreparedOptimizer(Optimizer):
         """Whether this was made of that optimizer of the user's."""
         return inner is self._inner
 
-    def take_place(self, states: States | None) -> None:
-        """Begins in place of another one, perhaps with state that the user loaded."""
+    def take_place_of(self, other: "PreparedOptimizer", states: States) -> None:
+        """Begins in place of another one, whose use is refused from now on.
+
+        Args:
+            other: The one before.
+            states: That the user loaded, if any.
+        """
         self._digest = self.spec.digest
         self._unsent = states or None
-
-    def retire(self) -> None:
-        """Another one has its place: from now on its use is refused."""
-        self._is_retired = True
+        other._is_retired = True
 
     def _refuse_retired(self, verb: str) -> None:
         if self._is_retired:
@@ -397,7 +389,7 @@ class PreparedOptimizer(Optimizer):
         self._take_edits()
         fetched = self._fetched_state()  # first: it settles a step that is under way
         held = {id(each) for group in self.param_groups for each in group["params"]}
-        # torch has no number for one that was taken out of its group.
+        # torch has no number for a parameter that its group has lost.
         shown = {p: own for p, own in fetched.items() if id(p) in held}
         self._shown = defaultdict(dict, {**shown, **self._state.own()})
         try:
@@ -476,10 +468,10 @@ class PreparedOptimizer(Optimizer):
         return by_parameter(self._bound.tensors, states, class_name=class_name)
 
     def _follow_script(self) -> None:
-        """Tells the job what has changed since the last step, before that is sent.
+        """Takes up what the script has changed since the last step.
 
         Raises:
-            ConfigurationError: It can't be told. Nothing was sent, and nothing is lost.
+            ConfigurationError: It can't be followed. Nothing was sent or is lost.
         """
         self._follow_groups()
         if not self._state.is_untouched:
@@ -487,7 +479,7 @@ class PreparedOptimizer(Optimizer):
             self._state.forget()
 
     def _take_edits(self) -> None:
-        """Has the next push bring the state as the script has edited it."""
+        """Sends the state with the next push, if the script has edited it."""
         stateful = [self._bound.tensors[index] for index in self._switches]
         look = partial(self._state.edits, stateful, is_readable=self._steps.reads_state)
         edited = self._calls.lent(look)  # it may fetch, as the script does
@@ -527,7 +519,7 @@ class PreparedOptimizer(Optimizer):
         refuse_differentiable(self)
 
     def _declare(self) -> None:
-        """Tells the job of the groups as they are now."""
+        """Declares the groups as they are now."""
         spec = self.spec
         groups = describe_groups(spec.name, spec.class_name, self, self._bound)
         self._refuse_switched(groups)
@@ -546,9 +538,6 @@ class PreparedOptimizer(Optimizer):
         for group in spec.groups:
             for index in group.entry_indexes:
                 self._switches[index] = self._switches_of(group)
-        self._note_groups()
-
-    def _note_groups(self) -> None:
         self._groups = self.param_groups
         self._identities = self._identities_of(self.param_groups)
 
@@ -568,6 +557,7 @@ class PreparedOptimizer(Optimizer):
         )
 
     def _refuse_switched(self, groups: Sequence[ParameterGroup]) -> None:
+        """Refuses a parameter in a group for which torch would make other state."""
         for position, group in enumerate(groups):
             wanted = self._switches_of(group)
             for index in group.entry_indexes:

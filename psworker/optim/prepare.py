@@ -16,7 +16,7 @@ from pswire.job_terms import JobTerms
 from pswire.schema import EntryKind, ModelSchema, OptimizerSpec
 from psworker.optim.buffer_policies import BufferChoice, BufferPolicy, choose_policies
 from psworker.optim.checks import check_clip_norm, check_loss, check_objects
-from psworker.optim.declared_tensors import refuse_shared_memory, tell_extra_state
+from psworker.optim.declared_tensors import refuse_shared_memory, warn_of_extra_state
 from psworker.optim.loss_scales import LossScales
 from psworker.optim.model_schema import BoundSchema, bind_models, describe_optimizer
 from psworker.optim.named_objects import NamedObjects
@@ -42,12 +42,12 @@ class Prepared:
         bound: The schema of all models, with their tensors.
         models: Models by name.
         optimizers: Optimizers by name.
-        specs: What shards are told of each optimizer.
+        specs: How each optimizer is declared to shards.
         loaders: Loaders by name.
         schedulers: Learning rate schedulers.
         loss_scales: Of the gradient scalers.
         clip_grad_norm: Norm that gradients are clipped to, 0 for no clipping.
-        states: State of optimizers that have any, by name: of a loaded checkpoint.
+        states: State of optimizers that have any, as of a loaded checkpoint, by name.
         buffers: Policy of each buffer, by its entry in the schema.
         compression: How gradients and values are sent.
         held: Parameters that some optimizer has, by their entries.
@@ -137,7 +137,7 @@ def sort_objects(
     compression: CompressionChoice = None,
     loss: str | None = None,
 ) -> Prepared:
-    """Names and describes what was given.
+    """Names and describes what `prepare` was given.
 
     Raises:
         ConfigurationError: Something is missing, or of a kind that is not taken.
@@ -166,7 +166,7 @@ def sort_objects(
     held = frozenset(index for spec in specs.values() for index in spec.entry_indexes)
     policies = choose_policies(bound, buffers)
     refuse_shared_memory(bound.schema.entries, bound.tensors, policies)
-    tell_extra_state(bound.models)
+    warn_of_extra_state(bound.models)
     return Prepared(
         objects=objects,
         bound=bound,
@@ -204,11 +204,11 @@ def _followed(
 def point_schedulers(
     schedulers: Sequence[LRScheduler], replaced: dict[int, PreparedOptimizer]
 ) -> None:
-    """Lets schedulers that were built before `prepare` work on what it returns.
+    """Has schedulers that were built before `prepare` work on what it returns.
 
     Args:
         schedulers: The user's.
-        replaced: The prepared optimizer of each, by `id()` of the user's.
+        replaced: Prepared optimizers by `id()` of the user's.
     """
     for given in schedulers:
         for scheduler in parts(given):
@@ -223,7 +223,7 @@ def _marked(
     loaders: Mapping[str, DataLoader[Any]],
     objects: NamedObjects,
 ) -> BoundSchema:
-    """The same with what tells models and loaders apart from each other."""
+    """The same with marks by which workers compare their models and loaders."""
     named = objects.by_name
     marks = mark_models(models, named) + mark_loaders(loaders, named)
     return replace(bound, schema=replace(bound.schema, marks=marks))

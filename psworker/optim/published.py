@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from psworker.errors import ConfigurationError
-from psworker.optim.model_schema import BoundSchema
 
 NOT_PREPARED_TEXT: Final = (
     "publish() makes values of a prepared model those of the job: call prepare() first"
@@ -17,13 +16,12 @@ Published = nn.Module | torch.Tensor | Iterable[torch.Tensor]
 
 
 def published_entries(
-    what: Sequence[Published], bound: BoundSchema, tensors: Sequence[torch.Tensor]
+    what: Sequence[Published], tensors: Sequence[torch.Tensor]
 ) -> tuple[int, ...]:
     """Entries of the schema, in its order.
 
     Args:
-        what: As the user has named it; nothing stands for all models.
-        bound: All models.
+        what: As the user has named it; empty for all models.
         tensors: The tensor of each entry, as it is now.
 
     Raises:

@@ -68,8 +68,6 @@ def worst_outcome(outcomes: Collection[Outcome]) -> str:
 
 def combine(replies: Sequence[PushReply]) -> PushResult:
     """One result from the answers of all shards to a push or a pull."""
-    if len(replies) == 1:
-        return _result_of(replies[0])
     outcomes = {reply.outcome for reply in replies}
     nonfinite = {name for reply in replies for name in reply.nonfinite_worker_ids}
     norms = (reply.grad_norm for reply in replies if reply.grad_norm is not None)
@@ -83,19 +81,4 @@ def combine(replies: Sequence[PushReply]) -> PushResult:
         duplicate=Outcome.DUPLICATE in outcomes,
         nonfinite_worker_ids=tuple(sorted(nonfinite)),
         grad_norm=next(norms, None),
-    )
-
-
-def _result_of(reply: PushReply) -> PushResult:
-    """As `combine`, of the one shard that there is."""
-    return PushResult(
-        outcome=reply.outcome.label,
-        clock=reply.clock,
-        version=reply.version,
-        frontier=reply.frontier,
-        staleness=reply.staleness,
-        mode=reply.mode.label,
-        duplicate=reply.outcome is Outcome.DUPLICATE,
-        nonfinite_worker_ids=tuple(sorted(set(reply.nonfinite_worker_ids))),
-        grad_norm=reply.grad_norm,
     )

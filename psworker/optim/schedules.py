@@ -1,9 +1,8 @@
 """Schedulers of a prepared optimizer, and how those of a late worker catch up.
 
-A push tells how many steps each scheduler of its worker has taken. A worker that joins
-later lets its own take as many. Until its first step it may be one behind, since the
-others step theirs after their push; after that step, when pushes of one clock can be
-compared, it is where they are.
+A push has the number of steps that each scheduler of its worker has taken. Those of a
+worker that joins later take as many. Until its first step it may be one behind, since
+the others step theirs after their push; that step shows where they are at one clock.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +14,7 @@ class Schedules:
     """The schedulers that `prepare` was given for one optimizer, in its order."""
 
     def __init__(self, schedulers: Iterable[LRScheduler], optimizer: object) -> None:
-        """Finds those of an optimizer.
-
-        Args:
-            schedulers: All that `prepare` was given.
-            optimizer: The one that they must work on.
-        """
+        """Finds those of an optimizer among all that `prepare` was given."""
         self._schedulers = [
             each
             for each in schedulers
@@ -37,18 +31,18 @@ class Schedules:
         """Whether a rate depends on what the job has measured so far."""
         return any(isinstance(each, ReduceLROnPlateau) for each in self._schedulers)
 
-    def catch_up(self, before: Sequence[int], told: Sequence[int]) -> None:
-        """Lets each take the steps that the job's has had and it has not.
+    def catch_up(self, before: Sequence[int], wanted: Sequence[int]) -> None:
+        """Has each take the steps that the job's has taken and it has not.
 
-        Those that follow a metric stay, since the metrics of then are not known here.
+        Those that follow a metric stay: the metrics of then are not known here.
 
         Args:
             before: `steps` when the push was made that is compared.
-            told: Those of the push whose settings counted.
+            wanted: Those of the push whose settings counted.
         """
-        if len(told) != len(self._schedulers):
+        if len(wanted) != len(self._schedulers):
             return  # that worker has others
-        for each, own, theirs in zip(self._schedulers, before, told, strict=True):
+        for each, own, theirs in zip(self._schedulers, before, wanted, strict=True):
             if not isinstance(each, ReduceLROnPlateau):
                 for _ in range(theirs - own):
                     each.step()

@@ -1,14 +1,15 @@
 """`optimizer.state` of a prepared optimizer: the shards hold it, a script may edit it.
 
-It is fetched when it is first looked into, as it is after this worker's last step, and
-forgotten with the next one. Before that step it is seen what the script has changed, by
-identities and torch's counts of writes; then all of it goes to the shards, which go on
-from there. Only what is thrown away whole needs no look at what there was.
+It is fetched when the script first reads it after a step, and forgotten with the next
+one. Before that step, identities and torch's counts of writes show what the script has
+changed; then all of it is sent to the shards, which go on from there. What is cleared
+as a whole need not be fetched.
 """
 
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,6 +28,18 @@ class _Entry(dict[str, Any]):
     """State of one parameter. Other than a plain dict it can be referred to weakly."""
 
 
+def _looking_first(name: str) -> Any:  # noqa: ANN401, a method of whatever type
+    """A dict's method of this name, after a look at what the shards hold."""
+    method = getattr(defaultdict, name)
+
+    @wraps(method)
+    def looking(self: "ShardState", *arguments: object) -> object:
+        self._look()
+        return method(self, *arguments)
+
+    return looking
+
+
 class ShardState(defaultdict[Any, Any]):
     """By parameter, as torch's; other keys are the script's own, and stay here."""
 
@@ -38,8 +51,8 @@ class ShardState(defaultdict[Any, Any]):
         """Fetches nothing yet.
 
         Args:
-            fetch: Returns what the shards hold now, for the caller to keep.
-            name_of: Of a parameter of the job its name, `None` of any other key.
+            fetch: Returns what the shards hold now; the result is kept.
+            name_of: The name of a parameter of the job, `None` for any other key.
         """
         super().__init__(dict)
         self._fetch = fetch
@@ -63,8 +76,8 @@ class ShardState(defaultdict[Any, Any]):
 
         Args:
             stateful: All parameters that shards may hold state of.
-            is_readable: Whether this process can read from shards. What it gives back
-                else may lack what the script has not touched.
+            is_readable: Whether this process can read from shards. If not, the result
+                may lack what the script has not touched.
 
         Raises:
             ConfigurationError: The script has written to state of an earlier step.
@@ -121,7 +134,7 @@ class ShardState(defaultdict[Any, Any]):
         return {p: _marks_of(held) for p, held in self._of_parameters() if held}
 
     def _look(self) -> None:
-        """Sees to it that all is here that shards hold."""
+        """Fetches what the shards hold, unless it is all here."""
         self._is_touched = True
         if self._is_whole:
             return
@@ -160,10 +173,21 @@ class ShardState(defaultdict[Any, Any]):
 
     # As a dict
 
-    @override
-    def __getitem__(self, key: Any) -> Any:
-        self._look()
-        return super().__getitem__(key)
+    __getitem__ = _looking_first("__getitem__")
+    __delitem__ = _looking_first("__delitem__")
+    __contains__ = _looking_first("__contains__")
+    __iter__ = _looking_first("__iter__")
+    __reversed__ = _looking_first("__reversed__")
+    __len__ = _looking_first("__len__")
+    __eq__ = _looking_first("__eq__")
+    __hash__ = None  # type: ignore[assignment]  # as that of any dict
+    keys = _looking_first("keys")
+    values = _looking_first("values")
+    items = _looking_first("items")
+    get = _looking_first("get")
+    setdefault = _looking_first("setdefault")
+    pop = _looking_first("pop")
+    popitem = _looking_first("popitem")
 
     @override
     def __missing__(self, key: Any) -> Any:
@@ -177,75 +201,8 @@ class ShardState(defaultdict[Any, Any]):
         super().__setitem__(key, value)
 
     @override
-    def __delitem__(self, key: Any) -> None:
-        self._look()
-        super().__delitem__(key)
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        self._look()
-        return super().__contains__(key)
-
-    @override
-    def __iter__(self) -> Iterator[Any]:
-        self._look()
-        return super().__iter__()
-
-    @override
-    def __reversed__(self) -> Iterator[Any]:
-        self._look()
-        return super().__reversed__()
-
-    @override
-    def __len__(self) -> int:
-        self._look()
-        return super().__len__()
-
-    @override
-    def __eq__(self, other: object) -> bool:
-        self._look()
-        return super().__eq__(other)
-
-    __hash__ = None  # type: ignore[assignment]  # as that of any dict
-
-    @override
     def __repr__(self) -> str:
         return repr(self.copy())
-
-    @override
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    @override
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    @override
-    def items(self) -> Any:
-        self._look()
-        return super().items()
-
-    @override
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._look()
-        return super().get(key, default)
-
-    @override
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        self._look()
-        return super().setdefault(key, default)
-
-    @override
-    def pop(self, *arguments: Any) -> Any:
-        self._look()
-        return super().pop(*arguments)
-
-    @override
-    def popitem(self) -> Any:
-        self._look()
-        return super().popitem()
 
     @override
     def clear(self) -> None:
@@ -317,12 +274,7 @@ class WatchedParameters(list[torch.Tensor]):
     def __init__(
         self, parameters: Iterable[torch.Tensor], about_to_read: Callable[[], None]
     ) -> None:
-        """Waits for nothing yet.
-
-        Args:
-            parameters: Of one group.
-            about_to_read: Returns once the newest values have come.
-        """
+        """Of one group; `about_to_read` returns once the newest values are there."""
         super().__init__(parameters)
         self._about_to_read = about_to_read
 

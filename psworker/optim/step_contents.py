@@ -18,8 +18,8 @@ class PushExtras:
     """What goes with a push of an optimizer beside its gradient.
 
     Attributes:
-        spec_digest: Which declaration of the optimizer it is by, empty for the first.
-        loads: State that shards shall give the optimizer first.
+        spec_digest: Of the declaration of the optimizer, empty for the first.
+        loads: State that shards load into the optimizer first.
         on_loaded: Called once shards have taken that state, by the push that carried
             it. A call of `step` may only end an earlier push, which did not.
         scheduler_steps: Steps of its schedulers.
@@ -47,7 +47,7 @@ class StepContents:
         tensors: The gradient of each entry, or its value, `None` for none.
         value_entries: Bits of the entries that are sent as values.
         trailer: Weight, norm, verdict and what else completes the push.
-        ranges: Data behind the gradient, which the trailer has unless it is discarded.
+        ranges: Data behind the gradient; in the trailer too, unless it is discarded.
         is_discarded: Whether the gradient was thrown away here.
         on_loaded: Called once shards have taken the state that goes with it.
     """

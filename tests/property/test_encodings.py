@@ -351,8 +351,8 @@ def test_a_choice_comes_back_from_its_text(
 
 def test_a_choice_that_makes_no_sense_is_refused_by_name() -> None:
     unknown = (
-        "push='zip' is no way to send fewer bytes: there are 'bf16', 'fp16', 'int8', "
-        "'topk', 'onebit', and None to send everything as it is"
+        "push='zip' is no way to send fewer bytes: there are "
+        f"{', '.join(map(repr, ENCODINGS))}, and None to send everything as it is"
     )
     with pytest.raises(ValueError, match=re.escape(unknown)):
         Compression("zip")

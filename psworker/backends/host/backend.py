@@ -18,7 +18,7 @@ from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.errors import ConfigurationError, UnsupportedError
 from psworker.launch.reachability import wait_reachable
-from psworker.optim.buffer_policies import tell_defaults
+from psworker.optim.buffer_policies import warn_of_defaults
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared
@@ -98,7 +98,7 @@ class Host:
         given = options.describe(call)
         _refuse_unsupported(given, overlap=options.overlap)
         if options.buffers is None:
-            tell_defaults(given.buffers)
+            warn_of_defaults(given.buffers)
         link = HostDataLink()
         loaders = leased(given.loaders, link)
         steps = self._steps = HostSteps(

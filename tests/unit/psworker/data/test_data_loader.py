@@ -14,8 +14,7 @@ from psserver.coordinator.core.data.epoch_ledger import EpochLedger
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.reasons import Refusal
 from psworker.data import CountedLoader, LeasedLoader, prepare_loader
-from psworker.data.local_draws import LocalDraws
-from psworker.data.local_loader import LocalLoader
+from psworker.data.local_loader import LocalDraws, LocalLoader
 from psworker.data.missed_epochs import MissedEpochs
 from tests.doubles.ledger_source import LedgerJob, LedgerSource
 

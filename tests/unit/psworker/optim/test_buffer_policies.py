@@ -13,7 +13,7 @@ from psworker.optim.buffer_policies import (
     BufferPolicy,
     choose_policies,
     read_choice,
-    tell_defaults,
+    warn_of_defaults,
 )
 from psworker.optim.model_schema import bind_models
 
@@ -167,7 +167,7 @@ def test_the_defaults_of_batch_norm_are_told_with_the_cure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "psworker"):
-        tell_defaults(choose_policies(bind_models({"model": Table()}), None))
+        warn_of_defaults(choose_policies(bind_models({"model": Table()}), None))
     (record,) = caplog.records
     assert record.getMessage() == (
         "the model has batch norm, whose running statistics come out different on "
@@ -184,5 +184,5 @@ def test_nothing_is_told_of_a_model_without_batch_norm(
 ) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.ones(2))
-    tell_defaults(choose_policies(bind_models({"model": model}), None))
+    warn_of_defaults(choose_policies(bind_models({"model": model}), None))
     assert not caplog.records

@@ -15,7 +15,7 @@ from psworker.optim.buffer_policies import BufferChoice, choose_policies
 from psworker.optim.declared_tensors import (
     DeclaredTensors,
     refuse_shared_memory,
-    tell_extra_state,
+    warn_of_extra_state,
 )
 from psworker.optim.model_schema import bind_models
 
@@ -271,9 +271,9 @@ def test_extra_state_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
     model = nn.Sequential(nn.Linear(1, 1), Observed(1, 1))
     with caplog.at_level(logging.WARNING, logger="psworker"):
-        tell_extra_state({"model": nn.Linear(1, 1)})
+        warn_of_extra_state({"model": nn.Linear(1, 1)})
         assert not caplog.records
-        tell_extra_state({"model": model})
+        warn_of_extra_state({"model": model})
     (record,) = caplog.records
     assert "'1._extra_state'" in record.getMessage()
     assert "1._extra_state" in model.state_dict()

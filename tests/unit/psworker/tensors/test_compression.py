@@ -2,6 +2,7 @@
 
 import pytest
 
+from pswire.encodings.known import ENCODINGS
 from psworker.errors import ConfigurationError
 from psworker.tensors.compression import Compression, read_compression
 
@@ -15,8 +16,8 @@ def test_a_name_is_for_both_directions() -> None:
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     text = (
-        "compression='zip' is no way to send fewer bytes: give one of 'bf16', 'fp16', "
-        "'int8', 'topk', 'onebit', or a psworker.Compression, or leave it out"
+        "compression='zip' is no way to send fewer bytes: give one of "
+        f"{', '.join(map(repr, ENCODINGS))}, or a psworker.Compression, or leave it out"
     )
     with pytest.raises(ConfigurationError, match=text):
         read_compression("zip")
