@@ -125,8 +125,8 @@ class PreparedOptimizer(Optimizer):
 
     `step()` pushes the gradients, waits as the job's mode says, and writes the values
     of the answer. Optimizer state lives on the shards: `state` and `state_dict()` fetch
-    it. What the script does to `param_groups` and `state` between two steps is declared,
-    or sent with the next push.
+    it. What the script does to `param_groups` and `state` between two steps is sent
+    with the next push, or declared before it.
 
     Attributes:
         loss_scales: Lowered after a skipped clock, also for another worker's gradient.
