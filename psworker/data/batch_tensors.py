@@ -75,11 +75,7 @@ class BatchTensors:
         return any(not storage.expired() for storage, _ in self._marks)
 
     def overlaps(self, storages: Mapping[int, Collection[int]]) -> bool:
-        """Whether some of these storages are its own.
-
-        Args:
-            storages: Where views begin, by the storage that they are in.
-        """
+        """Whether it has some of these storages, by where views begin in each."""
         for storage, pointer in self._marks:
             pointers = storages.get(storage.cdata, ())
             if pointers and (pointer is None or pointer in pointers):

@@ -153,11 +153,7 @@ class DrawnBatches:
     """
 
     def __init__(self, optimizer_count: int = 1) -> None:
-        """Nothing is drawn yet.
-
-        Args:
-            optimizer_count: With one, a step ends what is done with a batch.
-        """
+        """With one optimizer, a step ends what is done with a batch."""
         self._draws: dict[str, _Draws] = {}
         self._optimizer_count = optimizer_count
         self._sees_calls = False
@@ -234,10 +230,10 @@ class DrawnBatches:
             each.is_trained = not each.is_pushed
 
     def reach_unseen(self, *, is_all: bool = False) -> None:
-        """There is a new gradient, and no call was seen that it came from.
+        """A new gradient was found, and no call was seen that it came from.
 
         Args:
-            is_all: Whether it is of all that was drawn, as far as anybody knows.
+            is_all: Whether it is taken to be of all that was drawn.
         """
         for draws in self._draws.values():
             open_ones = [each for each in draws.batches if not each.is_closed]

@@ -30,7 +30,7 @@ class MissedEpochs:
             epoch: Its number.
             batch_count: Batches that it has.
             worker_count: Workers that the job had for it.
-            was_over: Whether it was over as this worker opened it.
+            was_over: Whether it was over when this worker opened it.
         """
         if batch_count < worker_count:
             if not self._is_told_few:

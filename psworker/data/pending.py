@@ -127,14 +127,14 @@ class PendingData:
         parameters: Sequence[torch.Tensor],
         optimizer_count: int,
     ) -> None:
-        """From now on tells batches apart that are drawn between two steps.
+        """Tells batches apart that are drawn between two steps, from now on.
 
         Args:
-            gradient_is_new: Whether a gradient was begun since it was asked last, for
+            gradient_is_new: Whether a gradient was begun since the last call, for
                 scripts whose calls of a model are not seen.
-            parameters: Those that are trained: once none of them has a gradient, what
-                was begun is gone, however the script has done that.
-            optimizer_count: Of the job: with one a step ends what is done with a batch.
+            parameters: Those that are trained: without a gradient of any, what was
+                begun was thrown away.
+            optimizer_count: With one, a step ends what is done with a batch.
         """
         with self._lock:
             self._gradient_is_new = gradient_is_new
@@ -149,14 +149,7 @@ class PendingData:
         loader: str = "",
         memory: BatchMemory | None = None,
     ) -> None:
-        """Notes a batch at the moment it's handed to the user.
-
-        Args:
-            sample_count: Samples of the batch.
-            data_range: The leased range it is of, if any.
-            loader: Name of the loader, where there is no range to tell it.
-            memory: Its tensors.
-        """
+        """Notes a batch as it is handed out; its loader is named if it has no range."""
         if data_range is not None:
             loader = data_range.loader
         with self._lock:

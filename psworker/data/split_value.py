@@ -196,12 +196,12 @@ class Split:
         return state.hexdigest()
 
     def subset(self, dataset: Any, part: str, *, fold: int | None = None) -> Any:  # noqa: ANN401
-        """A part of a dataset, as a `torch.utils.data.Subset`.
+        """A part of a map-style dataset, as a `torch.utils.data.Subset`.
 
         Args:
-            dataset: Map-style, with an item for each position.
+            dataset: With an item for each position.
             part: Name of the part.
-            fold: Which fold, where there are folds.
+            fold: Which fold, if the split has folds.
 
         Raises:
             ConfigurationError: The dataset has another number of items.

@@ -70,7 +70,7 @@ def fetching(
     Args:
         loader: The user's.
         feed: Iterable of lists of indices; of indices, for a loader without batches.
-        seeds: Where worker processes' seeds come from.
+        seeds: Generator of the seeds of worker processes.
     """
     options = {
         _drawn_through(loader): feed,
@@ -88,10 +88,7 @@ def noting(
 ) -> DataLoader[Any]:
     """A copy that draws through a feed and is the user's in all else.
 
-    Args:
-        loader: The user's.
-        feed: What it draws through.
-        older: The copy before this one, whose persistent processes go on.
+    The persistent processes of `older`, the copy before this one, go on.
     """
     return _copied(loader, {_drawn_through(loader): feed}, older)
 
@@ -110,11 +107,9 @@ def end_processes(iterator: object) -> None:
 def counting(
     loader: DataLoader[Any], *, older: DataLoader[Any] | None
 ) -> DataLoader[Any]:
-    """A copy whose batches come with the number of their samples before them.
+    """A copy whose batches have the number of their samples before them.
 
-    Args:
-        loader: The user's.
-        older: The copy before this one, whose persistent processes go on.
+    The persistent processes of `older`, the copy before this one, go on.
     """
     collate = _CountingCollate(
         loader.collate_fn, is_batched=loader.batch_sampler is not None

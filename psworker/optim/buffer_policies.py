@@ -39,11 +39,8 @@ def choose_policies(
 ) -> dict[int, BufferPolicy]:
     """The policy of every buffer, by its entry in the schema.
 
-    Args:
-        bound: The models.
-        choice: What the user named. The first pattern that fits counts; buffers that
-            none fits have their default: `mean` for the running statistics of batch
-            norm, `leader` for the rest.
+    The first pattern that fits counts. Buffers that none fits have their default:
+    `mean` for the running statistics of batch norm, `leader` for the rest.
 
     Raises:
         ConfigurationError: A policy is none, or a pattern fits no buffer.

@@ -168,7 +168,7 @@ class Buffers:
     def add_to(
         self, held: list[torch.Tensor | None], store: ValueStore, *, is_leader: bool
     ) -> bytes:
-        """Puts what this worker has to send to the gradients of a push.
+        """Puts the buffers that this worker has to send into the gradients of a push.
 
         Args:
             held: One for each entry; `None` for buffers.
@@ -176,8 +176,8 @@ class Buffers:
             is_leader: Whether this worker sends the leader's.
 
         Returns:
-            For the trailer, bits that say which of all buffers are averaged in SSP and
-            ASP; empty if none is sent.
+            For the trailer, bits of the buffers that are averaged in SSP and ASP; empty
+            if none is sent.
         """
         changed = self.changed(store, is_leader=is_leader)
         for index, value in changed.items():

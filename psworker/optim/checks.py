@@ -58,9 +58,7 @@ def check_kinds(objects: NamedObjects) -> None:
 def kinds_text(each: object, name: str) -> str:
     """The refusal of an object of another kind than `prepare` takes.
 
-    Args:
-        each: The object.
-        name: The keyword that it was given by, empty if there was none.
+    `name` is the keyword that it was given by, empty if there was none.
     """
     if not name:
         return (
@@ -115,9 +113,7 @@ def check_same_clip_norm(clip_grad_norm: float | None, first: float | None) -> N
 def check_loss(loss: str | None, first: str | None = None) -> None:
     """Checks what the loss is said to be over its batch.
 
-    Args:
-        loss: What `prepare` was given.
-        first: What the first call was given, if this is a later one.
+    `first` is what the first call of `prepare` was given, if this is a later one.
 
     Raises:
         ConfigurationError: It is no such word, or another one than the first.

@@ -15,15 +15,7 @@ from psworker.optim.sparse_gradients import Groups, refuse_gradients
 def gradients_of(
     spec: OptimizerSpec, groups: Groups, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The gradients that an optimizer steps with.
-
-    Args:
-        spec: The optimizer.
-        groups: Its current hyperparameters.
-        tensors: One for each entry of the schema.
-
-    Returns:
-        One for each entry, `None` for those without one.
+    """The gradients that an optimizer steps with, `None` for entries without one.
 
     Raises:
         UnsupportedError: The optimizer can't take one of them.
@@ -43,10 +35,6 @@ def collect_gradients(
 
     Sparse gradients are coalesced in place, so that each row is there once in the order
     of rows.
-
-    Args:
-        parameters: One for each entry of the schema, `None` for those that the
-            optimizer does not hold.
 
     Raises:
         UnsupportedError: A gradient is sparse otherwise than by rows.

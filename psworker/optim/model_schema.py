@@ -52,10 +52,7 @@ class BoundSchema:
 
 
 def bind_models(models: Mapping[str, nn.Module]) -> BoundSchema:
-    """Describes models.
-
-    Args:
-        models: By the name that each has in the job.
+    """Describes models, by the name that each has in the job.
 
     Raises:
         ConfigurationError: A tensor has no values yet, or belongs to two models.
@@ -129,13 +126,7 @@ def describe_optimizer(
 def describe_groups(
     name: str, class_name: str, optimizer: torch.optim.Optimizer, bound: BoundSchema
 ) -> tuple[ParameterGroup, ...]:
-    """Describes the groups that an optimizer has now.
-
-    Args:
-        name: Its name in the job.
-        class_name: Its class in `torch.optim`.
-        optimizer: Whose groups.
-        bound: The schema.
+    """Describes the groups that an optimizer has now; `name` is its name in the job.
 
     Raises:
         ConfigurationError: A group holds an unknown parameter, or one that is in

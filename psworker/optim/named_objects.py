@@ -86,11 +86,7 @@ class NamedObjects:
         return found
 
     def replaced(self, others: Mapping[int, Any]) -> Self:
-        """The same with other objects in their places.
-
-        Args:
-            others: By `id()` of the object whose place each takes.
-        """
+        """The same with others in their places, by `id()` of the object before."""
         given = tuple(others.get(id(each), each) for each in self.objects)
         return replace(self, objects=given)
 
@@ -110,8 +106,7 @@ class NamedObjects:
     def returned(self, replaced: Mapping[int, Any]) -> Any:  # noqa: ANN401, what was given
         """What `prepare` returns: a dict for a dict, else a tuple or a single object.
 
-        Args:
-            replaced: What is returned in the place of an object, by its `id()`.
+        `replaced` has what is returned in the place of an object, by its `id()`.
         """
         results = self.replaced(replaced).objects
         if self.is_dict:

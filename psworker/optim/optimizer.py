@@ -290,9 +290,7 @@ class PreparedOptimizer(Optimizer):
     def follow(self, schedulers: Iterable[LRScheduler], *, is_late: bool) -> None:
         """Sends with every push how many steps its schedulers have taken.
 
-        Args:
-            schedulers: All that `prepare` was given.
-            is_late: Whether the job has trained already: they catch up with its.
+        Those of a job that has trained already (`is_late`) are caught up with.
         """
         self._schedules = Schedules(schedulers, self)
         if not (is_late and self._schedules.steps):
@@ -356,12 +354,7 @@ class PreparedOptimizer(Optimizer):
         return inner is self._inner
 
     def take_place_of(self, other: "PreparedOptimizer", states: States) -> None:
-        """Begins in place of another one, whose use is refused from now on.
-
-        Args:
-            other: The one before.
-            states: That the user loaded, if any.
-        """
+        """Begins in place of another one, which is refused; `states` were loaded."""
         self._digest = self.spec.digest
         self._unsent = states or None
         other._is_retired = True

@@ -35,10 +35,8 @@ _LAYERS: Final = ("__func__", "_torchdynamo_orig_callable", WRAPS, "__wrapped__"
 def class_of(optimizer: Optimizer, label: str) -> str:
     """Name of the class in `torch.optim` that does all that an optimizer does.
 
-    Args:
-        optimizer: The user's. Its class may be one that is derived from torch's and
-            sets other defaults, or adds methods.
-        label: How errors call it.
+    Its class may be one that is derived from torch's and sets other defaults, or adds
+    methods. Errors call it by `label`.
 
     Raises:
         Refusal: `OPTIMIZER_UNSUPPORTED`: there is none that shards can run.

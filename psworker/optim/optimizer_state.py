@@ -42,11 +42,9 @@ States = dict[int, EntryState]
 
 
 def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
-    """The state that an optimizer of torch holds, where it has taken steps.
+    """The state that an optimizer of torch holds, if it has taken steps.
 
-    Args:
-        optimizer: Any of the supported classes.
-        indexes: Position in the schema by `id()` of the parameter.
+    `indexes` are positions in the schema by `id()` of the parameter, here as below.
     """
     found: States = {}
     for parameter, state in optimizer.state.items():
@@ -64,11 +62,7 @@ def states_of(optimizer: Optimizer, indexes: Mapping[int, int]) -> States:
 def edited_states(
     edited: Mapping[torch.Tensor, Mapping[str, Any]], indexes: Mapping[int, int]
 ) -> States:
-    """State as a script has left it.
-
-    Args:
-        edited: State by parameter; without any where it is empty.
-        indexes: Position in the schema by `id()` of the parameter.
+    """State by parameter as a script has left it; without any if it is empty.
 
     Raises:
         ValueError: It is none that shards could keep; says of which position, and why.
@@ -107,10 +101,7 @@ def by_parameter(
 ) -> dict[torch.Tensor, dict[str, Any]]:
     """State as torch keeps it, on the devices and in the shapes it wants.
 
-    Args:
-        tensors: Parameters by position in the schema.
-        states: Of each.
-        class_name: Class of torch whose state it is.
+    `tensors` are the parameters by position in the schema.
     """
     return {
         tensors[index]: {
@@ -124,11 +115,7 @@ def by_parameter(
 
 
 def gather(parts: Iterable[tuple[int, bytes]], placement: Placement) -> States:
-    """Puts together what shards have sent.
-
-    Args:
-        parts: Chunk and safetensors file of each part.
-        placement: How tensors are cut.
+    """Puts together what shards have sent: chunk and safetensors file of each part.
 
     Raises:
         Refusal: A part can't be read.
@@ -220,13 +207,7 @@ def _sizes_of(placement: Placement) -> dict[int, int]:
 def pack_residuals(
     groups: Iterable[dict[str, Any]], indexes: Mapping[int, int], residuals: Residuals
 ) -> dict[int, torch.Tensor]:
-    """Residuals by position of the parameter, in its shape, to be saved.
-
-    Args:
-        groups: Parameter groups of the optimizer.
-        indexes: Entry of the schema by `id()` of the parameter.
-        residuals: By entry.
-    """
+    """Residuals by position of the parameter, in its shape, to be saved."""
     return {
         position: residuals[index].view(parameter.shape)
         for position, parameter in enumerate(_parameters(groups))

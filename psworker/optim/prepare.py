@@ -88,8 +88,7 @@ class Prepared:
     def in_order(self, order: Sequence[int]) -> Self:
         """The same with the tensors in the order of the job.
 
-        Args:
-            order: Position there of each tensor here.
+        `order` has the position there of each tensor here.
         """
         positions = dict(enumerate(order))
         sources = sorted(positions, key=positions.__getitem__)
@@ -206,9 +205,7 @@ def point_schedulers(
 ) -> None:
     """Has schedulers that were built before `prepare` work on what it returns.
 
-    Args:
-        schedulers: The user's.
-        replaced: Prepared optimizers by `id()` of the user's.
+    `replaced` has the prepared optimizers by `id()` of the user's.
     """
     for given in schedulers:
         for scheduler in parts(given):

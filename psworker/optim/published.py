@@ -18,11 +18,7 @@ Published = nn.Module | torch.Tensor | Iterable[torch.Tensor]
 def published_entries(
     what: Sequence[Published], tensors: Sequence[torch.Tensor]
 ) -> tuple[int, ...]:
-    """Entries of the schema, in its order.
-
-    Args:
-        what: As the user has named it; empty for all models.
-        tensors: The tensor of each entry, as it is now.
+    """Entries of the schema, in its order, of what the user has named: else of all.
 
     Raises:
         ConfigurationError: A tensor belongs to no prepared model, or there is none.

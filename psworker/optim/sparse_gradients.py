@@ -34,13 +34,8 @@ def refuse_modules(
 ) -> None:
     """Refuses modules whose sparse gradient their optimizer can't take.
 
-    A weight that other modules use too has a dense gradient where they do, which only
-    the step can tell.
-
-    Args:
-        models: By the name that each has in the job.
-        tensors: The tensor of each entry of the schema.
-        specs: Optimizers by name.
+    A weight that other modules use too gets a dense gradient from them, which only the
+    step can see. Models and optimizers are by their names in the job.
 
     Raises:
         UnsupportedError: With the module and the cures.
@@ -70,11 +65,6 @@ def refuse_gradients(
     gradients: Sequence[torch.Tensor | None],
 ) -> None:
     """Refuses gradients that an optimizer can't take, sparse or dense.
-
-    Args:
-        spec: The optimizer.
-        groups: Its current hyperparameters.
-        gradients: One for each entry of the schema.
 
     Raises:
         UnsupportedError: With the cures. Nothing was sent.

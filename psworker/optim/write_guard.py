@@ -61,11 +61,7 @@ class WriteGuard:
         return self._noted != self._samples.looks()
 
     def check(self, clock: int) -> None:
-        """Warns if a parameter has other values since.
-
-        Args:
-            clock: Of the step that is about to be made.
-        """
+        """Warns if a parameter has other values; `clock` is that of the next step."""
         if self._has_warned_of_lost and self._has_warned_of_unknown:
             return
         looks = self._samples.looks()

@@ -13,9 +13,6 @@ CompressionChoice = str | Compression | None
 def read_compression(choice: CompressionChoice) -> Compression:
     """The choice of how to send fewer bytes.
 
-    Args:
-        choice: The name of a method, for both directions, or all of it.
-
     Raises:
         ConfigurationError: There is no such method.
     """

@@ -39,12 +39,6 @@ class PushCompression:
     """What a worker keeps for the gradients of all its pushes."""
 
     def __init__(self, compression: Compression, schema: ModelSchema) -> None:
-        """Begins without residuals.
-
-        Args:
-            compression: As the job has chosen.
-            schema: What is trained.
-        """
         self._encoding = compression.push_encoding
         self._ratio = compression.ratio
         self._sizes = [entry.element_count for entry in schema.entries]
@@ -64,7 +58,7 @@ class PushCompression:
     def encoder(
         self, optimizer: str, seed_text: str, *, loss_scale: float
     ) -> "PushEncoder | None":
-        """Encodes the gradients of one push; None where they go as they are.
+        """Encodes the gradients of one push; None if they are sent as they are.
 
         Args:
             optimizer: The one that the gradients are for.
@@ -145,17 +139,17 @@ class PushEncoder:
     def encode(
         self, chunk: Chunk, presence: Sequence[bool], data: torch.Tensor
     ) -> tuple[int, bytes] | None:
-        """The data of a chunk in fewer bytes, with the number of their encoding.
+        """The data of a dense chunk in fewer bytes, with the number of their encoding.
 
-        Again for the same chunk: in place of what it made before.
+        Called again for a chunk, it replaces what it made before.
 
         Args:
-            chunk: A dense chunk.
+            chunk: The chunk.
             presence: Which of its slices there are.
             data: Their elements, 1-D, on the CPU. Left as they are.
 
         Returns:
-            None where the chunk is to go as it is.
+            None if the chunk is to be sent as it is.
         """
         if not self._encoding.takes(chunk.element_type):
             return None
@@ -254,12 +248,8 @@ class _ResidualLog:
 def _is_taken(values: torch.Tensor, loss_scale: float) -> bool:
     """Whether shards take a chunk: its norm is a number and within the limit.
 
-    What is sent of it has no larger norm. The largest element alone tells it but for
+    What is sent of it has no larger norm. The largest element alone shows it but for
     gradients near the limit, and takes no threads, as a norm would.
-
-    Args:
-        values: Of the chunk, 1-D float32.
-        loss_scale: Factor that they carry.
     """
     elements = values.numpy()
     largest = max(

@@ -26,12 +26,7 @@ class ResidualStore:
     """
 
     def __init__(self, entry_sizes: Sequence[int], known: Residuals) -> None:
-        """Goes on with residuals.
-
-        Args:
-            entry_sizes: Elements of each entry.
-            known: Their own memory.
-        """
+        """Goes on with known residuals, which it owns; sizes are in elements."""
         self._entry_sizes = entry_sizes
         self._of_entry = known
         self._of_chunk: dict[int, tuple[Pieces, torch.Tensor]] = {}
@@ -88,13 +83,7 @@ class ResidualStore:
         self._spare[chunk_index] = memory
 
     def put(self, chunk_index: int, pieces: Pieces, residual: torch.Tensor) -> None:
-        """The residuals of some slices of a chunk are these now.
-
-        Args:
-            chunk_index: The chunk.
-            pieces: Which slices.
-            residual: Of `memory`.
-        """
+        """Sets the residuals of some slices of a chunk, in what `memory` returned."""
         known = self._of_chunk.pop(chunk_index, None)
         if known is not None:
             self._count(known[0], -1)

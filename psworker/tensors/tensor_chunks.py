@@ -45,12 +45,7 @@ def dense_message(
 ) -> bytes:
     """A message that holds only a dense chunk, in fewer bytes if there is an encoder.
 
-    Args:
-        outer_field: Field number of the chunk in the message.
-        chunk: The chunk.
-        presence: Which of its slices there are.
-        data: Their elements as they are.
-        encoder: Makes fewer bytes of them.
+    `data` has the elements of the slices that are present, as they are.
     """
     encoding, payload = ENCODING_RAW, data
     if encoder is not None:

@@ -53,13 +53,9 @@ class CheckedChunk:
 def checked_chunk(
     chunk: Chunk, presence: Sequence[bool], values: torch.Tensor, mark: int
 ) -> CheckedChunk:
-    """A chunk whose elements are known to be as many as they should.
+    """A chunk whose present slices have as many elements as they should.
 
-    Args:
-        chunk: What it is of.
-        presence: Which of its slices there are.
-        values: Elements of all of these, 1-D.
-        mark: As that of `CheckedChunk`.
+    `values` are all of these, 1-D, and `mark` is that of `CheckedChunk`.
     """
     pieces = list(compress(chunk.slices, presence))
     sizes = [piece.element_count for piece in pieces]
@@ -108,7 +104,7 @@ class ValueStore:
             placement: How they are cut.
             buffers: Entries that are buffers.
             local: Of these, entries that are never written to.
-            compression: How values come.
+            compression: How values are sent.
             base: That of another store, for a copy of it.
         """
         self.tensors = list(tensors)
@@ -404,14 +400,8 @@ def _copy_in_host(
 
     torch would hand half of it to another thread, which then spins while it waits for
     more and takes a core from the thread that moves bytes: a step of 64 MiB took twice
-    as long, on two cores. And each of its calls lets go of the GIL, and waits for it
-    again.
-
-    Args:
-        pieces: What is copied.
-        targets: Where each piece goes.
-        values: Elements of all.
-        unsure: Of each piece, whether its bytes may be there already.
+    as long, on two cores. And each of its calls releases the GIL, and waits for it.
+    `unsure` says of each piece whether its bytes may be there already.
     """
     data = bytes_in_host(values.cpu())
     size = values.element_size()

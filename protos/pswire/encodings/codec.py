@@ -31,12 +31,7 @@ class Codec(ABC):
         """
 
     def take(self, values: torch.Tensor, *, seed: int | None = None) -> bytes:
-        """Encodes elements, and leaves in them what the bytes lack.
-
-        Args:
-            values: As for `encode`.
-            seed: As for `encode`.
-        """
+        """Encodes elements as `encode` does, and leaves in them what the bytes lack."""
         data = self.encode(values, seed=seed)
         lacking = values.numpy()
         decoded = self.decode(memoryview(data), len(lacking))
@@ -113,12 +108,7 @@ def block_count(element_count: int, block: int) -> int:
 
 
 def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
-    """Elements as rows of `block`, the last one filled up with zeros; may share memory.
-
-    Args:
-        values: 1-D.
-        block: Elements of a row.
-    """
+    """Elements, 1-D, in rows of `block`, filled up with zeros; may share memory."""
     missing = -values.numel() % block
     if missing:
         values = torch.nn.functional.pad(values, (0, missing))

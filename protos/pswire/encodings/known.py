@@ -56,11 +56,7 @@ class Encoding:
         return element_type in self.element_types
 
     def codec(self, ratio: float = RATIO) -> "Codec":
-        """What encodes and decodes.
-
-        Args:
-            ratio: Share of the elements to send, for those that take one.
-        """
+        """What encodes and decodes; `ratio` is for those that take one."""
         return _made(self.codec_name, (ratio,) if self.takes_ratio else ())
 
 

@@ -25,13 +25,13 @@ elements lie above it in 1 of 30,000 chunks."""
 def places_of_largest(
     elements: npt.NDArray[np.float32], count: int
 ) -> npt.NDArray[np.int64]:
-    """Places of the `count` largest magnitudes, ascending; fewer where others are zero.
+    """Places of the `count` largest magnitudes, ascending; fewer if others are zero.
 
     Of equal ones the first. What is no number counts as the largest.
 
     Args:
         elements: 1-D, contiguous.
-        count: How many are wanted, at most all.
+        count: At most all.
     """
     if not count:
         return np.empty(0, np.int64)
