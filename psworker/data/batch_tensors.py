@@ -63,7 +63,7 @@ class BatchTensors:
         for each in tensors_in(batch)[:_TENSOR_COUNT_MAX]:
             if _has_storage(each):
                 storage = each.untyped_storage()
-                # Views of one data set, as batches may be, are told by their begin.
+                # Views of one data set, as batches may be, differ in where they begin.
                 is_whole = storage.nbytes() == each.nbytes
                 pointer = None if is_whole else each.data_ptr()
                 self._marks.append((StorageWeakRef(storage), pointer))

@@ -30,11 +30,6 @@ class CountedLoader(PreparedLoader):
     def __init__(
         self, loader: DataLoader[Any], source: SampleCount, *, name: str = "loader"
     ) -> None:
-        """Wraps a loader.
-
-        Raises:
-            LoaderRefused: Its class has an iteration of its own.
-        """
         refuse_own_iteration(loader)
         self._counting: DataLoader[Any] | None = None
         self._source = source
@@ -60,11 +55,11 @@ class CountedLoader(PreparedLoader):
 
     @property
     def report(self) -> None:
-        """`None`: nothing is leased, so that nobody knows what became of an epoch."""
+        """`None`: nothing is leased, so that what became of an epoch is not known."""
         return None
 
     def __iter__(self) -> Iterator[Any]:
-        self._tell_about_splitting()
+        self._warn_of_split()
         # Anew each time: what the script has set on its loader since counts.
         self._counting = counting(self._loader, older=self._counting)
         is_done = False
@@ -81,8 +76,8 @@ class CountedLoader(PreparedLoader):
             if not is_done and not self._source.has_gradient:
                 self._source.pending.skip(self._name)
 
-    def _tell_about_splitting(self) -> None:
-        """Says once what the user must see to, and when that may have become wrong."""
+    def _warn_of_split(self) -> None:
+        """Warns once of what the user must see to, and again if workers changed."""
         now = self._source.worker_count
         before, self._worker_count = self._worker_count, now
         if before is None and is_stream(self._loader):
@@ -136,7 +131,7 @@ class CountedLoader(PreparedLoader):
 
 
 def pass_epoch_on(loader: DataLoader[Any], epoch: int) -> None:
-    """Tells the first that wants to know: batch sampler, sampler or data set."""
+    """Calls the first `set_epoch` of batch sampler, sampler and data set."""
     for each in _parts(loader):
         set_epoch = getattr(each, "set_epoch", None)
         if callable(set_epoch):

@@ -148,33 +148,23 @@ class DrawnBatches:
     """Batches of all loaders of a worker that no push has carried yet.
 
     Attributes:
+        sees_calls: Whether a backward pass has reached a call ever: else it has to be
+            guessed, as of a script that uses bare parameters, or a compiled model.
         in_doubt: Sample counts of the batches of which the last call could have been
-            any, where that makes a difference; empty if it was plain.
+            any, if that makes a difference.
     """
 
     def __init__(self, optimizer_count: int = 1) -> None:
         """With one optimizer, a step ends what is done with a batch."""
         self._draws: dict[str, _Draws] = {}
         self._optimizer_count = optimizer_count
-        self._sees_calls = False
+        self.sees_calls = False
         self.in_doubt: tuple[int, ...] = ()
-
-    @property
-    def sees_calls(self) -> bool:
-        """Whether a backward pass has reached a call ever: else it has to be guessed.
-
-        Not of a script that uses bare parameters, or a compiled model.
-        """
-        return self._sees_calls
 
     @property
     def has_trained(self) -> bool:
         """Whether a batch is known to be behind the gradient that is there."""
-        for draws in self._draws.values():
-            for each in draws.batches:
-                if each.is_trained:
-                    return True
-        return False
+        return any(each.is_trained for each in self.waiting)
 
     @property
     def waiting(self) -> list[Batch]:
@@ -182,7 +172,7 @@ class DrawnBatches:
         return [each for draws in self._draws.values() for each in draws.batches]
 
     def draw(self, batch: Batch) -> tuple[Batch, ...]:
-        """A batch is handed to the script; returns those that are too old by now."""
+        """Notes a batch that is handed out; returns those that are too old by now."""
         draws = self._draws.get(batch.loader)
         if draws is None:
             draws = self._draws[batch.loader] = _Draws()
@@ -225,7 +215,7 @@ class DrawnBatches:
 
     def reach(self, batches: Iterable[Batch]) -> None:
         """A backward pass has reached a call that was of these."""
-        self._sees_calls = True
+        self.sees_calls = True
         for each in batches:
             each.is_trained = not each.is_pushed
 
@@ -279,7 +269,7 @@ class DrawnBatches:
             each.is_trained = False
 
     def push(self) -> PushedBatches:
-        """A step takes what is behind its gradient."""
+        """Takes what is behind the gradient of a step."""
         trained: list[Batch] = []
         passed_over: list[Batch] = []
         for draws in self._draws.values():
@@ -301,7 +291,7 @@ class DrawnBatches:
         return PushedBatches(kept, tuple(passed_over), len(kept) < len(trained))
 
     def lose(self) -> None:
-        """What was leased and not pushed is other workers' now.
+        """Notes that what was leased and not pushed is other workers' now.
 
         A script that has some of it in hand may train on it yet: such a gradient must
         not count. Batches of a split of the script's own stay its own.

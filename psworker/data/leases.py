@@ -9,16 +9,13 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pswire.awaited import next_due
-from pswire.leased_data import DataRange, DataReport, EpochShape
+from pswire.leased_data import DataRange, DataReport, EpochReport, EpochShape
 from pswire.limits import WAITING_INTERVAL_MS
 from psworker.data.source import DataSource, Lease, LeaseRequest
 from psworker.event_loop import LoopFuture, first_of
-
-if TYPE_CHECKING:
-    from pswire.leased_data import EpochReport
 
 _log = logging.getLogger(__name__)
 
@@ -66,13 +63,13 @@ class EpochLeases:
         self._order_digest = order_digest
         self._batch_count_ahead = batch_count_ahead
         self._ready: deque[DataRange] = deque()
-        self._told_starts: set[int] = set()
+        self._known_starts: set[int] = set()
         self._dealt_stop = 0  # ranges are dealt in order, whoever gets them
         # One request ahead of need, and one that waits at the end of the epoch, each
         # with what it is to report.
         self._ahead: _Request | None = None
         self._waiting: _Request | None = None
-        # Handed out here, and not yet told to the coordinator as consumed.
+        # Handed out here, and not yet reported to the coordinator as consumed.
         self._unreported: set[DataRange] = set()
         self._is_dry = False
         self._is_closed = False
@@ -102,13 +99,13 @@ class EpochLeases:
     @property
     def are_out(self) -> bool:
         """Whether all that is left, if anything, is what others may give back."""
-        # What is consumed must not be told while a later step on the same data, as a
-        # GAN takes it, is under way: the epoch could close, and the others would begin
-        # the next one with the clock of that step.
+        # What is consumed must not be reported while a later step on the same data, as
+        # a GAN takes it, is under way: the epoch could close, and the others would
+        # begin the next one with the clock of that step.
         if not self._ready and not self._is_closed and not self._is_settled():
             return True
-        # Not idle before that has brought nothing: two requests at once would make the
-        # order of what they bring a matter of chance.
+        # Idle only once that has brought nothing: of two requests at once the order of
+        # the answers would be a matter of chance.
         self._fill()
         return not self._ready
 
@@ -127,7 +124,7 @@ class EpochLeases:
                 self._waiting = self._ask(wait=True)
             elif self._source.pending.unreported.has_news:
                 # An older one waits on: what was done since must not wait with it.
-                self._take_in(self._answer(self._ask(wait=False)))
+                self._note(self._answer(self._ask(wait=False)))
             self._idle_until_answered(self._waiting)
         return bool(self._ready)
 
@@ -149,8 +146,8 @@ class EpochLeases:
             self._ahead = self._ask(wait=False)
             self._collect()
 
-    def take_report(self) -> "EpochReport | None":
-        """Once the epoch is over, what became of it; told once."""
+    def take_report(self) -> EpochReport | None:
+        """Once the epoch is over, what became of it; returned once."""
         report, self._report = self._report, None
         return report
 
@@ -165,7 +162,7 @@ class EpochLeases:
         """After an empty answer, only news of ours can change the next one."""
         return not self._is_dry or self._source.pending.unreported.has_news
 
-    def _ask(self, *, wait: bool) -> "_Request":
+    def _ask(self, *, wait: bool) -> _Request:
         pending = self._source.pending
         own = pending.unreported.take()
         settled = {*own.consumed, *own.dropped, *own.skipped}
@@ -204,7 +201,7 @@ class EpochLeases:
         left = self._shape.batch_count - self._dealt_stop // self._shape.batch_size
         return min(wanted, max(1, left // (2 * sharer_count)))
 
-    def _answer(self, request: "_Request") -> Lease:
+    def _answer(self, request: _Request) -> Lease:
         try:
             lease = request.answer.result()
         except BaseException:
@@ -213,23 +210,23 @@ class EpochLeases:
         self._unreported.difference_update(request.reported)
         return lease
 
-    def _give_up(self, request: "_Request") -> None:
+    def _give_up(self, request: _Request) -> None:
         request.answer.cancel()
         self._source.pending.unreported.put_back(request.own)
 
     def _collect(self) -> None:
-        """Takes in answers: those that are there, and if need be the one to come."""
+        """Notes the answers that are there, and waits for one if need be."""
         waiting, ahead = self._waiting, self._ahead
         if waiting is not None and waiting.answer.done():
             self._waiting = None
-            self._take_in(self._answer(waiting))
+            self._note(self._answer(waiting))
         if ahead is not None and (ahead.answer.done() or not self._ready):
             self._ahead = None
-            self._take_in(self._answer(ahead))
+            self._note(self._answer(ahead))
 
-    def _take_in(self, lease: Lease) -> None:
-        fresh = [one for one in lease.ranges if one.start not in self._told_starts]
-        self._told_starts.update(one.start for one in fresh)
+    def _note(self, lease: Lease) -> None:
+        fresh = [one for one in lease.ranges if one.start not in self._known_starts]
+        self._known_starts.update(one.start for one in fresh)
         self._ready.extend(fresh)
         self._dealt_stop = max([self._dealt_stop, *(one.stop for one in fresh)])
         self._is_dry = not fresh
@@ -239,8 +236,8 @@ class EpochLeases:
         self._is_closed = self._is_closed or lease.closed
         self._report = lease.report or self._report
 
-    def _idle_until_answered(self, waiting: "_Request") -> None:
-        """Waits for the answer, or for news that come before it."""
+    def _idle_until_answered(self, waiting: _Request) -> None:
+        """Waits for the answer, or for news before it."""
         contribution: LoopFuture[None] | None = None
         idle_since = time.monotonic()
         said_after_s = 0.0
@@ -274,7 +271,7 @@ class EpochLeases:
         answer that this one is closed. Without asking, a race would decide which clock
         this worker's next batch goes with, and no run would repeat.
         """
-        self._take_in(self._answer(self._ask(wait=False)))
+        self._note(self._answer(self._ask(wait=False)))
         return bool(self._ready) or self._is_closed
 
     def _report_idle(self, idle_s: float) -> None:

@@ -53,11 +53,6 @@ class LeasedLoader(PreparedLoader):
     def __init__(
         self, loader: DataLoader[Any], source: DataSource, *, name: str = "loader"
     ) -> None:
-        """Wraps a map-style loader.
-
-        Raises:
-            LoaderRefused: It can't be leased; the text says why and what to do.
-        """
         refuse_own_iteration(loader)
         self._source = source
         self._name = name
@@ -70,7 +65,9 @@ class LeasedLoader(PreparedLoader):
         self._fetcher: DataLoader[Any] | None = None
         self._seeds = torch.Generator()
         self._newest: weakref.ref[_EpochIterator] | None = None
-        self._open_end: _OpenEnd | None = None
+        # Where the newest iteration has ended before its epoch, and what waits for the
+        # end of that when it is iterated.
+        self._open_end: tuple[_OpenEnd, Generator[Any, None, None]] | None = None
         self._loader = loader
 
     def __len__(self) -> int:
@@ -95,13 +92,13 @@ class LeasedLoader(PreparedLoader):
         all workers at once: after an iteration that was drawn ahead of the steps, this
         waits for the others, once all that was drawn is trained.
         """
-        end = self._open_end
-        if end is not None and not self._source.pending.has_ahead(self._name):
-            # What a lost worker has given back the next iteration hands out, which
-            # also joins again if this worker is lost itself.
+        if self._open_end and not self._source.pending.has_ahead(self._name):
+            (leases, unit), _ = self._open_end
+            # The next iteration hands out what a lost worker has given back, and also
+            # joins again if this worker is lost itself.
             with contextlib.suppress(EvictedError):
-                end.leases.wait()
-            self._note_report(end.leases, end.unit)
+                leases.wait()
+            self._note_report(leases, unit)
         return self._report
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -148,21 +145,21 @@ class LeasedLoader(PreparedLoader):
     def _batches(self, epoch: int) -> Generator[Any, None, None]:
         """Batches of an epoch, after what is left of the one before.
 
-        A script that draws ahead has batches in hand when there are no more. It is
-        told so at once, since it steps with these only then, and the others wait for
-        its steps. The end of the epoch is waited for with the next iteration, unless
-        it draws ahead from one epoch into the next.
+        A script that draws ahead has batches in hand when there are no more. The
+        iteration ends at once, since it steps with these only then, and the others wait
+        for its steps. The next iteration waits for the end of the epoch, unless the
+        script draws ahead from one epoch into the next.
         """
         end, self._open_end = self._open_end, None
         if end is not None and self._source.pending.has_ahead(self._name):
-            end.batches.close()
+            end[1].close()
         elif end is not None:
-            yield from end.batches
+            yield from end[1]
         batches = self._batches_to_end(epoch)
         try:
             for batch in batches:
-                if isinstance(batch, _Pause):
-                    self._open_end = _OpenEnd(batch.leases, batch.unit, batches)
+                if isinstance(batch, _OpenEnd):
+                    self._open_end = batch, batches
                     return
                 yield batch
         finally:
@@ -181,7 +178,7 @@ class LeasedLoader(PreparedLoader):
                 rejoin_count = self._source.rejoin_count
                 try:
                     for batch in self._batches_held(epoch, draw):
-                        if isinstance(batch, _Pause):
+                        if isinstance(batch, _OpenEnd):
                             is_done = True
                             draw.end()
                             yield batch
@@ -216,7 +213,8 @@ class LeasedLoader(PreparedLoader):
             epoch=epoch,
             shape=draw.shape,
             order_digest=order.digest,
-            batch_count_ahead=BATCH_COUNT_AHEAD + self._prefetch_count,
+            batch_count_ahead=BATCH_COUNT_AHEAD
+            + self._loader.num_workers * (self._loader.prefetch_factor or 0),
         )
         self._feed.begin(order, leases)
         try:
@@ -258,9 +256,9 @@ class LeasedLoader(PreparedLoader):
                 is_open_end = self._source.pending.has_ahead(self._name)
                 if is_open_end:
                     self._source.pending.end(self._name)
-                    yield _Pause(leases, unit)
+                    yield _OpenEnd(leases, unit)
                     continue
-            # With nothing fetched or being fetched, waiting keeps nothing from anyone.
+            # With nothing fetched or being fetched, waiting keeps data from nobody.
             if not self._feed.fetching and not leases.wait():
                 self._source.pending.end(self._name)
                 return
@@ -273,8 +271,8 @@ class LeasedLoader(PreparedLoader):
                 iterator = None
                 continue
             except BaseException:
-                # Of a pipeline that has failed nothing more can be asked, not even by
-                # the next epoch: torch would wait for a worker process that is gone.
+                # A pipeline that has failed can't go on, not even with the next epoch:
+                # torch would wait for a worker process that has ended.
                 self._fetcher = None
                 end_processes(iterator)
                 raise
@@ -284,40 +282,22 @@ class LeasedLoader(PreparedLoader):
             yield batch
             del batch  # not held while the next is fetched
 
-    @property
-    def _prefetch_count(self) -> int:
-        return self._loader.num_workers * (self._loader.prefetch_factor or 0)
-
     def _fetch_loader(self) -> DataLoader[Any]:
         if self._fetcher is None:
             self._fetcher = fetching(self._loader, self._feed, seeds=self._seeds)
         return self._fetcher
 
 
-class _Pause(NamedTuple):
-    """Comes in place of a batch where there are none but those in hand.
-
-    Attributes:
-        leases: Of the epoch.
-        unit: What its positions are, for people.
-    """
-
-    leases: EpochLeases
-    unit: str
-
-
 class _OpenEnd(NamedTuple):
-    """Where an iteration has ended before its epoch.
+    """In place of a batch: there are none but those in hand, and the epoch goes on.
 
     Attributes:
         leases: Of the epoch.
         unit: What its positions are, for people.
-        batches: Waits for the end when it is iterated.
     """
 
     leases: EpochLeases
     unit: str
-    batches: Generator[Any, None, None]
 
 
 class _EpochIterator:
@@ -354,7 +334,7 @@ class _EpochIterator:
             raise
 
     def give_up(self) -> None:
-        """A newer iteration of the same loader begins: its data goes to the others."""
+        """Ends it for a newer iteration of the loader: its data goes to the others."""
         self._refuse_within("iter(loader)")
         self._batches.close()
         self._end = (
@@ -367,11 +347,7 @@ class _EpochIterator:
         self._batches.close()
 
     def _refuse_within(self, name: str) -> None:
-        """Refuses what a signal handler, or the data set, asks while a batch is drawn.
-
-        Raises:
-            ConfigurationError: That is so; the batch under way is not lost.
-        """
+        """Refuses a call while a batch is drawn, which is not lost by it."""
         if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
             raise ConfigurationError(
                 f"{name} was called while a batch of {self._loader!r} is being drawn, "
@@ -431,7 +407,7 @@ def prepare_loader(
 
 
 def _warn_unused(report: EpochReport) -> None:
-    """Tells of a loader that no step follows, as one for evaluation."""
+    """Warns of a loader that no step follows, as one for evaluation."""
     if report.count and report.skipped == report.count - report.left_out:
         logger.warning(
             "no step was behind any batch of %s in epoch %d, and this worker saw its "

@@ -8,7 +8,7 @@ they compare its digest.
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -110,7 +110,9 @@ class OrderSource:
         """
         batch_sampler: Any = self._loader.batch_sampler
         if self._draws_batches:
-            return self._looked_at().shape
+            shape = self._looked_at().shape
+            assert shape is not None, "it draws batches"
+            return shape
         sampler: Any = self._sampler
         if batch_sampler is None:
             return EpochShape(
@@ -181,21 +183,15 @@ class _Look:
         sampler: Which one.
         lengths: Of it and of the data set when it was looked at.
         draws_batches: Whether it draws lists of indices.
-        shape_or_none: If so, how it cuts an epoch.
+        shape: If so, how it cuts an epoch.
         is_ragged: If so, whether these differ in size.
     """
 
     sampler: Any
     lengths: tuple[int | None, int | None]
     draws_batches: bool
-    shape_or_none: EpochShape | None
+    shape: EpochShape | None
     is_ragged: bool
-
-    @property
-    def shape(self) -> EpochShape:
-        """How it cuts an epoch."""
-        assert self.shape_or_none is not None
-        return self.shape_or_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,9 +391,8 @@ def _untouched(sampler: Any, dataset: object) -> Iterator[Any]:  # noqa: ANN401
     else:
         yield copied
         return
-    owners = [
-        each for each in (sampler, getattr(sampler, "sampler", None)) if _has_dict(each)
-    ]
+    both = sampler, getattr(sampler, "sampler", None)
+    owners = [each for each in both if hasattr(each, "__dict__")]
     kept = [dict(vars(each)) for each in owners]
     try:
         yield sampler
@@ -405,10 +400,6 @@ def _untouched(sampler: Any, dataset: object) -> Iterator[Any]:  # noqa: ANN401
         for owner, attributes in zip(owners, kept, strict=True):
             vars(owner).clear()
             vars(owner).update(attributes)
-
-
-def _has_dict(each: object) -> bool:
-    return hasattr(each, "__dict__")
 
 
 def _length(sized: Any) -> int | None:  # noqa: ANN401, whatever may have one
@@ -419,26 +410,18 @@ def _length(sized: Any) -> int | None:  # noqa: ANN401, whatever may have one
 
 
 def _check_length(sampler: object) -> None:
-    if isinstance(sampler, Sized):
-        try:
-            len(sampler)
-        except (TypeError, NotImplementedError):
-            pass
-        else:
-            return
-    raise LoaderRefused(
-        f"the sampler {type(sampler).__name__} has no __len__, so nobody knows when "
-        "its epoch ends; define it"
-    )
+    if _length(sampler) is None:
+        raise LoaderRefused(
+            f"the sampler {type(sampler).__name__} has no __len__, so nobody knows "
+            "when its epoch ends; define it"
+        )
 
 
 def _count_max(sampler: Any, loader: DataLoader[Any]) -> int:  # noqa: ANN401
     """Most that a sampler may draw: its length, else one for each sample."""
-    try:
-        return len(sampler)
-    except (AttributeError, TypeError, NotImplementedError):
-        dataset: Any = loader.dataset
-        return len(dataset)
+    length = _length(sampler)
+    dataset: Any = loader.dataset
+    return len(dataset) if length is None else length
 
 
 def _count_text(count: int, count_max: int) -> str:

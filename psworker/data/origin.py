@@ -113,8 +113,7 @@ def generator_of(origin: Origin) -> torch.Generator | None:
             raise _invalid()
         return generator.manual_seed(*struct.unpack("<q", rest))
     if kind == _GENERATOR:
-        _set_state(generator, _inflated(rest, _GENERATOR_BYTES))
-        return generator
+        return _of_state(_checked_state(_inflated(rest, _GENERATOR_BYTES)))
     return None
 
 
@@ -130,7 +129,9 @@ def drawing_from(origin: Origin, sampler: object) -> Iterator[None]:
     """
     owners = _owners(sampler)
     if isinstance(origin, int):
-        given: list[torch.Generator | None] = [_seeded(origin) for _ in owners]
+        given: list[torch.Generator | None] = [
+            torch.Generator().manual_seed(origin) for _ in owners
+        ]
     else:
         states = _unpacked(origin)
         if states is None or len(states.owned) != len(owners):
@@ -249,10 +250,6 @@ def _checked_state(data: bytes) -> torch.Tensor:
     return state
 
 
-def _set_state(generator: torch.Generator, data: bytes) -> None:
-    generator.set_state(_checked_state(data))
-
-
 def _of_state(state: torch.Tensor) -> torch.Generator:
     generator = torch.Generator()
     try:
@@ -260,10 +257,6 @@ def _of_state(state: torch.Tensor) -> torch.Generator:
     except RuntimeError:
         raise _invalid() from None
     return generator
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def _invalid() -> OriginInvalidError:

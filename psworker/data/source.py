@@ -21,7 +21,7 @@ class Lease:
 
     Attributes:
         ranges: Ranges that this worker holds, one a batch, in the order to use them.
-            They may repeat ones it was told before.
+            They may repeat earlier ones.
         closed: Whether every range of the epoch is accounted for.
         report: When it is closed, what became of the epoch.
     """
@@ -33,7 +33,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """A wish for ranges.
+    """A request for ranges.
 
     Attributes:
         loader: Name of the loader.
@@ -53,7 +53,7 @@ class LeaseRequest:
 
 
 class SampleCount(Protocol):
-    """Where a loader notes what it has handed out."""
+    """What a loader needs to count what it hands out."""
 
     @property
     def pending(self) -> PendingData:
@@ -102,7 +102,7 @@ class DataSource(SampleCount, Protocol):
         ...
 
     def settle(self) -> None:
-        """Completes a step that is under way, so that reports tell of its data."""
+        """Completes a step that is under way, so that reports have its data."""
         ...
 
     def rejoin(self) -> None:
@@ -117,7 +117,7 @@ class DataSource(SampleCount, Protocol):
         origin: bytes,
         report: DataReport,
     ) -> "LoopFuture[Origin]":
-        """Opens an epoch; what its order is drawn from: `origin`, of who opens it."""
+        """Opens an epoch; returns what its order is drawn from: the first `origin`."""
         ...
 
     def lease_data(self, request: LeaseRequest) -> "LoopFuture[Lease]":
@@ -133,7 +133,7 @@ class DataSource(SampleCount, Protocol):
         ...
 
     def holders(self) -> str:
-        """Who has what is left of the epoch, in words, as far as that was told."""
+        """Who has what is left of the epoch, in words, as far as it is known."""
         ...
 
 

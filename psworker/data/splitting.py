@@ -6,7 +6,7 @@ shows in no loss, only in a model that is worse than its numbers.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -142,10 +142,10 @@ def rebuilt(
         horizon=recipe.horizon,
     )
     differences = given.recipe.differences(recipe)
-    told = [each for each in differences if not each.startswith("library ")]
-    if told:
+    others = [each for each in differences if not each.startswith("library ")]
+    if others:
         raise SplitError(
-            f"the data is not what was split: {'; '.join(told)}; give the same data, "
+            f"the data is not what was split: {'; '.join(others)}; give the same data, "
             "with the same labels, groups and times"
         )
     return given
@@ -167,21 +167,18 @@ def _plain(size: Any) -> Any:  # noqa: ANN401, numbers of numpy too
     return size.item() if isinstance(size, np.generic) else size
 
 
-class _Columns:
+class _Columns(NamedTuple):
     """What was given along with the data."""
 
-    def __init__(
-        self, *, labels: Column | None, groups: Column | None, times: Times | None
-    ) -> None:
-        self.labels = labels
-        self.groups = groups
-        self.times = times
+    labels: Column | None
+    groups: Column | None
+    times: Times | None
 
 
 def _built(recipe: SplitRecipe, columns: _Columns) -> Split:
     if recipe.by == "window":
         return _built_of_windows(recipe)
-    sizes = _sizes(recipe, columns) if not recipe.folds else {}
+    sizes = _sizes(recipe) if not recipe.folds else {}
     _check_members(recipe, columns)
     folds = _dealt(recipe, columns, sizes)
     _refuse_empty(folds, recipe)
@@ -194,7 +191,7 @@ def _dealt(
     recipe: SplitRecipe, columns: _Columns, sizes: rules.Sizes
 ) -> list[rules.Fold]:
     folds, seed = recipe.folds, recipe.seed
-    labels, groups, times = columns.labels, columns.groups, columns.times
+    labels, groups, times = columns
     if recipe.by == "class":
         assert labels is not None, "checked"
         if folds:
@@ -224,13 +221,12 @@ def _built_of_windows(recipe: SplitRecipe) -> Split:
     if recipe.folds:
         folds = rules.window_folds(recipe.data_count, starts, span, gap, recipe.folds)
     else:
-        sizes = _sizes(recipe, None)
-        folds = [rules.window_parts(sizes, starts, span, gap)]
+        folds = [rules.window_parts(_sizes(recipe), starts, span, gap)]
     _refuse_empty(folds, recipe)
     return Split(recipe, len(starts), folds)
 
 
-def _sizes(recipe: SplitRecipe, columns: _Columns | None) -> dict[str, int]:
+def _sizes(recipe: SplitRecipe) -> dict[str, int]:
     """Sizes of the parts as numbers that add up."""
     count = recipe.data_count
     if not recipe.parts:
@@ -353,15 +349,10 @@ def _check_window(
 
 
 def _check_number(name: str, given: object, least: int, most: int) -> None:
-    if (
-        isinstance(given, int)
-        and not isinstance(given, bool)
-        and least <= given <= most
-    ):
-        return
-    raise ConfigurationError(
-        f"{name}={given!r} must be a whole number from {least} to {most}"
-    )
+    if type(given) is not int or not least <= given <= most:  # a bool is none
+        raise ConfigurationError(
+            f"{name}={given!r} must be a whole number from {least} to {most}"
+        )
 
 
 def _count_of(data: Any) -> int:  # noqa: ANN401, whatever has a length
@@ -387,7 +378,7 @@ def _library(folds: int | None) -> str:
 
 
 def to_record(name: str, split: object) -> RecordedSplit:
-    """What the coordinator is told of a split.
+    """What the coordinator records of a split.
 
     Raises:
         ConfigurationError: It is none, or the name is no text.

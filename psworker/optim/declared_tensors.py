@@ -8,7 +8,6 @@ anything is sent.
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -46,14 +45,8 @@ class _Slot(NamedTuple):
         return dict(held.items()).get(self.key)  # of a scripted module
 
 
-@dataclass(slots=True)
-class _Known:
-    """A tensor as it was at the last look.
-
-    Attributes:
-        tensor: The tensor.
-        look: What shows without reading it.
-    """
+class _Known(NamedTuple):
+    """A tensor as it was at the last look, and what shows without reading it."""
 
     tensor: torch.Tensor
     look: tuple[object, ...]

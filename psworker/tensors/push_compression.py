@@ -1,19 +1,18 @@
 """Gradients in fewer bytes, and what these leave out.
 
 What an encoding leaves out of a gradient, its residual, is added to the next one. A
-residual is this worker's own. It changes when a push that was built with it is settled
-and counts, and at no other time: bytes that are built anew, sent again or thrown away
-leave it as it was. So a push that was dropped or skipped takes no more with it than
-its own gradient, which is lost then with any other way to send it too. A shard refuses
-what is not finite, so a residual that would make a push so is thrown away. See
-`docs/compression.md`.
+residual is this worker's own. It changes only when a push that was built with it is
+settled and counts: bytes that are built anew, sent again or thrown away leave it as it
+was. So a push that was dropped or skipped loses no more than its own gradient, as
+without compression. A shard refuses what is not finite, so a residual that would make a
+push so is thrown away. See `docs/compression.md`.
 
 In the thread that steps, but for `PushEncoder.encode`, which may be in any one thread.
 """
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Final
 
@@ -36,19 +35,25 @@ _PUSH_COUNT_PER_LINE: Final = 100
 
 
 class PushCompression:
-    """What a worker keeps for the gradients of all its pushes."""
+    """What a worker keeps for the gradients of all its pushes.
+
+    Attributes:
+        ratio: Share of the elements that `topk` sends.
+        buffers: Entries that are buffers, which are sent as they are.
+        log: Notes residuals that were thrown away.
+    """
 
     def __init__(self, compression: Compression, schema: ModelSchema) -> None:
         self._encoding = compression.push_encoding
-        self._ratio = compression.ratio
+        self.ratio = compression.ratio
         self._sizes = [entry.element_count for entry in schema.entries]
-        self._buffers = frozenset(
+        self.buffers = frozenset(
             index
             for index, entry in enumerate(schema.entries)
             if entry.kind is EntryKind.BUFFER
         )
         self._residuals: dict[str, ResidualStore] = {}
-        self._log = _ResidualLog()
+        self.log = _ResidualLog()
 
     @property
     def byte_count(self) -> int:
@@ -68,14 +73,11 @@ class PushCompression:
         """
         if self._encoding is None:
             return None
+        residuals = self._residuals.setdefault(
+            optimizer, ResidualStore(self._sizes, {})
+        )
         return PushEncoder(
-            self._encoding,
-            self._residuals.setdefault(optimizer, ResidualStore(self._sizes, {})),
-            ratio=self._ratio,
-            buffer_entries=self._buffers,
-            seed_text=seed_text,
-            loss_scale=loss_scale,
-            log=self._log,
+            self, self._encoding, residuals, seed_text=seed_text, loss_scale=loss_scale
         )
 
     def residuals_of(self, optimizer: str) -> Residuals:
@@ -86,8 +88,8 @@ class PushCompression:
     def load(self, optimizer: str, residuals: Residuals) -> None:
         """Goes on with what a worker has saved.
 
-        Where this job, or this process, sends no gradients that leave anything out, it
-        is let go: later state would have it still, of values that are long gone.
+        Where nothing is left out of the gradients that are sent, it is thrown away:
+        later state would have it still, of values from long before.
         """
         if self._encoding is None or not self._encoding.keeps_residual:
             return
@@ -106,33 +108,29 @@ class PushEncoder:
 
     def __init__(
         self,
+        compression: PushCompression,
         encoding: Encoding,
         residuals: ResidualStore,
         *,
-        ratio: float,
-        buffer_entries: Collection[int],
         seed_text: str,
         loss_scale: float,
-        log: "_ResidualLog",
     ) -> None:
         """Encodes nothing yet.
 
         Args:
+            compression: Of the worker.
             encoding: How.
             residuals: Of the optimizer, as of the last push that counted.
-            ratio: Share of the elements that `topk` sends.
-            buffer_entries: Entries that are buffers, which go as they are.
             seed_text: Names the push: what is random follows from it.
             loss_scale: Factor that the gradient carries; residuals carry none.
-            log: Notes residuals that were thrown away.
         """
         self._encoding = encoding
-        self._codec = encoding.codec(ratio)
+        self._codec = encoding.codec(compression.ratio)
         self._residuals = residuals
-        self._buffers = buffer_entries
+        self._buffers = compression.buffers
         self._seed_text = seed_text
         self.loss_scale = loss_scale or 1.0
-        self._log = log
+        self._log = compression.log
         self._left: dict[int, tuple[Pieces, torch.Tensor]] = {}
         self._without_residual: set[int] = set()
 
@@ -171,7 +169,7 @@ class PushEncoder:
         return self._encoding.number, message
 
     def settle(self, *, is_counted: bool) -> None:
-        """The push is settled: what it left out is the residual now, if it counts."""
+        """Makes what a push left out the residual, if it counts."""
         left, self._left = self._left, {}
         for chunk_index, (pieces, residual) in left.items():
             if is_counted:

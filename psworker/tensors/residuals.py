@@ -79,7 +79,7 @@ class ResidualStore:
         return spare
 
     def give_back(self, chunk_index: int, memory: torch.Tensor) -> None:
-        """What `memory` has made is free again."""
+        """Takes back what `memory` has returned."""
         self._spare[chunk_index] = memory
 
     def put(self, chunk_index: int, pieces: Pieces, residual: torch.Tensor) -> None:

@@ -117,7 +117,7 @@ class ChunkSource:
 
     @torch.no_grad()
     def host_parts(self, chunk: Chunk) -> list[Bytes] | None:
-        """Bytes of each present slice of a dense chunk, where they are.
+        """Bytes of each present slice of a dense chunk, in place.
 
         None if some are not in host memory, or are of another type than is sent.
         """

@@ -81,8 +81,8 @@ class ValueStore:
         tensors: One for each entry of the schema.
         placement: How they are cut.
         written: Entries of buffers into which values were written; the owner clears it.
-        passed_over: Entries of buffers whose values came and were not written, since
-            the push was not theirs; the owner clears it.
+        passed_over: Entries of buffers whose values were not written, as the push was
+            not theirs; the owner clears it.
         is_in_host: Whether all tensors are in host memory.
         base: Decodes values, and keeps those that changes are added to.
     """
@@ -227,10 +227,10 @@ class ValueStore:
         self._staged.clear()
 
     def narrow(self, scope: Scope | None) -> None:
-        """From now on values are those that answer a push; None for others.
+        """Takes values for those that answer a push, from now on; None for others.
 
-        No version of a tensor is counted up for bytes that it has already, where the
-        push has not updated it: a graph may hold it.
+        Of a tensor that the push has not updated, and whose bytes stay the same, no
+        write is counted: a graph may hold it.
         """
         self._scope = scope
 
@@ -243,7 +243,7 @@ class ValueStore:
         ]
 
     def copy(self) -> "ValueStore":
-        """A store of its own memory, with the same values."""
+        """A store with memory of its own, and the same values."""
         return ValueStore(
             [tensor.detach().clone() for tensor in self.tensors],
             self.placement,
@@ -256,8 +256,8 @@ class ValueStore:
     def take_from(self, other: "ValueStore") -> None:
         """Writes the values of a copy of this store back.
 
-        Of buffers those that were written into the copy: the others may have gone on
-        here.
+        Of buffers only those that were written into the copy: others may have changed
+        here since.
         """
         pairs = zip(self.tensors, other.tensors, strict=True)
         for index, (mine, theirs) in enumerate(pairs):
@@ -268,28 +268,25 @@ class ValueStore:
         self.passed_over |= other.passed_over
 
     def put(self, entry_index: int, tensor: torch.Tensor) -> None:
-        """From now on another tensor of the same shape and type is an entry's."""
+        """Exchanges the tensor of an entry for one of the same shape and type."""
         self.tensors[entry_index] = tensor
         self._flat.pop(entry_index, None)
         if self.is_in_host != (tensor.device.type == "cpu"):
             self.is_in_host = all(each.device.type == "cpu" for each in self.tensors)
 
     def _is_new(self, entry_index: int) -> bool:
-        """Whether values of an entry differ from those before as a matter of course."""
+        """Whether values of an entry can be taken to differ from those before."""
         if self._scope is None:
             return True
         return entry_index in self._scope.updated
 
     def _is_as_declared(self, entry_index: int) -> bool:
-        """Whether the script has left type and shape of a tensor alone.
-
-        Values may be on their way when it does not. The next step refuses it.
-        """
+        """Whether a tensor has its type and shape still; else the next step refuses."""
         tensor = self.tensors[entry_index]
         return (tensor.dtype, tensor.shape) == self._types[entry_index]
 
     def _know(self, chunk: Chunk) -> None:
-        """Before the first change: this worker gave the job its first values."""
+        """Keeps the values before the first change, if this worker has seeded."""
         if self.base.is_wanted(chunk):
             source = ChunkSource(self.tensors)
             self.base.take(chunk, (True,) * len(chunk.slices), source.gather(chunk))
@@ -305,7 +302,7 @@ class ValueStore:
     def _copy_with_buffers(
         self, pieces: list[Slice], values: torch.Tensor, sizes: list[int]
     ) -> None:
-        """As `_copy`, without the buffers that are nobody else's; notes the others."""
+        """As `_copy`, without local buffers; notes the others."""
         parts = torch.split(values, sizes)
         kept = [
             (piece, part)
@@ -426,7 +423,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _differences(
     runs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]
 ) -> list[bool]:
-    """Which runs have other bytes than those that come, with one wait for a device."""
+    """Which runs have other bytes than the new parts, with one wait for a device."""
     flags = [
         (run.view(torch.uint8) != part.view(torch.uint8)).any()
         for run, part in zip(runs, parts, strict=True)
