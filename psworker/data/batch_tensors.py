@@ -104,7 +104,7 @@ class CallArguments:
         return memory.overlaps(self._storages)
 
     def are_elsewhere(self, memory: BatchMemory) -> bool:
-        """Whether it lies on another device than a batch, which may be gone then."""
+        """Whether it lies on another device than a batch, which may be freed then."""
         assert isinstance(memory, BatchTensors)
         return memory.are_on_cpu.isdisjoint(each.is_cpu for each in self._tensors)
 
@@ -121,8 +121,8 @@ def watch_calls(models: Iterable[nn.Module], pending: PendingData) -> None:
 class CallHook:
     """A forward hook: links what a model returns to the batches it was called with.
 
-    In a copy of the model it does nothing, nor once the connection is gone, which a
-    model that goes on must not keep alive.
+    In a copy of the model it does nothing, nor after the connection, which a model that
+    lives on must not keep alive.
     """
 
     __name__ = "psworker_call_hook"

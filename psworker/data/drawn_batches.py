@@ -45,7 +45,7 @@ class CallInputs(Protocol):
         ...
 
     def are_elsewhere(self, memory: BatchMemory) -> bool:
-        """Whether it lies on another device than a batch, which may be gone then."""
+        """Whether it lies on another device than a batch, which may be freed then."""
         ...
 
 
@@ -264,7 +264,7 @@ class DrawnBatches:
         return given_up
 
     def throw_away(self) -> None:
-        """The gradient that was begun is gone, and nothing is behind the next one."""
+        """Forgets what is behind the gradient that was begun and thrown away."""
         for each in self.waiting:
             each.is_trained = False
 

@@ -374,7 +374,7 @@ class _IndexFeed:
         self._leases: EpochLeases | None = None
 
     def begin(self, order: EpochOrder, leases: EpochLeases) -> None:
-        """Starts an epoch; what was still being fetched is given up."""
+        """Starts an epoch, and forgets what was still being fetched."""
         self.fetching.clear()
         self._order = order
         self._leases = leases

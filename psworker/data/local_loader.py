@@ -132,7 +132,7 @@ class LocalLoader(PreparedLoader):
         return self._report
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch, from 0, and tells the sampler, if that wants to know."""
+        """Names the epoch, from 0, also for a sampler that has a `set_epoch`."""
         self._epoch = epoch
         pass_epoch_on(self._loader, epoch)
 

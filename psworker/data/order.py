@@ -1,8 +1,8 @@
-"""The order of an epoch: that which the worker draws that opens it.
+"""The order of an epoch, which the worker draws that opens it.
 
 The others draw it from the same random state, or all from the job's seed. The
-coordinator leases runs of positions in this order, so all workers must agree on it;
-they compare its digest.
+coordinator leases runs of positions in this order, so that all workers must have the
+same; they compare its digest.
 """
 
 import contextlib
@@ -86,8 +86,8 @@ class EpochOrder:
 class OrderSource:
     """Draws the order of an epoch from the sampler of the user's loader.
 
-    It looks at the loader each time: whatever a script changes there, or in the data
-    set, counts from the next epoch on, as without a job.
+    It looks at the loader each time: what a script changes there, or in the data set,
+    counts from the next epoch on, as without a job.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -103,7 +103,7 @@ class OrderSource:
         self.shape()
 
     def shape(self) -> EpochShape:
-        """How an epoch would be cut that was opened now.
+        """How an epoch is cut that is opened now.
 
         Raises:
             LoaderRefused: The batch sampler draws without an end.
@@ -157,7 +157,7 @@ class OrderSource:
         return type(batch_sampler) is not BatchSampler
 
     def _looked_at(self) -> "_Look":
-        """What only drawing tells of a sampler: done anew when its length changes."""
+        """What only drawing shows of a sampler: drawn anew when its length changes."""
         sampler, loader = self._sampler, self._loader
         lengths = _length(sampler), _length(loader.dataset)
         look = self._look

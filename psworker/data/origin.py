@@ -1,8 +1,8 @@
 """What the order of an epoch is drawn from: a random state, for the other workers.
 
-A job with a seed of its own has that instead. Bytes come from other workers by way of
-the coordinator, which does not read them: whatever they hold, reading them ends with
-an `OriginInvalidError` or with states that draw.
+A job with a seed of its own has that instead. The bytes are of other workers, and the
+coordinator does not read them: whatever they hold, reading them ends with an
+`OriginInvalidError` or with states that draw.
 """
 
 import contextlib
@@ -121,8 +121,8 @@ def generator_of(origin: Origin) -> torch.Generator | None:
 def drawing_from(origin: Origin, sampler: object) -> Iterator[None]:
     """All that a sampler may draw from is as the origin has it; then as it was.
 
-    Where other samplers drew from that origin, nothing is changed: another order than
-    theirs comes of it, which is refused when it is compared.
+    If other samplers drew from that origin, nothing is changed: the order that is drawn
+    differs from theirs, and is refused when it is compared.
 
     Raises:
         OriginInvalidError: The bytes are none.
@@ -148,7 +148,7 @@ def drawing_from(origin: Origin, sampler: object) -> Iterator[None]:
 
 
 def copy_generators(drawn: object, sampler: object) -> None:
-    """The sampler's generators go on where those of its copy stand."""
+    """Gives the sampler's generators the states of those of its copy."""
     for from_owner, to_owner in zip(_owners(drawn), _owners(sampler), strict=True):
         if from_owner.generator is not None and to_owner.generator is not None:
             to_owner.generator.set_state(from_owner.generator.get_state())

@@ -177,7 +177,7 @@ class PendingData:
             self._batches.reach(batches)
 
     def throw_away(self) -> None:
-        """The gradient that was begun is gone: what is behind it has no weight."""
+        """Forgets what is behind the gradient that was begun and thrown away."""
         with self._lock:
             self._batches.throw_away()
 

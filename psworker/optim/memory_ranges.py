@@ -1,7 +1,6 @@
 """Which tensors lie over the same memory, element by element.
 
-By addresses and strides alone: no element is read, so that it does not matter on what
-device they are.
+By addresses and strides alone: no element is read, so that they may be on any device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +70,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
         shares: Any = np.shares_memory
         return bool(shares(_bytes(one), _bytes(other), _WORK_MAX))
     except np.exceptions.TooHardError:
-        return True  # nobody has such strides
+        return True  # such strides are most unlikely
 
 
 def _has_twice(tensor: torch.Tensor) -> bool:
@@ -86,7 +85,7 @@ def _has_twice(tensor: torch.Tensor) -> bool:
 
 
 class _Described:
-    """Memory as numpy is told of it."""
+    """Memory, described for numpy."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()

@@ -1,8 +1,8 @@
 """What gradients have not sent yet, as it is added to the next ones.
 
 Kept by chunk, in the order that gradients are sent in, so that it is added in one pass;
-by tensor it is what a script saves. While a push is under way both its residuals and
-those of before are there, and their memory takes turns.
+a script saves it by tensor. While a push is under way, its residuals and those before
+it are kept, and their memory is used in turns.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Some elements of tensors, by which it is seen that their values have changed.
+"""Some elements of tensors, which show whether their values have changed.
 
 Cheap enough for each step: half a microsecond for each tensor in host memory. Writes
-through `.data`, which torch does not count, are seen as any other. Of a large tensor
-an edit of a few elements may not be.
+through `.data`, which torch does not count, are seen too. An edit of a few elements of
+a large tensor may not be.
 """
 
 from collections.abc import Sequence

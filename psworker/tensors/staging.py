@@ -1,9 +1,9 @@
 """Copies from CUDA devices to the host, beside what the devices compute.
 
 A copy runs on a stream of its own into pinned memory, after what computes the data and
-at the same time as what comes later; an event tells when it is done. Nobody waits for
-the device. What changes the data meanwhile makes the copy a mix: whoever uses it must
-find out, as `SentAhead` does by digests.
+beside what is computed later; an event is recorded when it is done. No thread waits for
+the device. Writes meanwhile make the copy a mix: whoever uses it must find out, as
+`SentAhead` does by digests.
 """
 
 import torch

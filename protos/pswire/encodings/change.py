@@ -1,8 +1,8 @@
 """Values as their difference from those that the receiver was sent before.
 
 Both sides keep the values that were sent, which differ from the sender's own by what
-the encodings have left out: the next difference has it in it. A digest of the values
-before and after tells the receiver whether it has what the sender thinks, and that both
+the encodings have left out: the next difference includes it. By digests of the values
+before and after, the receiver knows that it has what the sender added to, and that both
 have the same then.
 Source: Tang et al., "DoubleSqueeze: parallel stochastic gradient descent with
 double-pass error-compensated compression", ICML 2019.

@@ -1,8 +1,8 @@
 """Which elements are the largest, without sorting them all.
 
-The magnitudes of float32 compare as their bits do, as integers. A sample of them tells
-a bound that a few more than are wanted lie above; of these alone the smallest that is
-wanted is looked for. Where the sample has misled, it is looked for among all.
+The magnitudes of float32 compare as their bits do, as integers. A sample gives a bound
+that a few more than are wanted lie above; the smallest that is wanted is searched among
+these alone. If the sample has misled, it is searched among all.
 """
 
 import math
