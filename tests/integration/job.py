@@ -167,7 +167,7 @@ class Job:
         advertise: Mapping[int, Callable[[Address], Address]] | None = None,
         port: int = 0,
         shares_memory: bool = True,
-        sockets: bool = True,
+        sockets: bool = False,
         job_seed: int = JOB_SEED,
         **settings: Any,  # noqa: ANN401, as the coordinator has them
     ) -> None:
@@ -183,7 +183,10 @@ class Job:
             port: Of the coordinator; 0 takes a free one.
             shares_memory: Whether chunks of `SHARED_BYTES_MIN` and more go through
                 shared memory, but for shards that advertise another address.
-            sockets: Whether calls go over loopback ports; else they stay in memory.
+            sockets: Whether calls go over loopback ports, as tests need that have a
+                proxy, another process or a gRPC channel of their own, or that are of
+                what gRPC does. Else they stay in memory, but for jobs that name a
+                `port` or what to `advertise`.
             job_seed: From which the orders of all epochs follow; 0 leaves them to the
                 scripts.
             settings: Further ones of `CoordinatorConfig`.
