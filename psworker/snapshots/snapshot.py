@@ -1,6 +1,6 @@
 """Snapshots of a job, for processes that evaluate, serve or keep them.
 
-A reader is no member of the job: nobody ever waits for it.
+A reader is no member of the job, which never waits for it.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from psworker.launch.reachability import (
     wait_reachable,
 )
 from psworker.left_behind import reduced
+from psworker.snapshots.snapshot_client import SnapshotClient
 from psworker.snapshots.snapshot_image import SnapshotImage
 from psworker.snapshots.snapshot_path import refusal_text
 from psworker.tracebacks import at_entrance
@@ -38,7 +39,6 @@ from psworker.transport.call_error import CallError
 from psworker.transport.control_client import ControlClient
 from psworker.transport.ports import CoordinatorPort
 from psworker.transport.retries import now
-from psworker.transport.snapshot_client import SnapshotClient
 from psworker.transport.waiting_log import WaitingLog
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Snapshot:
     def save(self, path: str | os.PathLike[str], model: str | None = None) -> None:
         """Writes a safetensors file that loads into the plain model.
 
-        The file appears whole or not at all. Its metadata tells version, clock,
+        The file appears whole or not at all. Its metadata holds version, clock,
         generation and job.
 
         Args:
@@ -446,7 +446,7 @@ def _may_pass(error: CallError) -> bool:
 
 
 def _is_away(error: CallError) -> bool:
-    """Whether nobody has answered, though somebody may again."""
+    """Whether nothing answered, though it may again."""
     return error.refusal is None and error.is_retryable
 
 

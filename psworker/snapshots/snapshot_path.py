@@ -1,4 +1,4 @@
-"""Where a snapshot may be written: to a file, by a name that tells its format."""
+"""Where a snapshot may be written: to a file, whose name ends as its format does."""
 
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,7 @@
 """A call that failed, without gRPC's types.
 
 Any failure is one of two: *decided*, the server refused and nothing changed; or
-*unknown*, and only asking tells what became of it.
+*unknown*, and only asking shows what became of it.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -158,20 +158,20 @@ def _difference_of(
 ) -> values.HyperparameterDifference | None:
     if not message.HasField("hyperparameter_difference"):
         return None
-    told = message.hyperparameter_difference
-    if not len(told.names) == len(told.used) == len(told.own):
+    difference = message.hyperparameter_difference
+    if not len(difference.names) == len(difference.used) == len(difference.own):
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             "a difference of hyperparameters has not as many names as values",
         )
     return values.HyperparameterDifference(
-        worker_id=told.worker_id,
-        optimizer=told.optimizer,
-        clock=told.clock,
-        group=told.group,
-        names=tuple(told.names),
-        used=tuple(told.used),
-        own=tuple(told.own),
+        worker_id=difference.worker_id,
+        optimizer=difference.optimizer,
+        clock=difference.clock,
+        group=difference.group,
+        names=tuple(difference.names),
+        used=tuple(difference.used),
+        own=tuple(difference.own),
     )
 
 

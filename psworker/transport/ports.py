@@ -36,7 +36,7 @@ class Receiver:
 
     Attributes:
         on_chunk: Takes the bytes of a `ParameterChunk`, or where its values are.
-        on_waiting: Takes whom the call waits for.
+        on_waiting: Takes the workers that the call waits for.
         on_staged: Takes that everything of the clock is there and waits for a commit.
     """
 
@@ -153,7 +153,7 @@ class ShardPort(Protocol):
     async def await_contribution(
         self, generation: int, clock: int, sequence: int, *, timeout_s: float
     ) -> values.Contribution:
-        """Returns once a clock waits for nobody but workers that make this call."""
+        """Returns once a clock waits only for workers that make this call."""
 
     async def pull_optimizer_state(
         self,
@@ -174,7 +174,7 @@ class ShardPort(Protocol):
             clock: Clock that the state must have reached.
             spec_digest: Declaration of the optimizer, empty for the first.
             only_settings: Whether the settings will do.
-            on_waiting: Takes whom the call waits for.
+            on_waiting: Takes the workers that the call waits for.
             timeout_s: Deadline of the call.
 
         Returns:
@@ -253,7 +253,7 @@ class CoordinatorPort(Protocol):
     async def report_silence(
         self, worker: WorkerKey, silent_ms: Mapping[int, int], *, timeout_s: float
     ) -> None:
-        """Tells for how long shards have not answered. Idempotent."""
+        """Reports for how long shards have not answered. Idempotent."""
 
     async def leave(
         self,

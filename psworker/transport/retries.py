@@ -24,9 +24,9 @@ async def until_decided(
     """Makes an idempotent call again while its outcome is unknown.
 
     Args:
-        attempt: Makes the call, given the seconds that are left.
+        attempt: Makes the call; takes the seconds that are left.
         deadline: Time of the loop after which no attempt begins.
-        on_failure: Told of every attempt that failed.
+        on_failure: Called with the error of every attempt that failed.
 
     Raises:
         CallError: The server refused, or, if it is retryable, the deadline passed.

@@ -3,7 +3,7 @@
 A gradient is written into this worker's segment, each chunk once for each push: the
 shard may read it until it has answered, and a resend refers to the same bytes. Values
 are read out of the shard's memory, in which they may go on changing: a version that
-is the same before and after tells that what was read is whole, and newer values than
+is the same before and after shows that what was read is whole, and newer values than
 those announced are as good.
 
 Both processes look first whether they can share memory. Whatever stands against it
@@ -169,10 +169,10 @@ class ShardSegments:
         )
 
     def write(self, frame: ChunkFrame, store: ValueStore, fetch: Fetch) -> None:
-        """Writes the values that a message has told of.
+        """Writes the values that a message has announced.
 
         Args:
-            frame: What it has told.
+            frame: What it announced.
             store: Where they go.
             fetch: Used where they change too often to be read.
 
@@ -226,7 +226,7 @@ class ShardSegments:
 
 
 class SharedValues:
-    """Values in a shard's memory that a message has told of."""
+    """Values in a shard's memory that a message has announced."""
 
     def __init__(
         self, segments: ShardSegments, frame: ChunkFrame, fetch: Fetch

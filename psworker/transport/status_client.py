@@ -1,4 +1,4 @@
-"""Where a job stands and how it is told to change, for a person's tools. No torch."""
+"""Asks for the state of a job and changes its mode, for psctl. Without torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -83,7 +83,7 @@ class JobStatus:
         generation: Newest generation.
         workers_floor: Members below which no lost one is evicted.
         evicted_count: Workers that were ever evicted.
-        workers: All workers that are not gone.
+        workers: All workers that have not left or been evicted.
         shards: All shards.
         waiting_for: Whom the job waits for, in words.
         snapshot_version: Version of the newest snapshot, -1 if none.

@@ -42,7 +42,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class SeedOrder:
-    """Tells a worker to write the first values to all shards."""
+    """Asks a worker to write the first values to all shards."""
 
     fence_number: int
     shards: tuple[ShardAddress, ...]
@@ -177,13 +177,13 @@ class PushReply:
         version: Steps of all workers ever that are in the values.
         frontier: Smallest clock over the members.
         clock: This worker's clock after it; when dropped, the newest clock.
-        mode: Mode under which the values were given.
-        staleness_bound: Bound under which they were given, in clocks.
+        mode: Mode under which the values were returned.
+        staleness_bound: Bound under which they were returned, in clocks.
         staleness: Updates between the values pushed against and the push.
         nonfinite_worker_ids: For whose gradient the clock was skipped.
         closed_sequence: This worker's pushes up to it are done or closed.
         grad_norm: Norm of the gradient before it was clipped, if the job clips.
-        difference: Told once where this worker's hyperparameters do not count.
+        difference: Reported once, where this worker's hyperparameters do not count.
     """
 
     outcome: Outcome
@@ -239,7 +239,7 @@ class ShardSession:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A clock that waits for nobody but workers without data."""
+    """A clock that waits only for workers without data."""
 
     clock: int
     optimizer: str

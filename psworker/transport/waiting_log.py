@@ -16,7 +16,7 @@ logger: Final = logging.getLogger("psworker")
 
 
 class WaitingLog:
-    """One line after 5, 10, 20, 40 s and so on, though every shard tells the same."""
+    """One line after 5, 10, 20, 40 s and so on, though every shard reports the same."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Begins a wait.
@@ -29,8 +29,8 @@ class WaitingLog:
         self._said_after_s = 0.0
 
     def note(self, waiting: Waiting) -> None:
-        """Takes what a server tells of its own accord, which is never early."""
-        # It tells every five seconds by its own clock, not by this one.
+        """Takes what a server reports unasked, which is never early."""
+        # It reports every five seconds by its own clock, not by this one.
         if not self._said_after_s or self.quiet_s < WAITING_INTERVAL_MS / 1000 / 2:
             self._say(f"{waiting}")
 

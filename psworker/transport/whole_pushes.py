@@ -40,7 +40,7 @@ class WholePushes:
         """Sends a push; the answer.
 
         Raises:
-            CallError: The shard refused it, or nobody knows what became of it.
+            CallError: The shard refused it, or it is unknown what became of it.
         """
         # Removed meanwhile: a push that is being cancelled is no hindrance.
         call, self._open = self._open, None
@@ -85,7 +85,7 @@ class WholePushes:
         call.cancel()
 
     async def _exchange(self, call: "_Call", message: bytes) -> bytes:
-        # A call that has ended refuses to write; reading tells why it has.
+        # A call that has ended refuses to write; reading says why.
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.write(message)
         answer = await call.read()
