@@ -31,10 +31,11 @@ NUMBERS := tests/unit/psserver/shard/tensors tests/unit/pswire/test_clipping.py 
 	late_schedules.py lost_connections.py master_values.py optimizer_scripts.py \
 	optimizer_state.py parity.py process_groups.py schedulers.py sizes.py \
 	sparse_embeddings.py sparse_scripts.py worker_basics.py worker_connection.py)
-# Two processes of pytest, each of which takes one file after the other in the order of
-# tests/conftest.py, for tests wait half of the time. `ARGS='-n 0'` has all in one process.
+# Three processes of pytest, each of which takes one file after the other in the order of
+# tests/conftest.py: tests wait for most of their time, and two left two cores half idle.
+# `ARGS='-n 0'` has all in one process.
 # One that ends in the middle of a test ends the run.
-BESIDE := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+BESIDE := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 SOURCES := protos psserver psworker psctl tests examples
 
