@@ -11,8 +11,8 @@ from psserver.coordinator.core.coordinator_effects import (
     Persist,
     Prepare,
 )
+from psserver.coordinator.core.job_progress import JobProgress
 from psserver.coordinator.core.roster import WorkerEntry
-from psserver.coordinator.core.shard_map import ShardSlot
 from psserver.edge.coordinator_settings import CoordinatorSettings, JobPhase
 from psserver.edge.fence_report import FenceReport, WorkerHolding
 from pswire.membership import ClockChoice, FenceKind, Member, Record
@@ -21,21 +21,20 @@ from tests.doubles.core_values import TERMS
 Effect = TypeVar("Effect", bound=CoordinatorEffect)
 
 
-class WritingCore(CoordinatorCore):
-    """A core whose disk takes everything at once."""
+class WritingProgress(JobProgress):
+    """Progress of a job whose disk takes everything at once."""
 
     def keep(self, what: Persist, now_ms: int, **rest: Any) -> None:  # noqa: ANN401
         super().keep(what, now_ms, **rest)
-        self.write_all()
+        self.written()
 
-    def report_fence(self, slot: ShardSlot, report: FenceReport, now_ms: int) -> None:
-        super().report_fence(slot, report, now_ms)
-        self.write_all()
 
-    def write_all(self) -> None:
-        """Says that all that is to be kept is on the disk."""
-        while self.writes.is_open:
-            self.written()
+class WritingCore(CoordinatorCore):
+    """A core whose disk takes everything at once."""
+
+    def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
+        super().__init__(settings, start_count)
+        self.progress.__class__ = WritingProgress
 
 
 class DrivenCoordinator:
@@ -98,7 +97,7 @@ class DrivenCoordinator:
 
     def of(self, kind: type[Effect]) -> list[Effect]:
         """Effects of a kind, in order."""
-        self.effects += self.core.take_effects()
+        self.effects += self.core.progress.take_effects()
         return [each for each in self.effects if isinstance(each, kind)]
 
     def forget(self) -> None:

@@ -185,7 +185,7 @@ class SimulatedCoordinator:
         is_asked = fence is not None and slot.index not in fence.reports
         self.core.shard_watching(slot, self.now_ms)
         newest = self._told_record()
-        closed = self.core.fence_closed_number
+        closed = self.core.progress.fences.closed_number
         self._tell(shard, self._adoption(shard))
         self._tell(shard, lambda: shard.view(newest, closed))
         if fence is not None and is_asked:
@@ -390,7 +390,7 @@ class SimulatedCoordinator:
     def pump(self) -> bool:
         """Carries out what the core wants; whether the disk took all that is new."""
         was_written = True
-        while effects := self.core.take_effects():
+        while effects := self.core.progress.take_effects():
             for effect in effects:
                 if isinstance(effect, Persist):
                     was_written = self._write(effect) and was_written
@@ -401,7 +401,7 @@ class SimulatedCoordinator:
 
     def _write(self, change: Persist) -> bool:
         if self.disk.is_full:
-            self.core.unwritten("it is full")
+            self.core.progress.unwritten("it is full")
             return False
         if change.incarnations is not None:
             self.disk.incarnations = dict(change.incarnations)
@@ -411,7 +411,7 @@ class SimulatedCoordinator:
             self.disk.terms = change.terms
         if change.record is not None:
             self.records.append(change.record)
-        self.core.written()
+        self.core.progress.written()
         return True
 
     def _carry_out(self, effect: CoordinatorEffect) -> None:
@@ -487,7 +487,7 @@ class SimulatedCoordinator:
 
         def staged(shard: SimulatedShard, index: int) -> bool:
             if not shard.core.is_seeding(order.fence_number):
-                return self.core.fence_closed_number >= order.fence_number
+                return self.core.progress.fences.closed_number >= order.fence_number
             if shard.core.is_seeding(order.fence_number + 1):
                 return True
             shard.core.check_seeder(order.worker, order.fence_number)

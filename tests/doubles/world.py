@@ -228,7 +228,7 @@ class World:
             for worker in members
             if shard_index in self.workers[worker].awaited_shards
         }
-        are_enough = len(left) >= max(1, core.workers_floor)
+        are_enough = len(left) >= max(1, core.progress.workers_floor)
         return key in waiting and are_enough and bool(waiting.difference(cut_off))
 
     def _heal(self) -> bool:

@@ -64,7 +64,7 @@ def test_it_leaves_in_the_middle_of_a_step(
             report = crew.results()["b"]
         record = job.wait_record(lambda record: not record.members)
         assert all(not end.evicted for end in record.departures)
-        assert job.coordinator.core.evicted_count == 0
+        assert job.coordinator.core.progress.evicted_count == 0
     assert (report.seen_once, report.count) == (12, 12), report
     text = caplog.text
     assert f"{key('a')} leaves, ended by SIGTERM" in text

@@ -1067,8 +1067,8 @@ BUGS = (
         (
             Edit(
                 f"{JOB_CORE}/coordinator.py",
-                "            self.keep(change, now_ms, undo=undo)\n",
-                "            self.keep(change, now_ms)\n",
+                "            self.progress.keep(change, now_ms, undo=undo)\n",
+                "            self.progress.keep(change, now_ms)\n",
             ),
         ),
         tests=(

@@ -7,7 +7,6 @@ and workers as records.
 from collections.abc import Callable, Mapping
 
 from psserver.coordinator.core.coordinator_effects import (
-    CoordinatorEffect,
     OrderSeed,
     Persist,
     ReleaseImage,
@@ -55,6 +54,8 @@ class CoordinatorCore:
         start_count: Starts of the job's coordinator before this one.
 
     Attributes:
+        progress: What is opened next; its effects are the owner's to carry out, each
+            `Persist` at once.
         settings: The job's settings.
         shards: The shard map.
         ledger: Data of all epochs.
@@ -64,82 +65,35 @@ class CoordinatorCore:
     """
 
     def __init__(self, settings: CoordinatorSettings, start_count: int = 0) -> None:
-        self._progress = JobProgress(settings, start_count)
+        self.progress = JobProgress(settings, start_count)
         self.settings = settings
-        self.shards = self._progress.shards
-        self.ledger = self._progress.ledger
-        self.snapshots = self._progress.snapshots
-        self.writes = self._progress.writes
+        self.shards = self.progress.shards
+        self.ledger = self.progress.ledger
+        self.snapshots = self.progress.snapshots
+        self.writes = self.progress.writes
         self.reach = Reach(settings.lease_ttl_ms)
         self._patient_until_ms = 0
         self._now_ms = 0
 
-    def take_effects(self) -> list[CoordinatorEffect]:
-        """Effects since the last call, in order."""
-        return self._progress.take_effects()
-
-    # The disk: the owner answers each `Persist` at once
-
-    def written(self) -> None:
-        """The change of the last `Persist` is on the disk; says what follows."""
-        self._progress.written()
-
-    def unwritten(self, reason: str) -> None:
-        """The change of the last `Persist` is not on the disk: it is undone here."""
-        self._progress.unwritten(reason)
-
-    def keep(
-        self,
-        what: Persist,
-        now_ms: int,
-        *,
-        undo: Callable[[], None] = lambda: None,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Has a change written.
-
-        Args:
-            what: What is changed.
-            now_ms: Monotonic time.
-            undo: Puts the state back if it can't be written.
-            then: What follows when it is written.
-        """
-        self._progress.keep(what, now_ms=now_ms, undo=undo, then=then)
-
     @property
     def model(self) -> JobModel:
         """What the job trains."""
-        return self._progress.model
+        return self.progress.model
 
     @property
     def roster(self) -> Roster:
         """All workers."""
-        return self._progress.roster
+        return self.progress.roster
 
     @property
     def record(self) -> Record | None:
         """Newest record, None before the start."""
-        return self._progress.record
-
-    @property
-    def workers_floor(self) -> int:
-        """Members below which no lost one is evicted."""
-        return self._progress.workers_floor
-
-    @property
-    def evicted_count(self) -> int:
-        """Workers that were evicted since this process began."""
-        return self._progress.evicted_count
-
-    @property
-    def failure(self) -> str:
-        """Why the job can't go on, empty while it can."""
-        return self._progress.failure
+        return self.progress.record
 
     @property
     def phase(self) -> JobPhase:
         """Where the job stands."""
-        if self.failure:
+        if self.progress.failure:
             return JobPhase.FAILED
         if self.record is None:
             return JobPhase.SEEDING if self.fence else JobPhase.WAITING
@@ -148,27 +102,17 @@ class CoordinatorCore:
         is_left = self.record.members or joining or self.record.workers_floor > 0
         return JobPhase.RUNNING if is_left else JobPhase.FINISHED
 
-    @property
-    def first(self) -> WorkerEntry | None:
-        """Whose values the job has started with, if this process has seen that."""
-        return self._progress.first
-
     def brought_other(self, entry: WorkerEntry) -> tuple[str, ...]:
         """What a worker has brought to the start that differs from what counts."""
         member = self.record.member_of(entry.worker) if self.record else None
-        if self.first is None or member is None or member.base_clock:
+        if self.progress.first is None or member is None or member.base_clock:
             return ()
-        return entry.brought.differing(self.first.brought)
+        return entry.brought.differing(self.progress.first.brought)
 
     @property
     def fence(self) -> ActiveFence | None:
         """The fence that is open."""
-        return self._progress.fences.open
-
-    @property
-    def fence_closed_number(self) -> int:
-        """Newest fence that is over, as all of an earlier process are."""
-        return self._progress.fences.closed_number
+        return self.progress.fences.open
 
     def restore(
         self,
@@ -186,8 +130,8 @@ class CoordinatorCore:
         """
         if terms is not None:
             self.model.restore(terms)
-        self._progress.restore(record)
-        self._progress.roster = Roster(incarnations)
+        self.progress.restore(record)
+        self.progress.roster = Roster(incarnations)
         self._patient_until_ms = now_ms + self.settings.return_ms
         for worker, process_id in processes.items():
             if incarnations.get(worker.worker_id) == worker.incarnation:
@@ -229,7 +173,7 @@ class CoordinatorCore:
             Refusal: `SHARD_UNKNOWN`, `SHARD_LOST`, or `MEMORY_EXCEEDED` when the job's
                 model does not fit it; no state changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         undo = self.shards.memento()
         known = self.shards.place_of(process_id)
         slot = self.shards.register(
@@ -245,7 +189,9 @@ class CoordinatorCore:
             except Refusal:
                 undo()
                 raise
-            self.keep(Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo)
+            self.progress.keep(
+                Persist(shards=tuple(self.shards.slots)), now_ms, undo=undo
+            )
         return slot
 
     def shard_watching(self, slot: ShardSlot, now_ms: int) -> None:
@@ -253,7 +199,7 @@ class CoordinatorCore:
         slot.is_watching = True
         slot.broken_ms = None
         slot.heard_ms = now_ms
-        self._progress.pump(now_ms)
+        self.progress.pump(now_ms)
 
     def shard_broken(self, slot: ShardSlot, now_ms: int) -> None:
         """A shard's stream broke."""
@@ -262,13 +208,11 @@ class CoordinatorCore:
         slot.heard_ms = now_ms
         pending = self.snapshots.pending
         if self.record is None and self.fence is not None:
-            self._progress.abort(
-                f"shard {slot.index} was lost before the start", now_ms
-            )
+            self.progress.abort(f"shard {slot.index} was lost before the start", now_ms)
         elif pending is not None and slot.index not in pending.ready:
             # The decision may be lost with the connection.
-            self._progress.fail_cut(f"the connection to shard {slot.index} broke")
-            self._progress.pump(now_ms)
+            self.progress.fail_cut(f"the connection to shard {slot.index} broke")
+            self.progress.pump(now_ms)
 
     def report_fence(self, slot: ShardSlot, report: FenceReport, now_ms: int) -> None:
         """Takes a shard's report; decides when it is the last one."""
@@ -278,7 +222,7 @@ class CoordinatorCore:
             return
         fence.reports[slot.index] = report
         if not fence.silent_shards(self.settings.shard_count):
-            self._progress.decide(now_ms)
+            self.progress.decide(now_ms)
 
     def report_cut(
         self, slot: ShardSlot, snapshot_id: int, failure: str, now_ms: int
@@ -288,10 +232,10 @@ class CoordinatorCore:
         pending = self.snapshots.pending
         if failure:
             if pending is not None and pending.snapshot_id == snapshot_id:
-                self._progress.fail_cut(f"shard {slot.index}: {failure}")
+                self.progress.fail_cut(f"shard {slot.index}: {failure}")
         elif not self.snapshots.copied(snapshot_id, slot.index):
-            self._progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
-        self._progress.pump(now_ms)
+            self.progress.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+        self.progress.pump(now_ms)
 
     # Workers
 
@@ -304,7 +248,7 @@ class CoordinatorCore:
             Refusal: `WORKER_ID_TAKEN`, `MALFORMED_MESSAGE` or `SHARD_LOST`; no state
                 changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         undo = self.roster.memento()
         before = self.roster.processes
         entry = self.roster.register(
@@ -314,7 +258,7 @@ class CoordinatorCore:
             change = Persist(
                 incarnations=self.roster.incarnations, processes=self.roster.processes
             )
-            self.keep(change, now_ms, undo=undo)
+            self.progress.keep(change, now_ms, undo=undo)
         return entry
 
     def worker_watching(self, entry: WorkerEntry, now_ms: int) -> None:
@@ -333,12 +277,12 @@ class CoordinatorCore:
             entry.state = WorkerState.MEMBER
         fence = self.fence
         if was_lost and fence is not None and entry.worker in fence.change.evictions:
-            self._progress.abort(f"{entry.worker} is back", now_ms)
+            self.progress.abort(f"{entry.worker} is back", now_ms)
         if fence is not None and fence.seeder == entry.worker:
-            self._progress.effects.append(
+            self.progress.effects.append(
                 OrderSeed(worker=entry.worker, fence_number=fence.number)
             )
-        self._progress.pump(now_ms)
+        self.progress.pump(now_ms)
 
     def worker_broken(self, entry: WorkerEntry, now_ms: int) -> None:
         """A worker's stream broke: it is suspect until the grace is over."""
@@ -355,7 +299,7 @@ class CoordinatorCore:
         """Takes out a member that lives, as soon as enough would be left without it."""
         if entry.state in PRESENT:
             entry.is_condemned = True
-            self._progress.pump(now_ms)
+            self.progress.pump(now_ms)
 
     def report_silence(
         self, entry: WorkerEntry, silent_ms: Mapping[int, int], now_ms: int
@@ -373,7 +317,7 @@ class CoordinatorCore:
             )
         self.reach.note(entry.worker, silent_ms, self.shards.slots, now_ms)
         self._look_for_cut_off(now_ms)
-        self._progress.pump(now_ms)
+        self.progress.pump(now_ms)
 
     def check_present(self, entry: WorkerEntry) -> None:
         """Refuses a start of a worker that is over.
@@ -404,7 +348,7 @@ class CoordinatorCore:
                 `WORKER_INCARNATION_STALE`, or `MEMORY_EXCEEDED` when the model does
                 not fit the shards; no state changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         self.check_present(entry)
         if entry.state is not WorkerState.REGISTERED:
             return
@@ -430,7 +374,7 @@ class CoordinatorCore:
             entry.loaders = loaders
             entry.brought = brought
             entry.state = WorkerState.JOINING
-            self._progress.pump(now_ms)
+            self.progress.pump(now_ms)
 
         if is_first:
             self._keep_model(model, now_ms, then=wait)
@@ -447,7 +391,7 @@ class CoordinatorCore:
                 `SHARD_LOST` or `WORKER_INCARNATION_STALE`, or what makes the
                 optimizer useless; no state changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         self.check_present(entry)
         model = self.model.copy()
         if model.declare(spec):
@@ -478,12 +422,14 @@ class CoordinatorCore:
                 entry.state = WorkerState.LEAVING
                 entry.last_sequence = sequence
             elif entry.state in (WorkerState.REGISTERED, WorkerState.JOINING):
-                self._progress.withdraw(entry, now_ms)
-            self._progress.pump(now_ms)
+                self.progress.withdraw(entry, now_ms)
+            self.progress.pump(now_ms)
 
         changed = before.changed()
         if changed:
-            self.keep(Persist(epochs=changed), now_ms, undo=before.put_back, then=go)
+            self.progress.keep(
+                Persist(epochs=changed), now_ms, undo=before.put_back, then=go
+            )
         else:
             go()
 
@@ -503,7 +449,7 @@ class CoordinatorCore:
             Refusal: `MALFORMED_MESSAGE`, `NOT_STARTED` or `SHARD_LOST`; no state
                 changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         target = mode_target(mode, staleness_bound)
         if self.record is None:
             raise Refusal(
@@ -511,8 +457,8 @@ class CoordinatorCore:
                 f"there is no mode to change yet: the job waits for "
                 f"{self.waiting_for()}",
             )
-        self._progress.wanted_mode = target
-        self._progress.pump(now_ms)
+        self.progress.wanted_mode = target
+        self.progress.pump(now_ms)
 
     def mode_is(self, mode: Mode, staleness_bound: int) -> bool:
         """Whether the newest record names this mode, with this bound in SSP."""
@@ -532,7 +478,7 @@ class CoordinatorCore:
         Raises:
             Refusal: `NOT_STARTED` or `SHARD_LOST`; no state changed.
         """
-        self._check_alive()
+        self.progress.check_alive()
         if self.record is None:
             raise Refusal(
                 ErrorReason.NOT_STARTED,
@@ -542,14 +488,14 @@ class CoordinatorCore:
         wanted = self.snapshots.want(
             is_cutting=fence is not None and fence.kind is FenceKind.CUT
         )
-        self._progress.pump(now_ms)
+        self.progress.pump(now_ms)
         return wanted
 
     def release_snapshot(self, snapshot_id: int, pin_id: int, now_ms: int) -> None:
         """A reader is done with a snapshot; the next cut need not wait for it."""
         self.snapshots.unpin(snapshot_id, pin_id)
-        self._progress.free_images(now_ms)
-        self._progress.pump(now_ms)
+        self.progress.free_images(now_ms)
+        self.progress.pump(now_ms)
 
     def participants(self, loader: str) -> tuple[WorkerKey, ...]:
         """Members that lease data for a loader, in the order of ranks.
@@ -569,20 +515,20 @@ class CoordinatorCore:
     def tick(self, now_ms: int) -> None:
         """Does what has become due."""
         self._now_ms = now_ms
-        self._progress.end_overdue(now_ms)
+        self.progress.end_overdue(now_ms)
         self._look_for_cut_off(now_ms)
         if self.writes.is_probe_due(now_ms):
-            self.keep(Persist(), now_ms)
+            self.progress.keep(Persist(), now_ms)
         if now_ms >= self._patient_until_ms:
             self._take_out_lost(now_ms)
         if self.record is not None:
             # Losing a shard ends the job, so it gets half a lease to come back.
             for slot in self.shards.lost(now_ms, self.settings.lease_ttl_ms // 2):
-                self._progress.fail(f"shard {slot.index} at {slot.address} was lost")
+                self.progress.fail(f"shard {slot.index} at {slot.address} was lost")
         lease_ttl_ms = self.settings.lease_ttl_ms
         self.roster.forget_ended(now_ms, lease_ttl_ms=lease_ttl_ms)
-        self._progress.free_images(now_ms)
-        self._progress.pump(now_ms)
+        self.progress.free_images(now_ms)
+        self.progress.pump(now_ms)
 
     def have_patience(self, now_ms: int) -> None:
         """Loses no worker for a lease: that streams broke is this side's own doing."""
@@ -612,7 +558,7 @@ class CoordinatorCore:
                 self.settings,
                 self.shards,
                 self._now_ms,
-                is_resumed=self._progress.is_resumed,
+                is_resumed=self.progress.is_resumed,
             )
             parts += self._unreached_shards()
             if not self.record.members and self.phase is JobPhase.RUNNING:
@@ -658,7 +604,7 @@ class CoordinatorCore:
                 f"{cut.other.worker_id} reaches"
             )
             if not was_cut_off:
-                self._progress.effects.append(
+                self.progress.effects.append(
                     WorkerCutOff(
                         worker=entry.worker,
                         reason=entry.cut_off,
@@ -675,7 +621,7 @@ class CoordinatorCore:
             return
         entry = self.roster.find(fence.seeder)
         if entry is not None and entry.cut_off:
-            self._progress.abort(f"{entry.worker} {entry.cut_off}", now_ms)
+            self.progress.abort(f"{entry.worker} {entry.cut_off}", now_ms)
 
     def _unreached_shards(self) -> list[str]:
         """Shards that give workers no answer who are not cut off for it, in words.
@@ -762,11 +708,11 @@ class CoordinatorCore:
         """Has what the job trains written, then tells the shards."""
 
         def follow() -> None:
-            self._progress.model = model
-            self._progress.effects.append(SchemaFixed())
+            self.progress.model = model
+            self.progress.effects.append(SchemaFixed())
             then()
 
-        self.keep(Persist(terms=model.terms), now_ms, then=follow)
+        self.progress.keep(Persist(terms=model.terms), now_ms, then=follow)
 
     def _take_out_lost(self, now_ms: int) -> None:
         for entry in self.roster.lost(
@@ -777,8 +723,4 @@ class CoordinatorCore:
             if entry.state is WorkerState.SUSPECT:
                 entry.state = WorkerState.LOST
             else:
-                self._progress.withdraw(entry, now_ms)
-
-    def _check_alive(self) -> None:
-        if self.failure:
-            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {self.failure}")
+                self.progress.withdraw(entry, now_ms)

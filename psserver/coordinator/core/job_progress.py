@@ -44,6 +44,7 @@ from psserver.coordinator.core.snapshots import SnapshotList
 from psserver.coordinator.core.state_writes import StateWrites
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from pswire.membership import FenceKind, Record, StepAtomicity, WorkerState
+from pswire.reasons import ErrorReason, Refusal
 
 MODE_RETRY_MS = 50
 """Pause before a mode fence is tried again that found something of the mode before
@@ -122,10 +123,10 @@ class JobProgress:
     def keep(
         self,
         what: Persist,
-        *,
         now_ms: int,
-        undo: Callable[[], None],
-        then: Callable[[], None],
+        *,
+        undo: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         """Hands a change to the disk; `written` or `unwritten` follows at once.
 
@@ -251,6 +252,15 @@ class JobProgress:
         """Frees images that nobody reads any more."""
         for snapshot_id in self.snapshots.take_released(now_ms):
             self.effects.append(ReleaseImage(snapshot_id=snapshot_id))
+
+    def check_alive(self) -> None:
+        """Refuses what a job that has failed can't do.
+
+        Raises:
+            Refusal: `SHARD_LOST`.
+        """
+        if self.failure:
+            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {self.failure}")
 
     def fail(self, reason: str) -> None:
         """Ends the job, for everybody."""

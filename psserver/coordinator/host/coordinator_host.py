@@ -104,9 +104,9 @@ class CoordinatorHost:
 
     async def until_failed(self) -> str:
         """Returns why the job can't go on, a farewell after it can't."""
-        await self.changes.wait_until(lambda: bool(self.core.failure))
+        await self.changes.wait_until(lambda: bool(self.core.progress.failure))
         await asyncio.sleep(FAREWELL_S)
-        return self.core.failure
+        return self.core.progress.failure
 
     def pump(self) -> Refusal | None:
         """Carries out what the core wants done; safe to call at any time.
@@ -115,7 +115,7 @@ class CoordinatorHost:
             For whoever has asked for a change: why it was not made, None if it was.
         """
         unwritten: Refusal | None = None
-        while effects := self.core.take_effects():
+        while effects := self.core.progress.take_effects():
             for effect in effects:
                 if isinstance(effect, Persist):
                     unwritten = self._write(effect) or unwritten
@@ -140,7 +140,7 @@ class CoordinatorHost:
         Raises:
             Refusal: `STATE_NOT_WRITTEN`; the change is undone.
         """
-        self.core.keep(what, now_ms(), undo=undo)
+        self.core.progress.keep(what, now_ms(), undo=undo)
         self.pump_for_caller()
 
     async def next_event(
@@ -174,13 +174,12 @@ class CoordinatorHost:
         is_over = await self.changes.wait_until(
             lambda: (
                 core.mode_is(mode, staleness_bound)
-                or bool(core.failure)
+                or bool(core.progress.failure)
                 or self._wished_mode != wish
             ),
             timeout_s,
         )
-        if core.failure:
-            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {core.failure}")
+        core.progress.check_alive()
         newest, _ = self._wished_mode
         if self._wished_mode != wish and not core.mode_is(mode, staleness_bound):
             raise Refusal(
@@ -337,7 +336,7 @@ class CoordinatorHost:
         self.pump_for_caller()
         self.data.tell_ends()
         await self.changes.wait_until(
-            lambda: entry.state in GONE or bool(self.core.failure)
+            lambda: entry.state in GONE or bool(self.core.progress.failure)
         )
 
     # Inside
@@ -353,7 +352,7 @@ class CoordinatorHost:
                     "until it can, and training goes on",
                     error,
                 )
-            self.core.unwritten(str(error))
+            self.core.progress.unwritten(str(error))
             return Refusal(
                 ErrorReason.STATE_NOT_WRITTEN,
                 f"the coordinator can't write its state: {error}",
@@ -364,7 +363,7 @@ class CoordinatorHost:
             self.history.persisted(change.record)
             if failpoints.armed:
                 failpoints.hit("coordinator.record_persisted")
-        self.core.written()
+        self.core.progress.written()
         return None
 
     def _carry_out(self, effect: CoordinatorEffect) -> None:
@@ -420,8 +419,8 @@ class CoordinatorHost:
                 queue.put_nowait(effect)
 
     def _tell_if_failed(self, queue: Queue) -> None:
-        if self.core.failure:
-            queue.put_nowait(EndJob(reason=self.core.failure))
+        if self.core.progress.failure:
+            queue.put_nowait(EndJob(reason=self.core.progress.failure))
 
     def _log_clipping(self) -> None:
         """Says that clipping has switched two-phase steps on, which cost a trip."""

@@ -136,7 +136,7 @@ class DataLeases:
 
         def served() -> bool:
             core.check_present(entry)
-            if core.failure or ledger.is_closed:
+            if core.progress.failure or ledger.is_closed:
                 return True
             before = core.ledger.memento([ledger])
             participants = core.participants(ledger.loader)

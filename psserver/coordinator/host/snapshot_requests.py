@@ -90,11 +90,13 @@ class SnapshotRequests:
         wanted = core.want_cut(now_ms())
         self._pump()
         done = await self._changes.wait_until(
-            lambda: core.snapshots.finished_cut_count >= wanted or bool(core.failure),
+            lambda: (
+                core.snapshots.finished_cut_count >= wanted
+                or bool(core.progress.failure)
+            ),
             timeout_s,
         )
-        if core.failure:
-            raise Refusal(ErrorReason.SHARD_LOST, f"the job has failed: {core.failure}")
+        core.progress.check_alive()
         return done
 
     def _none(self, newer_than: int, timeout_s: float, *, finished: bool) -> Refusal:

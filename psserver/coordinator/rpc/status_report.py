@@ -38,12 +38,12 @@ def status_message(
         snapshot_version=newest.version if newest is not None else -1,
         tensor_count=len(terms.schema.entries) if terms is not None else 0,
         parameter_bytes=core.model.byte_count,
-        failure=core.failure,
+        failure=core.progress.failure,
         mode=membership_pb2.Mode.ValueType(mode),
         staleness_bound=bound,
         mode_clock=record.mode_clock if record is not None else 0,
-        workers_floor=core.workers_floor,
-        evicted_count=core.evicted_count,
+        workers_floor=core.progress.workers_floor,
+        evicted_count=core.progress.evicted_count,
         clip_grad_norm=core.model.clip_grad_norm,
         compression=str(terms.compression) if terms is not None else "",
         epochs=[
@@ -96,7 +96,7 @@ def _shard_status(
     elif not slot.process_id:
         state = "missing"
     else:
-        state = "lost" if core.failure else "suspect"
+        state = "lost" if core.progress.failure else "suspect"
     standing = slot.standing
     status = messages.ShardStatus(
         shard=address_message(slot),

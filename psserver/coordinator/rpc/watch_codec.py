@@ -40,7 +40,7 @@ def shard_view(core: CoordinatorCore) -> messages.ShardView:
         if terms is None
         else messages.ShardView(**terms_fields(terms))
     )
-    view.fence_closed_number = core.fence_closed_number
+    view.fence_closed_number = core.progress.fences.closed_number
     view.snapshot_closed_id = core.snapshots.closed_id
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
@@ -65,12 +65,12 @@ def worker_view(core: CoordinatorCore) -> messages.WorkerView:
     )
     if core.record is not None:
         view.record.CopyFrom(record_message(core.record))
-    if core.first is not None:
+    if core.progress.first is not None:
         view.first_values.CopyFrom(
             messages.FirstValues(
-                worker_id=core.first.worker.worker_id,
-                values_digest=core.first.brought.values,
-                state_digest=core.first.brought.state,
+                worker_id=core.progress.first.worker.worker_id,
+                values_digest=core.progress.first.brought.values,
+                state_digest=core.progress.first.brought.state,
             )
         )
     return view

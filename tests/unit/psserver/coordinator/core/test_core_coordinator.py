@@ -343,7 +343,7 @@ def test_a_suspect_that_does_not_come_back_is_evicted() -> None:
     assert job.fence_kinds() == [FenceKind.MEMBERSHIP]
     job.report_all()
     assert state_of(entry) is WorkerState.EVICTED
-    assert job.core.evicted_count == 1
+    assert job.core.progress.evicted_count == 1
     with pytest.raises(Refusal) as caught:
         job.core.roster.entry(key("b"))
     assert caught.value.reason is ErrorReason.WORKER_INCARNATION_STALE
@@ -407,7 +407,7 @@ def test_a_shard_that_comes_back_in_time_costs_nothing() -> None:
     job.pass_time(job.core.settings.lease_ttl_ms // 2 - 1)
     job.core.shard_watching(job.core.shards.slots[0], job.now_ms)
     job.pass_time(1_000_000)
-    assert job.core.failure == ""
+    assert job.core.progress.failure == ""
 
 
 def test_a_lost_shard_ends_the_job_with_its_name() -> None:

@@ -57,7 +57,7 @@ def test_a_lost_worker_is_taken_out_when_enough_are_left() -> None:
 
     assert state_of(entry) is WorkerState.EVICTED
     assert job.bases.keys() == {"a/1", "c/1"}
-    assert job.core.workers_floor == 2
+    assert job.core.progress.workers_floor == 2
     assert job.core.waiting_for() == ""
 
 
@@ -130,17 +130,17 @@ def test_a_joiner_that_waits_counts_and_comes_in_as_the_lost_one_goes() -> None:
 
 def test_each_one_that_leaves_lowers_the_floor_and_who_comes_raises_it() -> None:
     job = running("a", "b", "c", workers_min=3)
-    floors = [job.core.workers_floor]
+    floors = [job.core.progress.workers_floor]
     job.leave(entry_of(job, "c"), 1)
     job.report_all(applied=1)
-    floors.append(job.core.workers_floor)
+    floors.append(job.core.progress.workers_floor)
     job.leave(entry_of(job, "b"), 1)
     job.report_all(applied=1)
-    floors.append(job.core.workers_floor)
+    floors.append(job.core.progress.workers_floor)
     for name in "defg":
         job.add_worker(name)
         job.report_all(applied=1)
-        floors.append(job.core.workers_floor)
+        floors.append(job.core.progress.workers_floor)
 
     assert floors == [3, 2, 1, 2, 3, 3, 3]
     assert len(job.bases) == 5
@@ -151,7 +151,7 @@ def test_a_worker_that_is_taken_out_does_not_lower_the_floor() -> None:
     lose(job, "b")
     job.report_all()
     lose(job, "c")
-    assert job.core.workers_floor == 2
+    assert job.core.progress.workers_floor == 2
     assert job.bases.keys() == {"a/1", "c/1"}
 
 
@@ -167,7 +167,7 @@ def test_who_leaves_in_the_same_fence_lowers_the_floor_for_it() -> None:
 
     # Two are members now, one of them lost: the job waits for it.
     assert job.bases.keys() == {"a/1", "b/1"}
-    assert job.core.workers_floor == 2
+    assert job.core.progress.workers_floor == 2
     assert "b (lost" in job.core.waiting_for()
 
 
@@ -188,7 +188,7 @@ def test_a_coordinator_started_again_with_a_lower_minimum_goes_on() -> None:
     job.pass_time(10_500)
     job.report_all()
 
-    assert job.core.workers_floor == 1
+    assert job.core.progress.workers_floor == 1
     assert job.bases.keys() == {"a/1"}
 
 
@@ -495,7 +495,7 @@ def test_a_place_of_one_that_may_come_back_ends_with_its_lease() -> None:
     job.leave(entry_of(job, "a"), sequence=3)
     job.report_all(applied=3)
     assert job.bases.keys() == {"b/1"}
-    assert job.core.workers_floor == 0
+    assert job.core.progress.workers_floor == 0
 
     job.pass_time(job.core.settings.reconnect_grace_ms)
     job.report(0, applied=4)
@@ -523,7 +523,7 @@ def test_while_one_that_lives_stays_the_lost_keep_their_places() -> None:
     job.report_all(applied=3)
 
     assert job.bases.keys() == {"b/1", "c/1"}
-    assert job.core.workers_floor == 2
+    assert job.core.progress.workers_floor == 2
 
 
 def test_a_snapshot_waits_for_the_dead_no_longer_than_they_keep_their_places() -> None:

@@ -31,7 +31,7 @@ def restarted(
         now_ms=0,
     )
     slot = core.register_shard(process_id="shard", address="host:1", now_ms=0)
-    assert core.take_effects() == [Persist(shards=(slot,))]
+    assert core.progress.take_effects() == [Persist(shards=(slot,))]
     core.shard_watching(slot, 0)
     return core
 
@@ -41,7 +41,7 @@ def test_the_newest_record_stands() -> None:
     core = restarted(newest)
 
     assert core.record is newest
-    assert core.take_effects() == []
+    assert core.progress.take_effects() == []
 
 
 def test_no_number_comes_twice_though_cuts_leave_no_record() -> None:
@@ -49,11 +49,11 @@ def test_no_number_comes_twice_though_cuts_leave_no_record() -> None:
         core = restarted(record({"a": 0}, generation=7), start_count=start_count)
         core.want_cut(0)
 
-        (prepare,) = core.take_effects()
+        (prepare,) = core.progress.take_effects()
         assert isinstance(prepare, Prepare)
         assert prepare.fence_number == start_count * NUMBERS_PER_START + 1
         # A shard that is frozen in a fence of the process before goes on.
-        assert core.fence_closed_number == start_count * NUMBERS_PER_START
+        assert core.progress.fences.closed_number == start_count * NUMBERS_PER_START
         decided = core.snapshots.decide(
             Cut(clock=1, sequences=(), version=1), generation=7
         )
@@ -153,7 +153,7 @@ def test_one_that_asks_to_leave_again_has_left() -> None:
     core.leave(entry, sequence=4, now_ms=0)
 
     assert entry.state is WorkerState.LEFT
-    assert core.take_effects() == []
+    assert core.progress.take_effects() == []
     assert core.register_worker(
         process_id="q", worker_id="b", address="host:1", now_ms=0
     ).worker == key("b/4")

@@ -218,7 +218,7 @@ def test_one_that_has_trained_on_keeps_its_place(policy: LossPolicy) -> None:
     job.report_all(applied=301, trailer=301)  # its first push is on every shard
     assert job.core.fence is None
     assert job.bases.keys() == {"b/1"}
-    assert job.core.workers_floor == 1
+    assert job.core.progress.workers_floor == 1
     assert job.phase() is JobPhase.RUNNING
     assert job.core.waiting_for().startswith("b (lost ")
     job.pass_time(100_000)
@@ -237,10 +237,10 @@ def test_a_push_that_one_shard_lacks_is_no_training() -> None:
 def test_with_the_first_step_the_next_record_has_the_floor_again() -> None:
     job = finished(0, workers_min=2)
     joined(job, "b")
-    assert (job.core.workers_floor, job.record.finished_step_count) == (0, 600)
+    assert (job.core.progress.workers_floor, job.record.finished_step_count) == (0, 600)
     job.add_worker("c")
     job.report_all(applied=301, trailer=301)
-    assert (job.core.workers_floor, job.record.finished_step_count) == (2, -1)
+    assert (job.core.progress.workers_floor, job.record.finished_step_count) == (2, -1)
 
 
 def test_who_was_lost_as_the_job_finished_is_still_to_be_replaced_with_wait() -> None:

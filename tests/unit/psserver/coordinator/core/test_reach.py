@@ -320,7 +320,7 @@ def test_a_shard_that_no_worker_reaches_is_what_the_job_waits_for(names: str) ->
     job.pass_time(LEASE_MS // 2)
 
     assert job.core.fence is None
-    assert not job.core.failure
+    assert not job.core.progress.failure
     assert job.core.waiting_for() == (
         f"shard 1 at host:1, which gives {' and '.join(names)} no answer"
     )
@@ -347,7 +347,7 @@ def test_a_shard_that_workers_reach_and_the_coordinator_not_ends_the_job() -> No
     assert job.core.fence is None
     job.pass_time(LEASE_MS // 2)
 
-    assert job.core.failure == "shard 1 at host:1 was lost"
+    assert job.core.progress.failure == "shard 1 at host:1 was lost"
     assert job.core.roster.entry(A).state is WorkerState.MEMBER
 
 

@@ -239,7 +239,7 @@ def test_who_was_taken_out_is_named_no_more(caplog: pytest.LogCaptureFixture) ->
     job.pass_time(1_000)
     assert job.driven.core.fence is not None
     job.driven.report_all()
-    assert job.driven.core.evicted_count == 1
+    assert job.driven.core.progress.evicted_count == 1
 
     caplog.clear()
     job.pass_time(1_000)
@@ -252,7 +252,7 @@ def test_a_failed_job_waits_for_nobody() -> None:
     slot = job.driven.core.shards.slots[1]
     job.driven.core.shard_broken(slot, job.driven.now_ms)
     job.pass_time(60_000)
-    assert job.driven.core.failure
+    assert job.driven.core.progress.failure
     assert job.text() == ""
 
 
