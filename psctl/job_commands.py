@@ -18,7 +18,7 @@ from pswire.limits import NUMBER_MAX, WAIT_S_MAX
 from pswire.membership import Mode
 from pswire.names import printable
 from pswire.number_range import NumberRange
-from pswire.options import chosen, number_option
+from pswire.options import MODES_TEXT, chosen, number_option
 
 
 def status(*, coordinator: CoordinatorOption, as_json: JsonOption = False) -> None:
@@ -38,7 +38,7 @@ def mode(
         typer.Argument(
             parser=lambda text: chosen(Mode.labels(), text),
             metavar="|".join(Mode.labels()),
-            help="In lockstep, a bounded number of clocks apart, or freely.",
+            help=f"{MODES_TEXT[0].upper()}{MODES_TEXT[1:]}.",
             show_default=False,
         ),
     ],

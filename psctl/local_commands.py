@@ -15,9 +15,9 @@ from psctl.options import (
     show,
 )
 from pswire.limits import NUMBER_MAX, STALENESS_BOUND_DEFAULT
-from pswire.membership import Mode
+from pswire.membership import BOUNDED_MODES, Mode
 from pswire.number_range import NumberRange
-from pswire.options import choice_option, count_option, number_option
+from pswire.options import MODES_TEXT, choice_option, count_option, number_option
 
 
 class DemoData(StrEnum):
@@ -40,8 +40,7 @@ def demo(
         str,
         choice_option(
             Mode.labels(),
-            help="How workers keep together: in lockstep, a bounded number of clocks "
-            "apart, or freely.",
+            help=f"How workers keep together: {MODES_TEXT}.",
         ),
     ] = Mode.BSP.label,
     staleness: StalenessOption = None,
@@ -76,7 +75,8 @@ def demo(
 
     if staleness is not None and not Mode.labelled(mode).rules.takes_bound:
         raise typer.BadParameter(
-            f"only --mode ssp has a bound, not {mode}", param_hint="--staleness"
+            f"only --mode {BOUNDED_MODES} has a bound, not {mode}",
+            param_hint="--staleness",
         )
     death = kill and parsed(
         "--kill", lambda: parse_kill(kill, worker_count=workers, shard_count=shards)

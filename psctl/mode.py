@@ -8,7 +8,7 @@ from psctl.status import ask, mode_text, read_status
 from pswire.addresses import Address
 from pswire.exit_codes import ExitCode
 from pswire.limits import STALENESS_BOUND_DEFAULT
-from pswire.membership import Mode
+from pswire.membership import BOUNDED_MODES, Mode
 from psworker.transport.status_client import change_mode
 
 SCHEMA_VERSION: Final = 1
@@ -100,8 +100,9 @@ def _bound(mode: Mode, staleness: int | None) -> int:
     if not mode.rules.takes_bound:
         if staleness is not None:
             raise CommandError(
-                f"--staleness {staleness} has no meaning in {mode.label}: only ssp "
-                "bounds how far workers are apart; leave it out, or say ssp",
+                f"--staleness {staleness} has no meaning in {mode.label}: only "
+                f"{BOUNDED_MODES} bounds how far workers are apart; leave it out, or "
+                f"say {BOUNDED_MODES}",
                 ExitCode.USAGE,
             )
         return 0

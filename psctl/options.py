@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pswire.addresses import Address
-from pswire.limits import STALENESS_BOUND_DEFAULT, STALENESS_BOUND_MAX
+from pswire.limits import STALENESS_BOUND_MAX
 from pswire.number_range import NumberRange
-from pswire.options import number_option, peer_address
+from pswire.options import STALENESS_HELP, number_option, peer_address
 
 T = TypeVar("T")
 
@@ -34,8 +34,7 @@ StalenessOption = Annotated[
     number_option(
         allowed=NumberRange(0, STALENESS_BOUND_MAX),
         metavar="S",
-        help="With ssp, clocks that a worker may be ahead of the slowest one; "
-        f"{STALENESS_BOUND_DEFAULT} by default.",
+        help=STALENESS_HELP,
         show_default=False,
     ),
 ]

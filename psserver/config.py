@@ -16,7 +16,15 @@ from pswire.limits import (
     STALENESS_BOUND_MAX,
     WORKER_COUNT_MAX,
 )
-from pswire.membership import LossPolicy, Mode, StepAtomicity
+from pswire.membership import (
+    BOUNDED_MODES,
+    CLOCKED_MODES,
+    FREE_MODES,
+    LossPolicy,
+    Mode,
+    StepAtomicity,
+    modes_that,
+)
 from pswire.number_range import NumberRange
 from pswire.shared_memory.segments import SHARED_MEMORY_VARIABLE, is_wanted
 
@@ -32,7 +40,9 @@ SHARD_COUNT = NumberRange(1, SHARD_COUNT_MAX)
 WORKERS_MIN = NumberRange(1, WORKER_COUNT_MAX)
 BACKUP_WORKER_COUNT = NumberRange(0, WORKER_COUNT_MAX)
 STALENESS_BOUND = NumberRange(
-    0, STALENESS_BOUND_MAX, why="with --mode asp there is no bound at all"
+    0,
+    STALENESS_BOUND_MAX,
+    why=f"with --mode {FREE_MODES} there is no bound at all",
 )
 DELAY_COMPENSATION = NumberRange(
     0.0, 1e6, why="give a strength such as 0.04; 0 is none"
@@ -174,9 +184,10 @@ class CoordinatorConfig:
             )
         ruled = self._of_stale_pushes
         if self.mode.rules.is_clocked and ruled:
+            others = modes_that(lambda rules: not rules.is_clocked, "` or `")
             found.append(
-                f"{' and '.join(ruled)} has no effect in bsp, where no push is stale; "
-                "`psctl mode ssp` or `asp` gives it one"
+                f"{' and '.join(ruled)} has no effect in {self.mode.label}, where no "
+                f"push is stale; `psctl mode {others}` gives it one"
             )
         return tuple(found)
 
@@ -218,8 +229,8 @@ class CoordinatorConfig:
         if bound is not None and not self.mode.rules.takes_bound:
             raise OptionError(
                 f"--staleness {bound} has no meaning with --mode "
-                f"{self.mode.label}: only ssp bounds how far workers are apart; "
-                "leave it out, or say --mode ssp"
+                f"{self.mode.label}: only {BOUNDED_MODES} bounds how far workers are "
+                f"apart; leave it out, or say --mode {BOUNDED_MODES}"
             )
         if bound is not None:
             _check("--staleness", STALENESS_BOUND, bound)
@@ -232,7 +243,7 @@ class CoordinatorConfig:
             raise OptionError(
                 f"--backup-workers {count} has no meaning with --mode "
                 f"{self.mode.label}: there no worker waits for the slowest ones "
-                "of a clock; leave it out, or say --mode bsp"
+                f"of a clock; leave it out, or say --mode {CLOCKED_MODES}"
             )
         needed_by = self._needs_two_phases
         if self.step_atomicity is StepAtomicity.CHUNK and needed_by:

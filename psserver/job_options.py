@@ -28,11 +28,16 @@ from psserver.config import (
 from pswire.limits import (
     CHUNK_BYTES_ASKED_MIN,
     CHUNK_BYTES_MAX,
-    STALENESS_BOUND_DEFAULT,
     VALUES_PART_BYTES,
 )
-from pswire.membership import LossPolicy, Mode, StepAtomicity
-from pswire.options import choice_option, number_option
+from pswire.membership import (
+    CLOCKED_MODES,
+    UNCLOCKED_MODES,
+    LossPolicy,
+    Mode,
+    StepAtomicity,
+)
+from pswire.options import MODES_TEXT, STALENESS_HELP, choice_option, number_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +52,8 @@ class JobOptions:
         str,
         choice_option(
             Mode.labels(),
-            help="How workers keep together: in lockstep, a bounded number of clocks "
-            "apart, or freely. `psctl mode` changes it while the job runs.",
+            help=f"How workers keep together: {MODES_TEXT}. `psctl mode` changes it "
+            "while the job runs.",
         ),
     ] = Mode.BSP.label
     staleness: Annotated[
@@ -56,8 +61,7 @@ class JobOptions:
         number_option(
             allowed=STALENESS_BOUND,
             metavar="S",
-            help="With ssp, clocks that a worker may be ahead of the slowest one; "
-            f"{STALENESS_BOUND_DEFAULT} by default.",
+            help=STALENESS_HELP,
             show_default=False,
         ),
     ] = None
@@ -93,15 +97,15 @@ class JobOptions:
         number_option(
             allowed=BACKUP_WORKER_COUNT,
             metavar="B",
-            help="With bsp, workers that a clock need not wait for; the pushes of the "
-            "slowest ones are dropped.",
+            help=f"With {CLOCKED_MODES}, workers that a clock need not wait for; the "
+            "pushes of the slowest ones are dropped.",
         ),
     ] = 0
     staleness_scaling: Annotated[
         bool,
         typer.Option(
             "--staleness-scaling",
-            help="With ssp and asp, divide the learning rate of a push by its "
+            help=f"With {UNCLOCKED_MODES}, divide the learning rate of a push by its "
             "staleness.",
         ),
     ] = False
@@ -110,9 +114,9 @@ class JobOptions:
         number_option(
             allowed=DELAY_COMPENSATION,
             metavar="LAMBDA",
-            help="With ssp and asp, correct a stale gradient by this strength for what "
-            "has changed since its values (DC-ASGD); takes a copy of the parameters "
-            "for each worker. 0 is none.",
+            help=f"With {UNCLOCKED_MODES}, correct a stale gradient by this strength "
+            "for what has changed since its values (DC-ASGD); takes a copy of the "
+            "parameters for each worker. 0 is none.",
         ),
     ] = 0.0
     chunk_kib: Annotated[

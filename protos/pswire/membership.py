@@ -3,7 +3,7 @@
 A record holds the whole membership, so that the newest one is all a process needs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, Self
@@ -49,6 +49,7 @@ class ModeRules:
     """What a mode means, for all processes.
 
     Attributes:
+        summary: How the workers keep together, for help.
         is_clocked: Pushes are applied clock by clock, as their mean, when all of a
             clock are there. Otherwise each is applied by itself.
         bounds_lag: A pull waits for workers that are too many clocks behind.
@@ -57,6 +58,7 @@ class ModeRules:
             workers take it on demand.
     """
 
+    summary: str
     is_clocked: bool
     bounds_lag: bool
     takes_bound: bool
@@ -86,15 +88,38 @@ class Mode(LabelledEnum):
 
 _MODE_RULES = {
     Mode.BSP: ModeRules(
-        is_clocked=True, bounds_lag=True, takes_bound=False, deals_rounds=True
+        summary="in lockstep",
+        is_clocked=True,
+        bounds_lag=True,
+        takes_bound=False,
+        deals_rounds=True,
     ),
     Mode.SSP: ModeRules(
-        is_clocked=False, bounds_lag=True, takes_bound=True, deals_rounds=False
+        summary="a bounded number of clocks apart",
+        is_clocked=False,
+        bounds_lag=True,
+        takes_bound=True,
+        deals_rounds=False,
     ),
     Mode.ASP: ModeRules(
-        is_clocked=False, bounds_lag=False, takes_bound=False, deals_rounds=False
+        summary="freely",
+        is_clocked=False,
+        bounds_lag=False,
+        takes_bound=False,
+        deals_rounds=False,
     ),
 }
+
+
+def modes_that(holds: Callable[[ModeRules], bool], link: str = " or ") -> str:
+    """Labels of the modes whose rules are so, for help and errors."""
+    return link.join(mode.label for mode in Mode if holds(mode.rules))
+
+
+FREE_MODES: Final = modes_that(lambda rules: not rules.bounds_lag)
+BOUNDED_MODES: Final = modes_that(lambda rules: rules.takes_bound, " and ")
+CLOCKED_MODES: Final = modes_that(lambda rules: rules.is_clocked, " and ")
+UNCLOCKED_MODES: Final = modes_that(lambda rules: not rules.is_clocked, " and ")
 
 
 class LossPolicy(LabelledEnum):

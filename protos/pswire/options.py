@@ -3,15 +3,26 @@
 import platform
 from collections.abc import Collection
 from importlib import metadata
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from pswire.addresses import Address, parse_address
 from pswire.exit_codes import ExitCode
+from pswire.limits import STALENESS_BOUND_DEFAULT
+from pswire.membership import BOUNDED_MODES, Mode
 from pswire.number_range import NumberRange
 
 Choice = TypeVar("Choice", bound=str)
+
+*_FIRST, _LAST = (mode.rules.summary for mode in Mode)
+MODES_TEXT: Final = f"{', '.join(_FIRST)}, or {_LAST}"
+"""How workers keep together, in the order of the modes."""
+
+STALENESS_HELP: Final = (
+    f"With {BOUNDED_MODES}, clocks that a worker may be ahead of the slowest one; "
+    f"{STALENESS_BOUND_DEFAULT} by default."
+)
 
 
 def number_option(

@@ -1659,8 +1659,8 @@ BUGS = (
         (
             Edit(
                 "protos/pswire/membership.py",
-                "is_clocked=False, bounds_lag=True,",
-                "is_clocked=False, bounds_lag=False,",
+                "        bounds_lag=True,\n        takes_bound=True,\n",
+                "        bounds_lag=False,\n        takes_bound=True,\n",
             ),
         ),
         tests=("tests/unit/pswire/test_membership.py::test_how_far_values_may_lag",),

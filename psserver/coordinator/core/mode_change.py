@@ -9,7 +9,7 @@ from psserver.coordinator.core.fence import (
 )
 from psserver.edge.fence_report import FenceReport
 from pswire.limits import STALENESS_BOUND_MAX
-from pswire.membership import Member, Mode, Record
+from pswire.membership import FREE_MODES, Member, Mode, Record
 from pswire.reasons import ErrorReason, Refusal
 
 
@@ -23,7 +23,7 @@ def mode_target(mode: Mode, staleness_bound: int) -> ModeTarget:
         raise Refusal(
             ErrorReason.MALFORMED_MESSAGE,
             f"staleness bound {staleness_bound} is not in 0 to {STALENESS_BOUND_MAX}; "
-            "asp has no bound at all",
+            f"{FREE_MODES} has no bound at all",
         )
     return ModeTarget(mode, mode.rules.bound_of(staleness_bound))
 

@@ -11,6 +11,7 @@ from psserver.edge.monotonic import now_ms
 from pswire.data_codec import split_messages
 from pswire.limits import STALENESS_BOUND_MAX
 from pswire.membership import Mode
+from pswire.membership_codec import known
 from pswire.reasons import ErrorReason, Refusal
 from pswire.schema_codec import cut_model, schema_to_message
 from pswire.v1 import coordinator_service_pb2 as messages
@@ -93,10 +94,7 @@ class PublicControl:
 
 
 def _read_mode(value: membership_pb2.Mode.ValueType, bound: int) -> Mode:
-    known = {mode.value: mode for mode in Mode}
-    if value not in known:
-        raise Refusal(ErrorReason.MALFORMED_MESSAGE, f"{value} is no mode")
-    mode = known[value]
+    mode = known(Mode, value)
     bound_max = mode.rules.bound_of(STALENESS_BOUND_MAX)
     if not 0 <= bound <= bound_max:
         raise Refusal(
