@@ -16,10 +16,10 @@ from pswire.limits import WAIT_S_MAX
 from pswire.names import worker_id_problem
 from pswire.number_range import NumberRange
 from pswire.options import VersionOption, number_option, peer_address
-from psworker.backends.host.place import PROCESS_COUNT_MAX
 from psworker.errors import ConnectError
 from psworker.launch.cores import core_share, sharing_text
 from psworker.launch.launch_plan import DeviceError, LaunchPlan, devices_of_choice
+from psworker.launch.launched import PROCESS_COUNT_MAX
 from psworker.launch.launcher import Launcher
 from psworker.launch.reachability import wait_reachable
 

@@ -18,10 +18,8 @@ from weakref import WeakKeyDictionary
 from pswire.limits import WAIT_S_MAX
 from psworker import fork_guard, notebook
 from psworker.backends.backend import Backend
-from psworker.backends.group import Group
-from psworker.backends.group_channel import GroupChannel, is_in_group
+from psworker.backends.group import Group, GroupChannel
 from psworker.backends.host.backend import Host
-from psworker.backends.host.place import find_host_place
 from psworker.backends.host.rendezvous import group_of
 from psworker.backends.job import Job
 from psworker.backends.local import alone_text
@@ -36,9 +34,14 @@ from psworker.config import (
 )
 from psworker.connection import Connection, LocalConnection
 from psworker.errors import ConfigurationError
-from psworker.launch.launch_plan import LOCAL_RANK_VARIABLE
-from psworker.launch.launched import note_connected, note_started
+from psworker.launch.launched import (
+    INDEX_VARIABLE,
+    find_host_place,
+    note_connected,
+    note_started,
+)
 from psworker.launch.torchrun import count_text, find_torchrun, rank_text
+from psworker.optim.wrappers import is_in_group
 from psworker.tracebacks import at_entrance
 
 logger: Final = logging.getLogger("psworker")
@@ -164,7 +167,7 @@ def _log_rank() -> None:
     if not text or text == _logged_rank:
         return
     _logged_rank = text
-    is_expected = find_torchrun() is not None or LOCAL_RANK_VARIABLE in os.environ
+    is_expected = find_torchrun() is not None or INDEX_VARIABLE in os.environ
     logger.log(logging.INFO if is_expected else logging.WARNING, "%s", text)
 
 

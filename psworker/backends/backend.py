@@ -1,10 +1,12 @@
 """What stands behind a connection: the seam that each way to train implements."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
+from pswire.reasons import ErrorReason
 from pswire.recorded_split import RecordedSplit
+from psworker.errors import PsError
 from psworker.optim.buffer_policies import BufferChoice
 from psworker.optim.named_objects import NamedObjects
 from psworker.optim.prepare import Prepared, sort_objects
@@ -13,6 +15,12 @@ from psworker.optim.push_result import PushResult
 from psworker.optim.user_calls import UserCalls
 from psworker.tensors.compression import CompressionChoice
 from psworker.transport.ports import Traffic
+
+GROUP_PUBLISH_TEXT: Final = (
+    "publish() is not possible in a group of processes that push as one: set values "
+    "before prepare(), or start each process as a worker of its own"
+)
+"""Each process would need the values of all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,30 @@ class WorkerPlace:
     clock: int = 0
     generation: int = 0
     last_push: PushResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderError:
+    """An error of a process that leads a group, as the others receive it."""
+
+    kind: type[PsError]
+    text: str
+    reason: ErrorReason | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: BaseException) -> "LeaderError":
+        """An error that is none of psworker's becomes a `PsError`."""
+        if isinstance(error, PsError):
+            return cls(type(error), str(error), error.reason, error.facts)
+        return cls(PsError, f"{type(error).__name__}: {error}")
+
+    def to_error(self, leader: str = "") -> PsError:
+        """The same error; it names the leader if that is given."""
+        text = self.text
+        if leader:
+            text = f"{leader}, which speaks to the job for all of it, failed: {text}"
+        return self.kind(text, reason=self.reason, facts=self.facts)
 
 
 class Backend(Protocol):

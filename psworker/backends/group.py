@@ -5,31 +5,433 @@ leads, the others never register. Without, each process is a worker of its own. 
 of the two it is shows at `prepare`, so that nobody but the leader registers before.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from pswire.recorded_split import RecordedSplit
-from psworker.backends.backend import PrepareOptions, WorkerPlace
-from psworker.backends.group_channel import GroupChannel
-from psworker.backends.group_steps import GroupSteps
+from pswire.schema import OptimizerSpec
+from pswire.torch_types import bytes_of
+from psworker.backends.backend import (
+    GROUP_PUBLISH_TEXT,
+    LeaderError,
+    PrepareOptions,
+    WorkerPlace,
+)
 from psworker.backends.job import Job
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.data.counted import CountedLoader, is_split_by_user
-from psworker.errors import ConfigurationError, UnsupportedError
+from psworker.data.pending import PendingData
+from psworker.errors import (
+    ConfigurationError,
+    UnavailableError,
+    UnsupportedError,
+    refuse_closed,
+)
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
+from psworker.optim.gradients import SpentGradients
 from psworker.optim.named_objects import NamedObjects
-from psworker.optim.optimizer import PreparedOptimizer
+from psworker.optim.optimizer import PreparedOptimizer, Steps
+from psworker.optim.optimizer_state import States
 from psworker.optim.prepare import Prepared, point_schedulers
 from psworker.optim.published import Published
+from psworker.optim.push_result import PushResult
+from psworker.optim.step_contents import NO_EXTRAS, Groups, PushExtras
 from psworker.optim.wrappers import data_parallel_in
+from psworker.tensors.value_store import same_bytes
 from psworker.transport.ports import Traffic
+from psworker.transport.values import OptimizerSettings
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("psworker")
+
+_LEADER: Final = 0
+_BUCKET_BYTES: Final = 64 * 2**20
+"""Values travel in buckets of about this size: a copy of so much is made at a time."""
+
+
+class GroupChannel:
+    """The processes of the default group of `torch.distributed`.
+
+    Attributes:
+        rank: Of this process in the group.
+        process_count: Processes of the group.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        """Opens the channel, in all processes.
+
+        Args:
+            timeout_s: Longest wait for the leader to do what all wait for.
+        """
+        self.rank = dist.get_rank()
+        self.process_count = dist.get_world_size()
+        with _lost_peer_named(self.rank):
+            self._group: Any = dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=timeout_s)
+            )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks to the job."""
+        return self.rank == _LEADER
+
+    def led(self, work: Callable[[], T]) -> T:
+        """Does `work` in the leader; its result, or its error, in all processes.
+
+        Args:
+            work: What the leader does. Its result must be one that can be pickled.
+
+        Raises:
+            PsError: The leader failed, or is gone. In the leader, whatever it raised.
+        """
+        if not self.is_leader:
+            sent = self._broadcast(None)
+            if isinstance(sent, LeaderError):
+                raise sent.to_error(f"rank {_LEADER} of this process group")
+            result: T = sent
+            return result
+        try:
+            result = work()
+        except BaseException as error:
+            self._broadcast_error(error)
+            raise
+        self._broadcast(result)
+        return result
+
+    def sum(self, value: float) -> float:
+        """The sum of the values that the processes give."""
+        total = torch.tensor([value], dtype=torch.float64)
+        with _lost_peer_named(self.rank):
+            dist.all_reduce(total, group=self._group)
+        return float(total.item())
+
+    def spread(self, tensors: Iterable[torch.Tensor], device_group: Any) -> None:  # noqa: ANN401, untyped in torch
+        """Gives all processes the leader's values.
+
+        Args:
+            tensors: The same in all processes, of any shapes, types and devices.
+            device_group: The group that carries tensors which are not on the CPU.
+        """
+        with torch.no_grad():
+            for bucket in _buckets(tensors):
+                device = bucket[0].device
+                sizes = [each.nbytes for each in bucket]
+                if self.is_leader:
+                    flat = torch.cat([bytes_of(each) for each in bucket])
+                else:
+                    flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+                group = self._group if device.type == "cpu" else device_group
+                with _lost_peer_named(self.rank):
+                    dist.broadcast(flat, src=_LEADER, group=group)
+                if not self.is_leader:
+                    for tensor, piece in zip(bucket, flat.split(sizes), strict=True):
+                        values = piece.view(tensor.dtype)
+                        if not same_bytes(tensor, values):  # graphs may hold it
+                            tensor.copy_(values.view(tensor.shape))
+
+    def close(self) -> None:
+        """Ends the channel, if the user has not ended the group that it stands on."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+    def _broadcast(self, message: object) -> Any:  # noqa: ANN401, the leader's
+        messages = [message]
+        with _lost_peer_named(self.rank):
+            dist.broadcast_object_list(messages, src=_LEADER, group=self._group)
+        return messages[0]
+
+    def _broadcast_error(self, error: BaseException) -> None:
+        try:
+            self._broadcast(LeaderError.of(error))
+        except UnavailableError as unheard:
+            # The first error is the one to raise.
+            logger.warning(
+                "could not send the error to the other processes: %s", unheard
+            )
+
+
+@contextmanager
+def _lost_peer_named(rank: int) -> Iterator[None]:
+    """Turns the end of a peer into an error that says what to do.
+
+    Args:
+        rank: Of this process. All but the leader wait for the leader, whose end is
+            that of the group; in a large group another process may be between them.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lost = "another process of this process group has ended or is silent"
+        if rank != _LEADER:
+            lost = (
+                f"rank {_LEADER} of this process group, which speaks to the job for "
+                "all of it, did not answer: it or another process of the group has "
+                "ended or is silent"
+            )
+        raise UnavailableError(
+            f"{lost}, and the group can't go on without it; torchrun ends what is "
+            f"left and, with --max-restarts, starts the group again ({error})"
+        ) from None
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """Runs of one device each; wide types first, so that every view is aligned."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            by_device.setdefault(tensor.device, []).append(tensor)
+    for members in by_device.values():
+        bucket: list[torch.Tensor] = []
+        bucket_bytes = 0
+        for tensor in sorted(members, key=lambda each: -each.element_size()):
+            if bucket and bucket_bytes >= _BUCKET_BYTES:
+                yield bucket
+                bucket, bucket_bytes = [], 0
+            bucket.append(tensor)
+            bucket_bytes += tensor.nbytes
+        yield bucket
+
+
+class GroupSteps:
+    """Lets the leader push for all, and gives all what it gets.
+
+    `DistributedDataParallel` has averaged the gradient over the group already, so that
+    the leader's is everybody's. The samples behind it are those of all processes.
+
+    Attributes:
+        place: Where the group stands in the job.
+    """
+
+    def __init__(
+        self,
+        channel: GroupChannel,
+        declared: DeclaredTensors,
+        buffers: Buffers,
+        device_group: Any,  # noqa: ANN401, untyped in torch
+        *,
+        place: WorkerPlace,
+        look: Callable[[], WorkerPlace],
+        optimizer_count: int = 1,
+    ) -> None:
+        """Begins with the leader's values in all processes.
+
+        Args:
+            channel: To the other processes.
+            declared: The models' tensors, the same in all processes.
+            buffers: Those of them that are buffers.
+            device_group: The group that carries tensors which are not on the CPU.
+            place: Where the group stands after joining.
+            look: Tells, in the leader, where it stands.
+            optimizer_count: Optimizers that step.
+        """
+        self._channel = channel
+        self._declared = declared
+        self._buffers = buffers
+        self._device_group = device_group
+        self._look = look
+        self._sample_count = 1
+        self._is_closed = False
+        self._leader: Steps | None = None
+        self._pending = PendingData()
+        self._spent = SpentGradients(len(declared.tensors))
+        self._looked = SpentGradients(len(declared.tensors))
+        self._pending.watch(
+            lambda: self._looked.differ_from(declared.tensors),
+            parameters=declared.tensors,
+            optimizer_count=optimizer_count,
+        )
+        # What each step that may carry loaded state tells when that is loaded. Steps
+        # have the same numbers in all processes.
+        self._step_count = 0
+        self._loading: dict[int, Callable[[], None]] = {}
+        self._loaded: list[int] = []  # of the leader, not yet told to the others
+        self.place = place
+        self._spread(frozenset())
+
+    @property
+    def _tensors(self) -> Sequence[torch.Tensor]:
+        """One for each entry of the schema, as of the last look."""
+        return self._declared.tensors
+
+    @property
+    def pending(self) -> PendingData:
+        """Samples that this process has drawn since the last step."""
+        return self._pending
+
+    @property
+    def worker_count(self) -> int:
+        """Processes of the group, whose samplers split its data."""
+        return self._channel.process_count
+
+    @property
+    def rank(self) -> int:
+        """This process's place among these, from 0."""
+        return self._channel.rank
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient that a step may have to take yet."""
+        return self._spent.has_others(self._tensors)
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether this process can ask shards for optimizer state, as the leader."""
+        return self._leader is not None
+
+    def lead(self, inner: Steps) -> Steps:
+        """Takes over an optimizer of the leader, whose own steps are `inner`."""
+        self._leader = inner
+        return self
+
+    def step(
+        self,
+        spec: OptimizerSpec,
+        groups: Groups,
+        *,
+        weight: float | None,
+        is_finite: bool = True,
+        scale: torch.Tensor | None = None,
+        extras: PushExtras = NO_EXTRAS,
+    ) -> PushResult:
+        """Pushes the group's gradient, with the samples of all its processes.
+
+        Raises:
+            PsError: What the leader's step has raised, in all processes.
+        """
+        self._refuse_closed()
+        self._declared.look()
+        drawn = self._pending.take()
+        if drawn.sample_count is not None:
+            self._sample_count = drawn.sample_count
+        total = self._channel.sum(self._sample_count if weight is None else weight)
+        if spec.loss_is_sum:
+            extras = replace(extras, averaged_over=self._channel.process_count)
+
+        def push(leader: Steps, extras: PushExtras) -> PushResult:
+            result = leader.step(
+                spec,
+                groups,
+                weight=total,
+                is_finite=is_finite,
+                scale=scale,
+                extras=extras,
+            )
+            assert result is not None, "a group's steps do not overlap"
+            return result
+
+        own = frozenset(spec.entry_indexes)
+        try:
+            return self._led(spec.name, push, extras)
+        finally:  # as with the samples, also when the call has ended an earlier push
+            self._spent.note(
+                [
+                    each.grad if index in own else None
+                    for index, each in enumerate(self._tensors)
+                ]
+            )
+
+    def note_zeroed(self) -> None:
+        """What was behind gradients that are gone has no weight."""
+        if self._pending.has_trained and not self.has_gradient:
+            self._pending.throw_away()
+
+    def push_nothing(
+        self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
+    ) -> PushResult:
+        """Takes part in the next clock with weight 0."""
+        self._refuse_closed()
+        self._declared.look()
+        return self._led(
+            spec.name,
+            lambda leader, extras: leader.push_nothing(spec, groups, extras),
+            extras,
+        )
+
+    def declare(self, spec: OptimizerSpec) -> None:
+        """Tells the job of other groups, or of another optimizer, in the leader.
+
+        Raises:
+            PsError: What the leader's call has raised, in all processes.
+        """
+        self._refuse_closed()
+
+        def declare() -> None:
+            assert self._leader is not None, "the leader has prepared its optimizers"
+            self._leader.declare(spec)
+
+        self._channel.led(declare)
+        self._buffers.declare(spec)
+
+    def settings_used(self, optimizer: str) -> OptimizerSettings:
+        """What the newest update was made with, in the leader alone."""
+        assert self._leader is not None, "the others' schedulers follow their script"
+        return self._leader.settings_used(optimizer)
+
+    def optimizer_state(self, optimizer: str, spec_digest: str) -> States:
+        """The state of an optimizer, in the leader alone: no call to the others.
+
+        Raises:
+            UnsupportedError: This process is not the leader.
+        """
+        self._refuse_closed()
+        if self._leader is None:
+            raise UnsupportedError(
+                "only rank 0 of a process group speaks to the shards, where the "
+                "optimizer's state is: call state_dict() there, as for saving"
+            )
+        return self._leader.optimizer_state(optimizer, spec_digest)
+
+    def close(self) -> None:
+        """Refuses everything from now on."""
+        self._is_closed = True
+
+    def _refuse_closed(self) -> None:
+        refuse_closed(is_closed=self._is_closed)
+
+    def _led(
+        self,
+        optimizer: str,
+        push: Callable[[Steps, PushExtras], PushResult],
+        extras: PushExtras,
+    ) -> PushResult:
+        """Pushes in the leader, and does in all processes what comes of it."""
+        self._step_count += 1
+        number = self._step_count
+        if extras.on_loaded is not None:
+            self._loading[number] = extras.on_loaded
+            extras = replace(extras, on_loaded=lambda: self._loaded.append(number))
+
+        def push_and_look() -> tuple[PushResult, WorkerPlace, list[int]]:
+            assert self._leader is not None, "the leader has prepared its optimizers"
+            return push(self._leader, extras), self._look(), self._loaded
+
+        result, self.place, loaded = self._channel.led(push_and_look)
+        for each in loaded:
+            if each in self._loading:  # else only the leader's script has loaded state
+                self._loading[each]()
+        self._loading.clear()  # no push is under way any more
+        self._loaded.clear()
+        self._spread(self._buffers.scope_of(optimizer).withheld)
+        return result
+
+    def _spread(self, withheld: frozenset[int]) -> None:
+        given = [
+            each for index, each in enumerate(self._tensors) if index not in withheld
+        ]
+        self._channel.spread(given, self._device_group)
 
 
 class Group:
@@ -139,11 +541,7 @@ class Group:
     def publish(self, what: Sequence[Published]) -> None:
         """Publishes values, if this process is a worker of its own."""
         if self._steps is not None:
-            raise UnsupportedError(
-                "publish() is not possible in a group of processes that push as one: "
-                "set values before prepare(), or start each process as a worker of its "
-                "own"
-            )
+            raise UnsupportedError(GROUP_PUBLISH_TEXT)
         assert self._job is not None, "it has joined"
         self._job.publish(what)
 

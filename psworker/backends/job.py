@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
+from torch import nn
 from torch.optim import Optimizer
 
 from pswire import failpoints
@@ -15,7 +16,6 @@ from pswire.schema import OptimizerSpec
 from psworker import event_loop, fork_guard
 from psworker.backends import termination
 from psworker.backends.backend import PrepareOptions, WorkerPlace
-from psworker.backends.group_channel import refuse_late_group
 from psworker.backends.prepared import PreparedObjects, leased
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
@@ -37,6 +37,8 @@ from psworker.optim.named_objects import NamedObjects
 from psworker.optim.optimizer import PreparedOptimizer
 from psworker.optim.prepare import Prepared
 from psworker.optim.published import Published, published_entries
+from psworker.optim.push_result import PushResult
+from psworker.optim.wrappers import data_parallel_in, is_in_group
 from psworker.steps.job_tensors import JobTensors
 from psworker.steps.overlap.arriving_values import ArrivingValues
 from psworker.steps.overlap.during_backward import DuringBackward
@@ -132,7 +134,7 @@ class Job:
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
         """Becomes a member; the models then hold the job's values."""
-        refuse_late_group(call.objects)
+        _refuse_late_group(call.objects)
         given = options.describe(call)
         if options.buffers is None:
             warn_of_defaults(given.buffers)
@@ -166,7 +168,7 @@ class Job:
         self, call: NamedObjects, options: PrepareOptions
     ) -> Mapping[int, Any]:
         """Puts new optimizers in the place of those of the last call, on all shards."""
-        refuse_late_group(call.objects)
+        _refuse_late_group(call.objects)
         prepared, stepper = self._prepared, self._stepper
         assert prepared is not None, "it has joined"
         assert stepper is not None, "it has joined"
@@ -186,10 +188,16 @@ class Job:
         """Makes values the job's, by a push of their own."""
         assert self._prepared is not None, "it has joined"
         assert self._stepper is not None, "it has joined"
-        self._stepper.settle()
-        tensors = self._stepper.tensors
-        entries = published_entries(what, tensors)
-        next(iter(self._prepared.optimizers.values())).publish(entries)
+        stepper, prepared = self._stepper, self._prepared
+        stepper.settle()
+        entries = published_entries(what, stepper.tensors)
+        optimizer = next(iter(prepared.optimizers.values()))
+
+        def publish() -> PushResult:
+            spec, groups, extras = optimizer.terms()
+            return stepper.publish(spec, groups, entries, extras)
+
+        stepper.calls.run("ps.publish()", publish)
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the coordinator."""
@@ -459,6 +467,23 @@ class DataLink:
                 )
 
         return self._loop.submit(call())
+
+
+def _refuse_late_group(objects: Iterable[object]) -> None:
+    """Checks that no process became a worker by itself before it was in a group.
+
+    Raises:
+        ConfigurationError: A model is data-parallel, over a group that was made after
+            `connect()`.
+    """
+    if is_in_group() and any(
+        isinstance(each, nn.Module) and data_parallel_in(each) for each in objects
+    ):
+        raise ConfigurationError(
+            "torch.distributed was set up after psworker.connect(), so that each "
+            "process of the group became a worker by itself: call "
+            "init_process_group() before connect()"
+        )
 
 
 def _store_of(

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from psworker.launch.cores import THREADS_VARIABLE, core_share
+from psworker.launch.launched import COUNT_VARIABLE, GROUP_VARIABLE, INDEX_VARIABLE
 from psworker.launch.torchrun import RUN_ID_VARIABLE
 
-LOCAL_RANK_VARIABLE: Final = "PS_LOCAL_RANK"
-COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
-GROUP_VARIABLE: Final = "PS_HOST_GROUP"
-RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
-"""These are read by `psworker.backends.host.place`."""
 _DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
 _UNCOUNTED_DEVICES: Final = ("dxg", "kfd", "nvhost-ctrl-gpu", "nvgpu")
@@ -80,7 +76,7 @@ class LaunchPlan:
         """Environment of process `index`, the same for each of its starts."""
         environment = dict(inherited)
         environment["PS_COORDINATOR"] = self.coordinator
-        environment[LOCAL_RANK_VARIABLE] = str(index)
+        environment[INDEX_VARIABLE] = str(index)
         environment[COUNT_VARIABLE] = str(self.process_count)
         environment.pop("PS_WORKER_ID", None)
         environment.pop(GROUP_VARIABLE, None)

@@ -1,13 +1,14 @@
-"""What a training process tells the `psworker run` that has started it.
+"""A training process and the `psworker run` that has started it.
 
-Whether it ever connected, by a file that the launcher names; that it can't go on, by
-its exit code; and why it was refused, by a second file. A process that nobody launched
-does none of this.
+By variables the process knows its number, and its group if all push as one. It reports
+whether it ever connected, by a file that the launcher names; that it can't go on, by
+its exit code; and why it was refused, by a second file.
 """
 
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -16,10 +17,20 @@ from pswire.exit_codes import ExitCode
 from psworker.errors import (
     REFUSALS,
     ClosedError,
+    ConfigurationError,
     ConnectError,
     JobFailedError,
     VersionMismatchError,
 )
+
+GROUP_VARIABLE: Final = "PS_HOST_GROUP"
+"""Names the group whose processes push as one, on this machine; else not set."""
+
+COUNT_VARIABLE: Final = "PS_LOCAL_SIZE"
+INDEX_VARIABLE: Final = "PS_LOCAL_RANK"
+RESTARTS_VARIABLE: Final = "PS_RESTART_COUNT"
+PROCESS_COUNT_MAX: Final = 256
+"""Processes of a group: each listens under its number, which others try."""
 
 MARK_VARIABLE: Final = "PS_LAUNCH_MARK"
 """Names the file whose being there says that the process has connected."""
@@ -29,6 +40,52 @@ REFUSED_CODES: Final = (ExitCode.INCOMPATIBLE_VERSION, ExitCode.BAD_CONFIGURATIO
 
 _is_noted = False
 _has_hook = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """One process of a group.
+
+    Attributes:
+        group: Names the group of this job on this machine.
+        index: Number of the process, from 0.
+        count: Processes of the group.
+        is_restart: Whether this one was in it before, so that the others are there by
+            now, or done.
+    """
+
+    group: str
+    index: int
+    count: int
+    is_restart: bool = False
+
+
+def find_host_place(environ: Mapping[str, str] | None = None) -> HostPlace | None:
+    """This process's place in a host group; `None` if it is in none.
+
+    Raises:
+        ConfigurationError: The variables do not go together.
+    """
+    variables = os.environ if environ is None else environ
+    group = variables.get(GROUP_VARIABLE, "")
+    if not group:
+        return None
+    numbers = [variables.get(name, "") for name in (INDEX_VARIABLE, COUNT_VARIABLE)]
+    if not all(number.isdecimal() and len(number) < 10 for number in numbers):
+        raise ConfigurationError(
+            f"{GROUP_VARIABLE}={group} needs {INDEX_VARIABLE}, the number of this "
+            f"process from 0, and {COUNT_VARIABLE}, how many there are: set both, or "
+            "start the processes with `psworker run --one-push-per-host`"
+        )
+    index, count = map(int, numbers)
+    if not index < count <= PROCESS_COUNT_MAX:
+        raise ConfigurationError(
+            f"{INDEX_VARIABLE}={index} and {COUNT_VARIABLE}={count} do not go "
+            f"together: numbers are 0 to {COUNT_VARIABLE} - 1, of at most "
+            f"{PROCESS_COUNT_MAX} processes"
+        )
+    restarts = variables.get(RESTARTS_VARIABLE, "")
+    return HostPlace(group, index, count, restarts not in ("", "0"))
 
 
 def refusal_file(mark: Path) -> Path:
@@ -64,7 +121,7 @@ def note_started(environ: Mapping[str, str] | None = None) -> None:
 
 
 def note_connected(environ: Mapping[str, str] | None = None) -> None:
-    """Tells the launcher, if there is one, that the script has called `connect()`."""
+    """Reports to the launcher, if there is one, that the script has connected."""
     global _is_noted
     mark = _mark(environ)
     if mark and not _is_noted:

@@ -22,12 +22,16 @@ from typing import Final
 from pswire.end_signals import EndWish, Heard
 from pswire.exit_codes import ExitCode, exit_code_of_return_code
 from psworker.launch.launch_plan import (
-    RESTARTS_VARIABLE,
     STEADY_S,
     LaunchPlan,
     restart_delay_s,
 )
-from psworker.launch.launched import MARK_VARIABLE, REFUSED_CODES, refusal_file
+from psworker.launch.launched import (
+    MARK_VARIABLE,
+    REFUSED_CODES,
+    RESTARTS_VARIABLE,
+    refusal_file,
+)
 from psworker.launch.process_output import carry_output
 
 DRAIN_TIMEOUT_S: Final = 2.0

@@ -5,7 +5,7 @@ gradient scalers, clipping and step hooks work on it as on any other.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -91,16 +91,6 @@ class Steps(Protocol):
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:
         """Pushes weight 0 for the next clock."""
-        ...
-
-    def publish(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        entry_indexes: Collection[int],
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
-        """Makes the values of these tensors, as they are here, those of the job."""
         ...
 
     def note_zeroed(self) -> None:
@@ -318,12 +308,10 @@ class PreparedOptimizer(Optimizer):
         self._follow_script()
         self._steps.push_nothing(self.spec, self.groups, self._extras)
 
-    @in_turn("ps.publish()")
-    def publish(self, entry_indexes: Collection[int]) -> PushResult:
-        """Makes values of the models those of the job; see `Connection.publish`."""
-        self._refuse_retired("publish with")
+    def terms(self) -> tuple[OptimizerSpec, Groups, PushExtras]:
+        """What goes with a push of its own, as the script has it now."""
         self._follow_script()
-        return self._steps.publish(self.spec, self.groups, entry_indexes, self._extras)
+        return self.spec, self.groups, self._extras
 
     @at_entrance
     @in_turn("optimizer.add_param_group()")

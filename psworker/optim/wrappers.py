@@ -1,7 +1,8 @@
-"""The plain model inside of what torch wraps around it."""
+"""The plain model inside of what torch wraps around it, and torch's process group."""
 
 from collections.abc import Iterator
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,6 +14,11 @@ def without_wrappers(model: nn.Module) -> nn.Module:
     """
     *_, innermost = _layers(model)
     return innermost
+
+
+def is_in_group() -> bool:
+    """Whether this process is one of several that `torch.distributed` connects."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def data_parallel_in(model: nn.Module) -> DistributedDataParallel | None:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pswire.membership import WorkerKey
+from psworker.backends.backend import LeaderError
 from psworker.backends.host.core import HostCore
 from psworker.backends.host.effects import (
     Arrive,
@@ -174,7 +175,8 @@ class Process:
                 if self.is_told_out:
                     return
                 if world.draw.random() < world.failure_chance:
-                    self.core.failed(Failed(self.process_id, TimeoutError, "too long"))  # type: ignore[arg-type]
+                    error = LeaderError.of(TimeoutError("too long"))
+                    self.core.failed(Failed(self.process_id, error))
                     self.is_stepping = False
                     self.steps_left += 1
                     return

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from pswire.addresses import parse_address
 from psworker.backends.host.backend import Host
-from psworker.backends.host.place import HostPlace
 from psworker.backends.host.rendezvous import group_of
 from psworker.config import WorkerConfig
 from psworker.connection import Connection
+from psworker.launch.launched import HostPlace
 from tests.integration.job import WAIT_TIMEOUT_S, Job
 
 T = TypeVar("T")

@@ -23,8 +23,7 @@ import psworker
 import psworker.data
 from pswire.addresses import parse_address
 from pswire.membership import WorkerState
-from psworker.backends.group import Group
-from psworker.backends.group_channel import GroupChannel
+from psworker.backends.group import Group, GroupChannel
 from psworker.config import WorkerConfig
 from psworker.connection import Connection, LocalConnection
 from tests.integration.host_processes import run_group

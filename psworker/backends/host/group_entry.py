@@ -15,6 +15,7 @@ import torch
 
 from pswire.placement import place
 from pswire.reasons import ErrorReason
+from psworker.backends.backend import LeaderError
 from psworker.backends.host.core import HostCore
 from psworker.backends.host.effects import Found, Lead
 from psworker.backends.host.group_driver import (
@@ -33,13 +34,13 @@ from psworker.backends.host.messages import (
     GroupStatus,
     ProcessId,
 )
-from psworker.backends.host.place import HostPlace
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
 from psworker.errors import (
     StartTimeoutError,
 )
 from psworker.event_loop import EventLoop
+from psworker.launch.launched import HostPlace
 from psworker.optim.buffers import Buffers
 from psworker.optim.declared_tensors import DeclaredTensors
 from psworker.optim.prepare import Prepared
@@ -291,7 +292,7 @@ class GroupEntry:
         driver, process = self._life.driver, self._life.core.process
         return _Telling(
             lambda error: driver.post(
-                lambda core: core.failed(Failed.of(process, error))
+                lambda core: core.failed(Failed(process, LeaderError.of(error)))
             )
         )
 

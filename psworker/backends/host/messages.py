@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pswire.leased_data import DataRange, DataReport, EpochShape
 from pswire.membership import WorkerKey
-from pswire.reasons import ErrorReason
+from psworker.backends.backend import LeaderError
 from psworker.data.source import LeaseRequest
 from psworker.errors import PsError
 from psworker.optim.push_result import PushResult
@@ -307,33 +307,15 @@ class Failed:
 
     Attributes:
         leader: Whose error it is.
-        kind: Class of the error.
-        text: What it says.
-        reason: Why, in the words of the protocol.
-        facts: With it.
+        error: The error.
     """
 
     leader: ProcessId
-    kind: type[PsError]
-    text: str
-    reason: ErrorReason | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, leader: ProcessId, error: BaseException) -> "Failed":
-        """What the others are told of an error of the leader."""
-        if isinstance(error, PsError):
-            return cls(leader, type(error), str(error), error.reason, error.facts)
-        return cls(leader, PsError, f"{type(error).__name__}: {error}")
+    error: LeaderError
 
     def to_error(self) -> PsError:
         """The same error, for a process that follows."""
-        return self.kind(
-            f"process {self.leader.number} of this host's group, which speaks to the "
-            f"job for all of it, failed: {self.text}",
-            reason=self.reason,
-            facts=dict(self.facts),
-        )
+        return self.error.to_error(f"process {self.leader.number} of this host's group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,20 +449,6 @@ class Answer:
         Raises:
             PsError: The leader could not.
         """
-        if isinstance(self.result, Refused):
+        if isinstance(self.result, LeaderError):
             raise self.result.to_error()
         return self.result
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An error of the leader, as it is: it speaks of the group, whoever asks."""
-
-    failure: Failed
-
-    def to_error(self) -> PsError:
-        """The same error."""
-        failure = self.failure
-        return failure.kind(
-            failure.text, reason=failure.reason, facts=dict(failure.facts)
-        )

@@ -26,9 +26,7 @@ from pswire.shared_memory.layout import SegmentHeader
 from pswire.shared_memory.segments import SegmentError
 from psworker.backends.host.messages import ProcessId, View
 from psworker.errors import ConfigurationError, StartTimeoutError, UnavailableError
-
-PROCESS_COUNT_MAX: Final = 256
-"""Processes of a group: each listens under its number, which others try."""
+from psworker.launch.launched import PROCESS_COUNT_MAX
 
 _BACKLOG: Final = 2 * PROCESS_COUNT_MAX
 _PACE_S: Final = 0.01

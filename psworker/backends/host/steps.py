@@ -6,7 +6,6 @@ group's state machine wants done, and copies the values that come of it.
 
 import logging
 import time
-from collections.abc import Collection
 from typing import Final
 
 import torch
@@ -27,7 +26,6 @@ from psworker.backends.host.messages import (
     SettingsOf,
     StepPart,
 )
-from psworker.backends.host.place import HostPlace
 from psworker.config import WorkerConfig
 from psworker.data.batch_tensors import watch_calls
 from psworker.errors import (
@@ -37,6 +35,7 @@ from psworker.errors import (
     refuse_closed,
 )
 from psworker.event_loop import EventLoop
+from psworker.launch.launched import HostPlace
 from psworker.optim import gradients
 from psworker.optim.gradients import SpentGradients
 from psworker.optim.optimizer_state import States
@@ -192,23 +191,6 @@ class HostSteps(GroupEntry):
             optimizer=spec.name,
         )
         return self._take_part(part, extras)
-
-    def publish(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        entry_indexes: Collection[int],
-        extras: PushExtras = NO_EXTRAS,
-    ) -> PushResult:
-        """Not in a group: each process would need the values of all others.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            "a group of processes that push as one can't publish values: set them "
-            "before prepare(), or start the processes without --one-push-per-host"
-        )
 
     def note_zeroed(self) -> None:
         """What was behind gradients that are gone has no weight."""

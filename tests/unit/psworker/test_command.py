@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pswire.limits import NAME_BYTES_MAX
 from psworker.__main__ import app
-from psworker.backends.host.place import PROCESS_COUNT_MAX
+from psworker.launch.launched import PROCESS_COUNT_MAX
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Steps of a group, of one process: what it has drawn, and whose state was loaded."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pswire.schema import OptimizerSpec
 from psworker.backends.backend import WorkerPlace
-from psworker.backends.group_channel import GroupChannel
-from psworker.backends.group_steps import GroupSteps
+from psworker.backends.group import GroupChannel, GroupSteps
 from psworker.data.counted import CountedLoader
 from psworker.errors import UnsupportedError
 from psworker.optim.buffers import Buffers
@@ -73,16 +72,6 @@ class RecordingSteps:
 
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
-    ) -> PushResult:
-        self.extras.append(extras)
-        return RESULT
-
-    def publish(
-        self,
-        spec: OptimizerSpec,
-        groups: Groups,
-        entry_indexes: Collection[int],
-        extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
         self.extras.append(extras)
         return RESULT

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from psworker.backends.host.place import HostPlace, find_host_place
 from psworker.launch.launch_plan import (
     DeviceError,
     LaunchPlan,
@@ -13,6 +12,7 @@ from psworker.launch.launch_plan import (
     restart_delay_s,
     visible_cuda_devices,
 )
+from psworker.launch.launched import HostPlace, find_host_place
 
 
 def test_processes_get_one_cuda_device_each_and_share_when_there_are_too_few() -> None:

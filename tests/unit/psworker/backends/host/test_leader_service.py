@@ -3,7 +3,7 @@
 import random
 
 from pswire.leased_data import DataRange
-from psworker.backends.host.deal import Deal
+from psworker.backends.host.leader_service import Deal
 from psworker.backends.host.messages import ProcessId
 
 A, B, C = (ProcessId(number, 1) for number in range(3))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from psworker.backends.host.place import HostPlace, find_host_place
 from psworker.errors import ConfigurationError
+from psworker.launch.launched import HostPlace, find_host_place
 
 
 def test_without_a_name_there_is_no_group() -> None:

@@ -10,14 +10,14 @@ from typing import Final
 import pytest
 import torch.distributed as dist
 
-from psworker.backends.group_channel import GroupChannel
+from psworker.backends.group import GroupChannel
 from psworker.errors import UnavailableError
 from tests.doubles.child_process import killed_at_end
 
 PEER: Final = """
 import os, sys
 import torch.distributed as dist
-from psworker.backends.group_channel import GroupChannel
+from psworker.backends.group import GroupChannel
 
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=1, world_size=2)
 channel = GroupChannel(timeout_s=20)
