@@ -1,4 +1,4 @@
-"""What stands behind a connection: the seam that each way to train implements."""
+"""What is behind a connection: the protocol that each way to train implements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ GROUP_PUBLISH_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """What `prepare` takes beside objects, as the script has given it.
+    """What `prepare` takes beside objects, as the script has passed it.
 
     Attributes:
         calls: Calls of the script, of which a step is one.
@@ -39,7 +39,7 @@ class PrepareOptions:
     calls: UserCalls
 
     def describe(self, call: NamedObjects) -> Prepared:
-        """What was given, in the terms of a job; see `sort_objects`."""
+        """Objects and options in the terms of a job; see `sort_objects`."""
         return sort_objects(
             call,
             clip_grad_norm=self.clip_grad_norm,
@@ -125,12 +125,12 @@ class Backend(Protocol):
 
     @property
     def is_out(self) -> bool:
-        """Whether it is of no use any more: the job is over, or goes on without it."""
+        """Whether the job is over, or goes on without this process."""
         ...
 
     @property
     def place(self) -> WorkerPlace:
-        """Where the worker stands. No call to anybody, and no wait."""
+        """Where the worker stands: no call, and no wait."""
         ...
 
     @property
@@ -139,14 +139,13 @@ class Backend(Protocol):
         ...
 
     def join(self, call: NamedObjects, options: PrepareOptions) -> Mapping[int, Any]:
-        """Trains from now on, with what the first `prepare` was given.
+        """Trains from now on, with the objects of the first `prepare`.
 
         Returns when the models hold the values to begin with, and `place` has a rank.
         After an error it has none, and is called again when the script does.
 
         Returns:
-            What takes the place of an object, by the `id()` of that; what is not named
-            stays as it is.
+            Replacements of objects, by their `id()`; all others stay as they are.
 
         Raises:
             PsError: As `Connection.prepare`.
@@ -156,13 +155,13 @@ class Backend(Protocol):
     def exchange(
         self, call: NamedObjects, options: PrepareOptions
     ) -> Mapping[int, Any]:
-        """Takes other optimizers: `prepare` is called again, after `join`.
+        """Replaces optimizers: `prepare` was called again, after `join`.
 
         Returns:
             As `join`.
 
         Raises:
-            ConfigurationError: What was given does not fit the first call.
+            ConfigurationError: It does not fit the first call.
             UnsupportedError: This backend can't.
         """
         ...
@@ -171,7 +170,7 @@ class Backend(Protocol):
         """Completes a step that is under way; the models then hold its values.
 
         Raises:
-            StepTimeoutError: Some worker or shard did not come in time.
+            StepTimeoutError: Some worker or shard was late.
         """
         ...
 

@@ -2,7 +2,12 @@
 
 With the model wrapped in `DistributedDataParallel` the group is one worker: rank 0
 leads, the others never register. Without, each process is a worker of its own. Which
-of the two it is shows at `prepare`, so that nobody but the leader registers before.
+of the two it is shows at `prepare`, so that only the leader registers before.
+
+The processes send each other what they need over a gloo group of psworker's own, so
+that no call of it can meet one of the user's, and on the CPU, whatever the user's group
+uses. Calls of the channel are collective: all processes make the same in the same
+order.
 """
 
 import logging
@@ -78,7 +83,7 @@ class GroupChannel:
         """
         self.rank = dist.get_rank()
         self.process_count = dist.get_world_size()
-        with _lost_peer_named(self.rank):
+        with _peer_errors(self.rank):
             self._group: Any = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=timeout_s)
             )
@@ -95,7 +100,7 @@ class GroupChannel:
             work: What the leader does. Its result must be one that can be pickled.
 
         Raises:
-            PsError: The leader failed, or is gone. In the leader, whatever it raised.
+            PsError: The leader failed, or is lost. In the leader, whatever it raised.
         """
         if not self.is_leader:
             sent = self._broadcast(None)
@@ -112,14 +117,14 @@ class GroupChannel:
         return result
 
     def sum(self, value: float) -> float:
-        """The sum of the values that the processes give."""
+        """The sum of the values of all processes."""
         total = torch.tensor([value], dtype=torch.float64)
-        with _lost_peer_named(self.rank):
+        with _peer_errors(self.rank):
             dist.all_reduce(total, group=self._group)
         return float(total.item())
 
     def spread(self, tensors: Iterable[torch.Tensor], device_group: Any) -> None:  # noqa: ANN401, untyped in torch
-        """Gives all processes the leader's values.
+        """Copies the leader's values to all processes.
 
         Args:
             tensors: The same in all processes, of any shapes, types and devices.
@@ -134,7 +139,7 @@ class GroupChannel:
                 else:
                     flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
                 group = self._group if device.type == "cpu" else device_group
-                with _lost_peer_named(self.rank):
+                with _peer_errors(self.rank):
                     dist.broadcast(flat, src=_LEADER, group=group)
                 if not self.is_leader:
                     for tensor, piece in zip(bucket, flat.split(sizes), strict=True):
@@ -143,13 +148,13 @@ class GroupChannel:
                             tensor.copy_(values.view(tensor.shape))
 
     def close(self) -> None:
-        """Ends the channel, if the user has not ended the group that it stands on."""
+        """Ends the channel, if the user has not ended torch's default group."""
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
 
     def _broadcast(self, message: object) -> Any:  # noqa: ANN401, the leader's
         messages = [message]
-        with _lost_peer_named(self.rank):
+        with _peer_errors(self.rank):
             dist.broadcast_object_list(messages, src=_LEADER, group=self._group)
         return messages[0]
 
@@ -164,18 +169,13 @@ class GroupChannel:
 
 
 @contextmanager
-def _lost_peer_named(rank: int) -> Iterator[None]:
-    """Turns the end of a peer into an error that says what to do.
-
-    Args:
-        rank: Of this process. All but the leader wait for the leader, whose end is
-            that of the group; in a large group another process may be between them.
-    """
+def _peer_errors(rank: int) -> Iterator[None]:
+    """Turns torch's error after the loss of a peer into one that says what to do."""
     try:
         yield
     except RuntimeError as error:
         lost = "another process of this process group has ended or is silent"
-        if rank != _LEADER:
+        if rank != _LEADER:  # it waits for the leader, perhaps by another process
             lost = (
                 f"rank {_LEADER} of this process group, which speaks to the job for "
                 "all of it, did not answer: it or another process of the group has "
@@ -206,7 +206,7 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]
 
 
 class GroupSteps:
-    """Lets the leader push for all, and gives all what it gets.
+    """Lets the leader push for all, and copies the new values to all.
 
     `DistributedDataParallel` has averaged the gradient over the group already, so that
     the leader's is everybody's. The samples behind it are those of all processes.
@@ -234,7 +234,7 @@ class GroupSteps:
             buffers: Those of them that are buffers.
             device_group: The group that carries tensors which are not on the CPU.
             place: Where the group stands after joining.
-            look: Tells, in the leader, where it stands.
+            look: Returns, in the leader, where the group stands now.
             optimizer_count: Optimizers that step.
         """
         self._channel = channel
@@ -253,11 +253,11 @@ class GroupSteps:
             parameters=declared.tensors,
             optimizer_count=optimizer_count,
         )
-        # What each step that may carry loaded state tells when that is loaded. Steps
-        # have the same numbers in all processes.
+        # By step, what to call once the state is loaded that it carries. Steps have the
+        # same numbers in all processes.
         self._step_count = 0
         self._loading: dict[int, Callable[[], None]] = {}
-        self._loaded: list[int] = []  # of the leader, not yet told to the others
+        self._loaded: list[int] = []  # of the leader, not yet sent to the others
         self.place = place
         self._spread(frozenset())
 
@@ -344,7 +344,7 @@ class GroupSteps:
             )
 
     def note_zeroed(self) -> None:
-        """What was behind gradients that are gone has no weight."""
+        """Data behind gradients that were zeroed has no weight."""
         if self._pending.has_trained and not self.has_gradient:
             self._pending.throw_away()
 
@@ -361,7 +361,7 @@ class GroupSteps:
         )
 
     def declare(self, spec: OptimizerSpec) -> None:
-        """Tells the job of other groups, or of another optimizer, in the leader.
+        """Declares other groups, or another optimizer, in the leader.
 
         Raises:
             PsError: What the leader's call has raised, in all processes.
@@ -407,7 +407,7 @@ class GroupSteps:
         push: Callable[[Steps, PushExtras], PushResult],
         extras: PushExtras,
     ) -> PushResult:
-        """Pushes in the leader, and does in all processes what comes of it."""
+        """Pushes in the leader, and follows the result in all processes."""
         self._step_count += 1
         number = self._step_count
         if extras.on_loaded is not None:
@@ -428,22 +428,15 @@ class GroupSteps:
         return result
 
     def _spread(self, withheld: frozenset[int]) -> None:
-        given = [
-            each for index, each in enumerate(self._tensors) if index not in withheld
-        ]
-        self._channel.spread(given, self._device_group)
+        spread = [e for index, e in enumerate(self._tensors) if index not in withheld]
+        self._channel.spread(spread, self._device_group)
 
 
 class Group:
     """One process of a group of `torch.distributed`: a `Backend`."""
 
     def __init__(self, channel: GroupChannel, config: WorkerConfig) -> None:
-        """Registers the leader, while the others wait for what comes of it.
-
-        Args:
-            channel: To the other processes.
-            config: Where the job is.
-        """
+        """Registers the leader, while the others wait for it to be registered."""
         self._channel = channel
         self._config = config
         self._job: Job | None = None

@@ -55,8 +55,8 @@ T = TypeVar("T")
 logger: Final = logging.getLogger("psworker")
 
 AT_ONCE_TIMEOUT_S: Final = 5.0
-"""Longest time to leave in when the process is told to end: who has sent the signal
-sends SIGKILL next, mostly after ten seconds or more."""
+"""Longest time to leave in when a signal ends the process: SIGKILL follows, mostly
+after ten seconds or more."""
 
 
 class Job:
@@ -167,7 +167,7 @@ class Job:
     def exchange(
         self, call: NamedObjects, options: PrepareOptions
     ) -> Mapping[int, Any]:
-        """Puts new optimizers in the place of those of the last call, on all shards."""
+        """Replaces optimizers of the last call, on all shards."""
         _refuse_late_group(call.objects)
         prepared, stepper = self._prepared, self._stepper
         assert prepared is not None, "it has joined"
@@ -223,15 +223,12 @@ class Job:
     def leave_at_once(self, signal_name: str) -> None:
         """Leaves the job from a signal handler, in the middle of whatever is under way.
 
-        Of a push that is, and of the data behind what was pushed, the shards know more
-        than can be asked here: it counts as that of a worker that is lost does. Data
-        that was drawn and not pushed goes to the others.
-
-        Args:
-            signal_name: That of the signal which ends this process.
+        A push under way, and data behind earlier ones, count as those of a lost worker
+        do: the shards can't be asked here. Data that was drawn and not pushed goes to
+        the others.
 
         Raises:
-            PsError: The coordinator did not take it.
+            PsError: The coordinator refused.
             TimeoutError: It did not answer in time.
         """
         if self._is_closed or self.is_out:
@@ -248,7 +245,7 @@ class Job:
             sequence = self._stepper.settled_sequence() if self._stepper else 0
             self._loop.run(self._session.leave(sequence, report))
         except PsError as error:
-            # The script is done: an error now would hide that.
+            # The script is done, and an error now would hide that.
             logger.warning(
                 "could not leave the job in good order, so that it counts worker %s as "
                 "lost: %s",
@@ -317,7 +314,7 @@ class DataLink:
         self._stepper: Stepper | None = None
 
     def start(self, stepper: Stepper, optimizers: dict[str, PreparedOptimizer]) -> None:
-        """The worker is a member now, with these optimizers by name."""
+        """Connects it with the worker, and its optimizers by name."""
         self._stepper = stepper
         self._optimizers = optimizers
 
@@ -328,7 +325,7 @@ class DataLink:
 
     @property
     def rejoin_count(self) -> int:
-        """How often this worker was evicted and has joined again."""
+        """How often this worker was evicted and has rejoined."""
         assert self._stepper is not None, "loaders are handed out after joining"
         return self._stepper.rejoin_count
 
@@ -356,8 +353,7 @@ class DataLink:
         return self._stepper.member.rank
 
     def dealt_count(self, batch_count: int) -> int:
-        """Of the batches of an epoch those that this worker gets."""
-        # Rounded up, what the first one gets.
+        """Of the batches of an epoch those that this worker gets, at most."""
         place = 0 if self.sharer_count else self.rank
         return part_in_rounds(batch_count, place, self.worker_count)
 
@@ -416,7 +412,7 @@ class DataLink:
             )
             return Lease(ranges, is_closed, account)
 
-        # One that waits for other workers is spoken of by who asks.
+        # Whoever asks logs waits for other workers.
         return self._submit(attempt, is_answered_at_once=not request.wait)
 
     def await_contribution(self) -> LoopFuture[None]:
@@ -430,7 +426,7 @@ class DataLink:
         return self._loop.submit(wait())
 
     def holders(self) -> str:
-        """Which workers have what this one waits for, in words, if that was told."""
+        """Which workers have what this one waits for, in words, if that is known."""
         waiting = self._session.membership.waiting
         return waiting.reason if waiting is not None else ""
 
@@ -470,12 +466,7 @@ class DataLink:
 
 
 def _refuse_late_group(objects: Iterable[object]) -> None:
-    """Checks that no process became a worker by itself before it was in a group.
-
-    Raises:
-        ConfigurationError: A model is data-parallel, over a group that was made after
-            `connect()`.
-    """
+    """Checks that the group of data-parallel models was made before `connect()`."""
     if is_in_group() and any(
         isinstance(each, nn.Module) and data_parallel_in(each) for each in objects
     ):
@@ -489,14 +480,7 @@ def _refuse_late_group(objects: Iterable[object]) -> None:
 def _store_of(
     given: Prepared, placement: Placement, *, local: Collection[int], overlap: bool
 ) -> ValueStore:
-    """Where the values of a job go.
-
-    Args:
-        given: What is trained.
-        placement: How tensors are cut.
-        local: Entries of buffers that are never written to.
-        overlap: Whether values come while a forward pass reads them.
-    """
+    """Writes the job's values into the models, but for entries of `local` buffers."""
     named: dict[str, Any] = {
         "buffers": given.followed.union(given.buffers),
         "local": local,

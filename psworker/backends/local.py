@@ -1,7 +1,7 @@
-"""Training without a job: what stands behind a connection where none is named.
+"""Training without a job, where no coordinator is named.
 
-The script's own objects do the work, so that its numbers are those it had before it
-knew of psworker, bit by bit. No thread, no network.
+The script's own objects do the work, so that its numbers are those without psworker,
+bit by bit. No thread, no network.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,15 +56,15 @@ _STEP_WAS_CALLED: Final = "_opt_called"
 class Local:
     """A process that trains alone: a `Backend`.
 
-    What it is given is checked as in a job, and returned, but for loaders that count
-    what they hand out.
+    Objects are checked as in a job, and returned as they are, but for loaders, which
+    count what they hand out.
     """
 
     coordinator = ""
     title = ""
     is_leader = True
     is_out = False
-    traffic = Traffic()  # there is nobody to send to
+    traffic = Traffic()
 
     def __init__(self, worker_id: str = "") -> None:
         self._worker_id = worker_id or LOCAL_WORKER_ID
@@ -133,16 +133,16 @@ class Local:
         read_choice(options.buffers)
 
     def _take(self, call: NamedObjects) -> Mapping[int, Any]:
-        for each, given in zip(call.objects, call.names, strict=True):
+        for each, name in zip(call.objects, call.names, strict=True):
             if any(each is known for known in self._prepared):
-                continue  # given again, with another optimizer perhaps
+                continue  # prepared again, with another optimizer perhaps
             self._prepared.append(each)
             if isinstance(each, Optimizer):
                 attach(each, self._steps)
             elif isinstance(each, DataLoader):
-                name = given or f"loader{self._unnamed_count or ''}"
-                self._unnamed_count += not given
-                loader = local_loader(each, self._steps.draws, name=name)
+                own = name or f"loader{self._unnamed_count or ''}"
+                self._unnamed_count += not name
+                loader = local_loader(each, self._steps.draws, name=own)
                 self._loaders[id(each)] = loader
         self._is_prepared = True
         if self._loaders:
@@ -192,11 +192,7 @@ class LocalSteps:
         return self.last_push.clock if self.last_push else 0
 
     def refuse_closed(self) -> None:
-        """Checks that the connection is open.
-
-        Raises:
-            ClosedError: It is not.
-        """
+        """Raises a `ClosedError` once the connection is closed."""
         refuse_closed(is_closed=self.is_closed)
 
     def clip(self, optimizer: Optimizer) -> None:
@@ -220,7 +216,7 @@ class LocalSteps:
         *,
         optimizer_count: int,
     ) -> None:
-        """From now on tells what a step is of from the calls of these models.
+        """From now on finds the data behind a step by the calls of these models.
 
         Args:
             models: All that are prepared.
@@ -241,7 +237,7 @@ class LocalSteps:
         watch_calls(fresh, self.draws.pending)
 
     def note_zeroed(self) -> None:
-        """What was behind gradients that are gone is behind no step."""
+        """Data behind gradients that were zeroed is behind no step."""
         if self.draws.pending.has_trained and not SpentGradients(
             len(self._parameters)
         ).has_others(self._parameters):
@@ -279,7 +275,7 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
     """Makes `optimizer.step()` take `weight=` and count in `steps`.
 
     The optimizer keeps its class and its arithmetic. A weight changes nothing, since
-    nobody else's gradient comes in, but for 0: such a step counts for nothing.
+    there is no other gradient, but for 0: such a step counts for nothing.
     """
     inner: Callable[..., Any] = optimizer.step
 
@@ -303,11 +299,11 @@ def attach(optimizer: Optimizer, steps: LocalSteps) -> None:
         steps.note()
         return loss
 
-    # A scheduler that was built before has wrapped the inner one. One that comes later
-    # wraps this one.
+    # A scheduler that was built before has wrapped the inner one, a later one wraps
+    # this.
     if hasattr(inner, _WRAPPED_BY_SCHEDULER):
         setattr(step, _WRAPPED_BY_SCHEDULER, True)
-    setattr(step, WRAPS, inner)  # a job may be given it later
+    setattr(step, WRAPS, inner)  # a job may prepare it later
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     inner_zero_grad: Callable[..., None] = optimizer.zero_grad
 
@@ -334,7 +330,7 @@ def _clipping(
 
 
 def alone_text(group: TorchrunProcess | None, count_text: str = "") -> str:
-    """What a script is told once when it trains without a job.
+    """The warning of a script that trains without a job.
 
     Args:
         group: Its place in a torchrun group, if it has one.

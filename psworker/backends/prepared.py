@@ -1,4 +1,4 @@
-"""What `prepare` has made for a job, and other optimizers when it is called again."""
+"""What `prepare` makes for a job, and for one that replaces optimizers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class PreparedObjects:
     """Optimizers and loaders that work on a job.
 
     Attributes:
-        given: What the first call of `prepare` was given, in the job's order.
+        given: Of the first call of `prepare`, in the job's order.
         optimizers: By their names in the job, as prepared last.
         loaders: By `id()` of the user's.
     """
@@ -69,13 +69,10 @@ class PreparedObjects:
         point_schedulers(given.schedulers, self._by_id(given.optimizers))
 
     def follow_schedulers(self, *, is_late: bool) -> dict[int, Any]:
-        """Has every push tell where schedulers are.
+        """Sends the schedulers' steps with every push; returns all replacements.
 
         Args:
             is_late: Whether the job has trained already: they catch up with its.
-
-        Returns:
-            What takes the place of each object, by its `id()`.
         """
         for each in self.optimizers.values():
             each.follow(self.given.schedulers, is_late=is_late)
@@ -87,18 +84,15 @@ class PreparedObjects:
         options: PrepareOptions,
         declare: Callable[[OptimizerSpec], None],
     ) -> dict[int, Any]:
-        """Puts new optimizers in the place of those of the last call.
+        """Replaces optimizers of the last call; returns the replacements by `id()`.
 
         Args:
-            call: What was given now.
-            options: With it.
-            declare: Tells the shards of an optimizer.
-
-        Returns:
-            What takes the place of each object, by its `id()`.
+            call: Objects of this call of `prepare`.
+            options: Of this call.
+            declare: Declares an optimizer to the shards.
 
         Raises:
-            ConfigurationError: It does not fit what was given first.
+            ConfigurationError: They do not fit the first call.
         """
         given = self.given
         _refuse_other_choices(given, options.buffers, options.compression)
@@ -133,20 +127,18 @@ class PreparedObjects:
         return {id(each): self.optimizers[name] for name, each in inner.items()}
 
     def _sort(self, call: NamedObjects) -> "_Again":
-        """Finds what each object is in the job.
-
-        Raises:
-            ConfigurationError: It does not fit what was given first.
-        """
+        """Finds what each object is in the job."""
         objects = call.objects
         found = _Again(
-            schedulers=tuple(each for each in objects if _is(each, LRScheduler)),
-            loss_scales=LossScales(each for each in objects if _is(each, GradScaler)),
+            schedulers=tuple(each for each in objects if isinstance(each, LRScheduler)),
+            loss_scales=LossScales(
+                each for each in objects if isinstance(each, GradScaler)
+            ),
         )
         models = [without_wrappers(each) for each in self.given.models.values()]
         prepared = list(self.loaders.values())
         for each, name in zip(objects, call.names, strict=True):
-            if _is(each, nn.Module):
+            if isinstance(each, nn.Module):
                 if not any(without_wrappers(each) is model for model in models):
                     raise ConfigurationError(
                         "prepare() again takes the models of the first call only: the "
@@ -155,12 +147,12 @@ class PreparedObjects:
                     )
             elif id(each) in self.loaders or any(each is known for known in prepared):
                 found.loaders[id(each)] = self.loaders.get(id(each), each)
-            elif _is(each, DataLoader):
+            elif isinstance(each, DataLoader):
                 raise ConfigurationError(
                     "prepare() again takes the loaders of the first call only: leave "
                     "loaders out, and go on with those that it has returned"
                 )
-            elif not _is(each, Optimizer | LRScheduler | GradScaler):
+            elif not isinstance(each, Optimizer | LRScheduler | GradScaler):
                 raise ConfigurationError(kinds_text(each, name))
         _match(call, self.optimizers, found)
         return found
@@ -171,10 +163,8 @@ class _Again:
     """What changes when `prepare` is called again.
 
     Attributes:
-        optimizers: New optimizers by the name of the one that each is in place of.
-        loaders: The prepared loader of each that was given, by its `id()`.
-        schedulers: Learning rate schedulers.
-        loss_scales: Of gradient scalers, none if none was given again.
+        optimizers: New ones by the name of the one that each replaces.
+        loaders: Prepared ones by `id()` of that in the call.
     """
 
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
@@ -186,11 +176,7 @@ class _Again:
 def _refuse_other_choices(
     given: Prepared, buffers: BufferChoice, compression: CompressionChoice
 ) -> None:
-    """Checks that a second call names no other policies of buffers or compression.
-
-    Raises:
-        ConfigurationError: It does, or what it names is none.
-    """
+    """Checks that a second call names no other policies of buffers or compression."""
     if buffers is not None and choose_policies(given.bound, buffers) != given.buffers:
         raise ConfigurationError(
             "buffers keep the policies of the first prepare(); leave buffers out, or "
@@ -212,14 +198,16 @@ def _match(
     found: _Again,
 ) -> None:
     """Matches optimizers by name; those without one by their order in the job."""
-    named = {name: each for name, each in call.by_name.items() if _is(each, Optimizer)}
+    named = {
+        name: each for name, each in call.by_name.items() if isinstance(each, Optimizer)
+    }
     unknown = [name for name in named if name not in optimizers]
     if unknown:
         raise ConfigurationError(
             f"prepare() again takes the names of the first call: {unknown[0]!r} is "
             f"none of the job's optimizers, which are {', '.join(optimizers)}"
         )
-    unnamed = [each for each in call.positional if _is(each, Optimizer)]
+    unnamed = [each for each in call.positional if isinstance(each, Optimizer)]
     left = [name for name in optimizers if name not in named]
     given = [*named.values(), *unnamed]
     # With names those that stay may be left out.
@@ -245,7 +233,3 @@ def _match(
                 "at its place"
             )
         found.optimizers[name] = each
-
-
-def _is(each: object, kind: Any) -> bool:  # noqa: ANN401, a class or a union of them
-    return isinstance(each, kind)

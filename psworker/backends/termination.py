@@ -1,14 +1,14 @@
-"""A process that is told to end leaves its jobs first, and says why.
+"""A process that a signal ends leaves its jobs first, and logs that.
 
 A scheduler that wants the machine back sends SIGTERM, a terminal that is closed SIGHUP.
-By default the process is gone at once: the others wait for a lease, and the job calls
-it lost. With a connection it leaves, and is then ended by the same signal as before; a
-second signal, unless it comes in the same moment, ends it while it still leaves. A
-handler of the script's own is left alone, and so is SIGQUIT, which is for who wants to
-see the process as it stands.
+By default the process ends at once: the others wait for a lease, and the job calls it
+lost. With a connection it leaves, and is then ended by the same signal as before; a
+second signal, unless it is of the same moment, ends it while it still leaves. A handler
+of the script's own is left alone, and so is SIGQUIT, which is for whoever wants to see
+the process as it is.
 
-What a handler interrupts may hold any lock of this process, so nothing is asked here
-but of the event loop's thread.
+What a handler interrupts may hold any lock of this process, so it waits for nothing but
+the event loop's thread.
 """
 
 import logging
@@ -26,10 +26,10 @@ logger: Final = logging.getLogger("psworker")
 
 
 class Worker(Protocol):
-    """Whoever has a place in a job."""
+    """A worker of a job."""
 
     def leave_at_once(self, signal_name: str) -> None:
-        """Gives it up, whatever is under way, within seconds."""
+        """Leaves the job, whatever is under way, within seconds."""
         ...
 
 
@@ -39,7 +39,7 @@ _wish = EndWish()
 
 
 def watch(worker: Worker) -> None:
-    """From now on the worker leaves when its process is told to end."""
+    """From now on the worker leaves when a signal ends its process."""
     _workers.append(worker)
     if _handled or threading.current_thread() is not threading.main_thread():
         return
@@ -51,7 +51,7 @@ def watch(worker: Worker) -> None:
 
 
 def unwatch(worker: Worker) -> None:
-    """Notes that a worker has no place any more."""
+    """Ends `watch`."""
     if worker in _workers:
         _workers.remove(worker)
     if not _workers and threading.current_thread() is threading.main_thread():
@@ -62,7 +62,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     global _wish
     heard = _wish.hear()
     if heard is Heard.SAME:
-        return  # that of a launcher, say, and that to its whole group
+        return  # sent by a launcher, say, and to its whole process group
     if heard is Heard.FIRST:
         for worker in tuple(_workers):
             try:
@@ -84,7 +84,7 @@ def _give_back() -> None:
 
 
 def _after_fork() -> None:
-    """A child has no place in a job, and is ended as any process."""
+    """A child is no worker, and is ended as any process."""
     global _wish
     _workers.clear()
     _wish = EndWish()

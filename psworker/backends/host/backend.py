@@ -35,7 +35,7 @@ class Host:
     """One process of a host group: a `Backend`.
 
     All processes run the same script. Towards the job they are one worker;
-    `PS_LOCAL_RANK` tells them apart.
+    each has a `PS_LOCAL_RANK` of its own.
     """
 
     def __init__(self, config: WorkerConfig, place: HostPlace) -> None:
@@ -154,15 +154,18 @@ class Host:
 
 
 class HostDataLink:
-    """A process of a group, as its loaders see it."""
+    """A process of a group, as its loaders see it: a `psworker.data.DataSource`.
+
+    Everything is asked of the group's leader, who leases for all of it. Loaders are
+    named before the group meets, and iterated after it.
+    """
 
     def __init__(self) -> None:
-        """Knows nobody: loaders are named before the group meets."""
         self._steps: HostSteps | None = None
         self._optimizer: PreparedOptimizer | None = None
 
     def start(self, steps: HostSteps, optimizer: PreparedOptimizer) -> None:
-        """The process is in its group now."""
+        """Connects it with the process in its group."""
         self._steps = steps
         self._optimizer = optimizer
 
@@ -178,7 +181,7 @@ class HostDataLink:
 
     @property
     def rejoin_count(self) -> int:
-        """How often this process, or its group, was left out and has come again."""
+        """How often this process has entered again, or its group has rejoined."""
         return self._here.rejoin_count
 
     @property
@@ -217,7 +220,7 @@ class HostDataLink:
         self._here.refuse_out()
 
     def rejoin(self) -> None:
-        """Comes again after the group, or the job, has gone on without it."""
+        """Enters again, or has the group rejoin, after an exclusion or eviction."""
         self._here.rejoin()
 
     def open_epoch(
@@ -243,21 +246,17 @@ class HostDataLink:
         return self._here.driver.ask(AwaitTurn())
 
     def holders(self) -> str:
-        """Empty: what the coordinator tells of it comes to the leading process only."""
+        """Empty: only the process that leads knows what the coordinator sends of it."""
         return ""
 
     def push_nothing(self) -> None:
-        """Takes part in the group's next push with nothing."""
+        """Takes part in the group's next push with weight 0."""
         assert self._optimizer is not None, "loaders are handed out after joining"
         self._optimizer.push_nothing()
 
 
 def _refuse_unsupported(given: Prepared, *, overlap: bool) -> None:
-    """Checks that a group of processes can do what was prepared.
-
-    Raises:
-        UnsupportedError: It can't; the text says what to do.
-    """
+    """Checks that a group of processes can do what was prepared."""
     cure = "or start the processes without --one-push-per-host"
     if overlap:
         raise UnsupportedError(
@@ -278,7 +277,7 @@ def _refuse_unsupported(given: Prepared, *, overlap: bool) -> None:
 
 def _digest(given: Prepared) -> str:
     """What all processes of a group must have prepared alike."""
-    told = (
+    alike = (
         [
             entry.described + entry.model + entry.name
             for entry in given.bound.schema.entries
@@ -292,4 +291,4 @@ def _digest(given: Prepared) -> str:
         given.loss,
         {index: policy.value for index, policy in given.buffers.items()},
     )
-    return blake2b(repr(told).encode(), digest_size=16).hexdigest()
+    return blake2b(repr(alike).encode(), digest_size=16).hexdigest()

@@ -7,12 +7,13 @@ A step goes: every member offers a part; the leader finds the group's place in t
 each adds up its share of the gradients; the leader *seals* the step, and when every
 member has the seal it pushes; then all copy the values. What holds:
 
-- Nothing leaves the host before every living member has the seal. So whoever leads next
-  either has the seal, and sends the same bytes under the same number, or nobody outside
-  has seen anything, and the rest adds up anew without the dead.
-- A leader that was taken for dead wrongly (it was stopped) can do no harm: for its next
-  push it needs the word of all members, and they have told it `Excluded` instead.
-- A seal's memory is not written to before its step is over, also that of the dead.
+- Nothing leaves the host before every member has the seal. So the next leader either
+  has the seal, and sends the same bytes under the same number, or nothing was sent, and
+  the members add up anew without the lost process.
+- A leader that was stopped, and so excluded, can do no harm: for its next push it needs
+  an answer of all members, and they have sent it `Excluded`.
+- The memory that a seal is of is not written to before its step is over, also that of
+  lost processes.
 
 Invariants: `done.step` never decreases; a member's steps differ by one at most.
 """
@@ -67,13 +68,6 @@ class HostCore(LeaderElection):
     """One process's state machine; attributes as `LeaderElection`."""
 
     def __init__(self, process: ProcessId, *, count: int, patience_ms: int) -> None:
-        """Knows nobody yet.
-
-        Args:
-            process: Which process.
-            count: Processes that the group waits for before it begins.
-            patience_ms: How long it waits for them at most.
-        """
         super().__init__(process, count=count, patience_ms=patience_ms)
         # Of the step after `done`: what this process brings, and its seal.
         self._part: StepPart | None = None
@@ -90,11 +84,11 @@ class HostCore(LeaderElection):
         self._holders: set[ProcessId] = set()
         self._is_repeat = False
         self._is_parked = False
-        # Data: what this process has, and, of a leader, what others have told.
+        # Data: what was dealt to this process, and, of a leader, to the others.
         self.hand: set[DataRange] = set()
         self.hands: dict[ProcessId, frozenset[DataRange]] = {}
 
-    # What the owner asks
+    # Queries
 
     @property
     def sealed(self) -> Seal | None:
@@ -103,7 +97,7 @@ class HostCore(LeaderElection):
 
     @property
     def used(self) -> tuple[DataRange, ...]:
-        """Data of the last step, and of those that nobody may have been told of."""
+        """Data of the last step, and of earlier ones that may not be reported yet."""
         if self.done is None:
             return ()
         unreported = self.done.status.unreported
@@ -156,10 +150,10 @@ class HostCore(LeaderElection):
         """Of a leader, whether others have begun a step and it has not."""
         return self.is_awaited_from(self.process)
 
-    # What happens around this process
+    # Messages
 
     def take(self, process: ProcessId, message: Message) -> None:
-        """Another process has said something."""
+        """Handles a message of another process."""
         if isinstance(message, Seal) and process == self._leader:
             self._note_seal(message)  # also of one that is out: its part counts
         if self.is_out or process not in self._here:
@@ -185,7 +179,7 @@ class HostCore(LeaderElection):
                 if self.view is not None and process == self.view.leader:
                     self._take_order(message)
 
-    # What the user's thread has done
+    # Events of the user's thread
 
     def founded(self, status: GroupStatus) -> None:
         """The group is a member of the job, and this process holds the values."""
@@ -284,7 +278,7 @@ class HostCore(LeaderElection):
         )
 
     def _take_state(self, process: ProcessId, state: State) -> None:
-        """Of a new leader: goes on once it knows what all living members know."""
+        """Of a new leader: goes on once all members have sent their states."""
         assert self.done is not None, "a member has a last step"
         if self._phase is not Phase.GATHERING or state.view < self._gathers_from:
             return
@@ -317,9 +311,7 @@ class HostCore(LeaderElection):
         self._offers.pop(process, None)
         match self._phase:
             case Phase.GATHERING:
-                self._take_state(
-                    self.process, self._states[self.process]
-                )  # looks again
+                self._take_state(self.process, self._states[self.process])
             case Phase.COLLECTING:
                 self._admit()
                 self._advance()

@@ -1,7 +1,7 @@
 """What the state machine of a host group wants done: plain values.
 
-An `Effect` is for the thread that talks. Of these `Order` holds what the user's thread
-does, where tensors are: it is in `prepare` or `step` whenever one comes.
+The event loop carries an `Effect` out; of these it hands an `Order` to the user's
+thread, where tensors are: that is in `prepare` or `step` whenever there is one.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """All have brought their gradients: find the group's place in the job.
-
-    Attributes:
-        step: The step.
-        done: The last one that is over.
-    """
+    """All have offered their parts of `step`: find the group's place in the job."""
 
     step: int
     done: Done
@@ -38,13 +33,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Send a sealed step to the shards.
-
-    Attributes:
-        seal: The step.
-        done: The last one that is over.
-        is_repeat: Whether some of it may have been sent before.
-    """
+    """Send a sealed step, some of which may have been sent before if it is a repeat."""
 
     seal: Seal
     done: Done
@@ -71,18 +60,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Nothing is to do with a process any more."""
+    """Close the link to a process."""
 
     process: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """This process leads from now on, as the member that the group is already.
-
-    Attributes:
-        done: The last step that is over.
-    """
+    """Lead from now on, as the member that the group is already."""
 
     done: Done
 

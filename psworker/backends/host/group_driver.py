@@ -1,7 +1,7 @@
-"""Carries what a host group's state machine says, and tells it what happens.
+"""Runs a host group's state machine: feeds it with messages, and does what it says.
 
-On the event loop, but for what the user's thread asks: to offer, to hear what to do. So
-the group goes on, and its leader's loss is noticed, while the script computes.
+On the event loop, but for what the user's thread calls. So the group goes on, and its
+leader's loss is noticed, while the script computes.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ LOOK_MS: Final = 250
 """How often a process looks whether those that it waits for are stopped."""
 
 STOPPED_MS: Final = 750
-"""How long one may. Before the coordinator takes the group for lost, which hears of a
+"""How long one may be stopped. The coordinator evicts the group later: it misses a
 stopped leader after about two seconds."""
 
 FORM_LIMIT_MS: Final = 30_000
-"""How long a group waits for processes that never came, before it begins without."""
+"""How long a new group waits for missing processes before it begins without them."""
 
 BACK_LIMIT_MS: Final = 2_000
 """The same for a process that was in it before: the others are there, or done."""
@@ -78,16 +78,16 @@ class GroupDriver:
         marks: tuple[ObjectMark, ...],
         on_lead: Callable[[Lead], LeaderService],
     ) -> None:
-        """Is alone yet.
+        """Makes a process that is in no group yet.
 
         Args:
             loop: Where sockets are.
             core: The state machine.
-            memory: Takes the memory of others.
+            memory: Maps the memory of others.
             digest: Of what was prepared.
-            marks: What tells its models and loaders apart.
-            on_lead: Called on the loop when this process is to lead; who answers what
-                others ask from now on.
+            marks: By which models and loaders of processes are compared.
+            on_lead: Called on the loop when this process becomes the leader; returns
+                what answers the questions of the others.
         """
         self.core = core
         self._loop = loop
@@ -97,7 +97,7 @@ class GroupDriver:
         self._count = 0
         self._on_lead = on_lead
         self._links: dict[ProcessId, Link] = {}
-        self._strangers: list[Link] = []
+        self._unknown: list[Link] = []
         self._closing: list[Link] = []
         self._stopped_since: dict[ProcessId, float] = {}
         self._orders: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -115,11 +115,11 @@ class GroupDriver:
     # The user's thread
 
     def enter(self, group: str, count: int) -> None:
-        """Meets all that are there, and stays.
+        """Connects to all processes that are there.
 
         Raises:
             ConfigurationError: They have prepared something else.
-            StartTimeoutError: The way in is blocked.
+            StartTimeoutError: Another process has not finished entering.
         """
         rendezvous = Rendezvous(group, self.core.process.number)
         self._listener = rendezvous.listener
@@ -132,22 +132,22 @@ class GroupDriver:
             rendezvous.close()
 
     def post(self, event: Callable[[HostCore], None]) -> None:
-        """Tells the state machine something."""
+        """Has the state machine handle an event, soon."""
         self._loop.post(lambda: self._act(event))
 
     def ask(self, question: Question) -> "LoopFuture[Any]":
-        """Asks the leader, the next one too if it is lost. Cancelling takes it back.
+        """Asks the leader, the next one too if it is lost. Can be cancelled.
 
         The future raises `EvictedError` when the group goes on without this process.
         """
         future: LoopFuture[Any] = LoopFuture(
-            lambda: self._loop.post(lambda: self._take_back(future))
+            lambda: self._loop.post(lambda: self._withdraw(future))
         )
         self._loop.post(lambda: self._begin_asking(question, future))
         return future
 
     def serve(self, service: LeaderService) -> None:
-        """From now on this process leads, and answers."""
+        """Answers the questions of all from now on, as the leader."""
 
         def begin() -> None:
             self._service = service
@@ -155,7 +155,7 @@ class GroupDriver:
         self._loop.post(begin)
 
     def settle(self) -> bool:
-        """Takes in all that was said so far; whether this process is still in."""
+        """Handles all messages that are there; whether this process is a member."""
 
         async def look() -> bool:
             self._act(lambda _: None)
@@ -164,7 +164,7 @@ class GroupDriver:
         return self._loop.run(look())
 
     def next_task(self, deadline: float, log: WaitingLog) -> Task | None:
-        """What to do next; waits for it, `None` when nothing came in time."""
+        """What to do next; waits for it, `None` if there is nothing in time."""
         while True:
             try:
                 left = min(log.quiet_s, deadline - time.monotonic())
@@ -175,14 +175,14 @@ class GroupDriver:
                 log.remind(self.waited_for())
 
     def pending_task(self) -> Task | None:
-        """What came while the user's thread was elsewhere, one at a time."""
+        """What to do since the script was last in a call, one at a time."""
         try:
             return self._orders.get_nowait()
         except queue.Empty:
             return None
 
     def waited_for(self) -> str:
-        """Whom this process waits for in its group, in words."""
+        """Whom this process waits for, in words."""
         core = self.core
         if core.view is None:
             return "the processes of this host's group that are not here yet"
@@ -211,11 +211,11 @@ class GroupDriver:
         assert self._listener is not None, "it listens"
         self._asyncio.add_reader(self._listener, self._accept)
         for link, hello in met:
-            self._take_in(link, hello)
+            self._connect(link, hello)
         self._act(lambda core: core.entered(_now_ms()))
         self._look()
 
-    def _take_in(self, link: Link, hello: Hello) -> None:
+    def _connect(self, link: Link, hello: Hello) -> None:
         self._memory.adopt(hello.process, hello.header, link.descriptors.popleft())
         self._links[hello.process] = link
         self.core.connected(hello.process, hello.view)
@@ -226,33 +226,33 @@ class GroupDriver:
         try:
             peer, _ = self._listener.accept()
         except OSError:
-            return  # gone before it was taken
+            return  # closed before it was accepted
         try:
             link = Link(peer)
         except SegmentError as error:
             logger.warning("a process can't enter this host's group: %s", error)
             peer.close()
             return
-        self._strangers.append(link)
-        self._asyncio.add_reader(peer, self._hear_stranger, link)
+        self._unknown.append(link)
+        self._asyncio.add_reader(peer, self._receive_hello, link)
 
-    def _hear_stranger(self, link: Link) -> None:
-        """The first words of a process that comes."""
+    def _receive_hello(self, link: Link) -> None:
+        """Handles the first message of a process that enters."""
         for hello in link.receive():
             self._asyncio.remove_reader(link.socket)
-            self._strangers.remove(link)
+            self._unknown.remove(link)
             if refusal := self._refusal(hello):
                 link.send(refusal)
                 self._finish(link)
                 return
             own = self._hello(self.core.view)
             link.send(own, self._memory.segment.descriptor)
-            self._take_in(link, hello)
+            self._connect(link, hello)
             self._act(_nothing)
             return
         if link.is_over:
             self._asyncio.remove_reader(link.socket)
-            self._strangers.remove(link)
+            self._unknown.remove(link)
             link.close()
 
     def _hello(self, view: View | None = None) -> Hello:
@@ -262,7 +262,7 @@ class GroupDriver:
         )
 
     def _refusal(self, hello: object) -> str:
-        """Why a process that comes is not taken in; empty if it is."""
+        """Why a process may not enter; empty if it may."""
         if not isinstance(hello, Hello) or hello.digest != self._digest:
             return (
                 "it has prepared other models, optimizers, loaders or options, or has "
@@ -285,18 +285,17 @@ class GroupDriver:
         return ""
 
     def _act(self, event: Callable[[HostCore], None]) -> None:
-        """Takes in what others have said, what ends this process's part first."""
+        """Handles what others have sent, exclusions first, then an event."""
         if self._is_closed:
             return
-        said: list[tuple[ProcessId, Any]] = []
+        received: list[tuple[ProcessId, Any]] = []
         over: list[ProcessId] = []
         for process, link in list(self._links.items()):
-            said += [(process, message) for message in link.receive()]
+            received += [(process, message) for message in link.receive()]
             if link.is_over:
                 over.append(process)
-        for process, message in sorted(
-            said, key=lambda e: not isinstance(e[1], Excluded)
-        ):
+        received.sort(key=lambda each: not isinstance(each[1], Excluded))
+        for process, message in received:
             match message:
                 case Ask():
                     self._take_ask(process, message)
@@ -307,9 +306,9 @@ class GroupDriver:
         for process in over:
             self.core.lost(process)
         event(self.core)
-        self._carry()
+        self._carry_out()
         for process in over:
-            if process in self._links:  # nothing to do with it, and nothing to hear
+            if process in self._links:
                 self._drop(process)
         self._follow()
 
@@ -322,7 +321,7 @@ class GroupDriver:
         self._act(_nothing)  # asks whoever leads
         self._send_ask(number)
 
-    def _take_back(self, future: LoopFuture[Any]) -> None:
+    def _withdraw(self, future: LoopFuture[Any]) -> None:
         for number, (_, asked) in list(self._asks.items()):
             if asked is future:
                 del self._asks[number]
@@ -330,7 +329,7 @@ class GroupDriver:
         future.set_exception(CancelledError())
 
     def _follow(self) -> None:
-        """Asks a new leader what the one before has not answered."""
+        """Sends open questions to a new leader."""
         core = self.core
         if self._service is not None and core.is_leader:
             self._service.note_change()
@@ -380,7 +379,7 @@ class GroupDriver:
         asked = self._asks.pop(answer.number, None)
         leased = answer.result.ranges if isinstance(answer.result, Lease) else ()
         if asked is None:
-            if leased:  # nobody wants them here any more
+            if leased:  # the question was cancelled
                 self._begin_asking(GiveBack(leased), LoopFuture())
             return
         self.core.hand.update(leased)
@@ -391,7 +390,7 @@ class GroupDriver:
 
     # Effects
 
-    def _carry(self) -> None:
+    def _carry_out(self) -> None:
         for effect in self.core.take_effects():
             match effect:
                 case Order(task=task):
@@ -436,9 +435,9 @@ class GroupDriver:
             link.close()
 
     def _look(self) -> None:
-        """Whether anybody that is waited for is stopped."""
+        """Notices processes that are waited for and stopped."""
         self._timer = self._asyncio.call_later(LOOK_MS / 1000, self._look)
-        self._act(_nothing)  # what was said comes first
+        self._act(_nothing)  # messages first
         now = time.monotonic()
         for process in sorted(self.core.watched):
             link = self._links.get(process)
@@ -471,14 +470,14 @@ class GroupDriver:
             self._timer.cancel()
         for process in list(self._links):
             self._drop(process)
-        for link in (*self._closing, *self._strangers):
+        for link in (*self._closing, *self._unknown):
             self._asyncio.remove_reader(link.socket)
             self._asyncio.remove_writer(link.socket)
             link.close()
 
     def close_inherited(self) -> None:
-        """In a forked child: lets go of what would keep its parent alive for others."""
-        links = (*self._links.values(), *self._strangers, *self._closing)
+        """In a forked child: closes copies by which its parent would seem alive."""
+        links = (*self._links.values(), *self._unknown, *self._closing)
         for descriptor in (*(each.socket for each in links), self._listener):
             if descriptor is not None:
                 descriptor.close()
@@ -493,7 +492,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _nothing(_: HostCore) -> None:
-    """Only what others have said is taken in."""
+    """For `_act` without an event."""
 
 
 def _now_ms() -> int:

@@ -1,4 +1,4 @@
-"""The lives of a process in its host group: it comes in, again after it was left out.
+"""How a process enters its host group, and enters again after it was excluded.
 
 In the user's thread.
 """
@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,9 +37,7 @@ from psworker.backends.host.messages import (
 )
 from psworker.config import WorkerConfig
 from psworker.data.pending import PendingData
-from psworker.errors import (
-    StartTimeoutError,
-)
+from psworker.errors import StartTimeoutError
 from psworker.event_loop import EventLoop
 from psworker.launch.launched import HostPlace
 from psworker.optim.buffers import Buffers
@@ -53,7 +52,7 @@ logger: Final = logging.getLogger("psworker")
 
 @dataclass(slots=True)
 class Life:
-    """One life of this process in its group; after an exclusion there is another."""
+    """This process in its group; after an exclusion it has another life."""
 
     core: HostCore
     memory: HostMemory
@@ -84,7 +83,7 @@ class GroupEntry:
             loop: Where sockets and calls are.
             config: Where the job is.
             place_on_host: Which process of which group this is.
-            given: What the user has prepared.
+            given: What was prepared.
             digest: Of that; the same in all processes.
 
         Raises:
@@ -111,7 +110,7 @@ class GroupEntry:
         self.status: GroupStatus
         self._life = self._begin_life()
         try:
-            self._come_in()
+            self._enter()
         except BaseException:
             self._end_life()
             raise
@@ -133,22 +132,22 @@ class GroupEntry:
 
     @property
     def place(self) -> int:
-        """This process's place among these, in which batches are dealt."""
+        """This process's index among these, in whose order batches are dealt."""
         core = self._life.core
         members = core.members
         return members.index(core.process) if core.process in members else 0
 
     @property
     def rejoin_count(self) -> int:
-        """How often this process, or its group, was left out and has come again."""
+        """How often this process has entered again, or its group has rejoined."""
         return self._life_count + self._rejoin_count
 
     @property
     def leader(self) -> HostLeader | None:
-        """What of this process speaks to the job, if it leads."""
+        """The group's part in the job, if this process leads."""
         return self._life.leader
 
-    # Coming in
+    # Entering
 
     def _begin_life(self) -> Life:
         process = ProcessId(self._host.index, secrets.randbits(62))
@@ -172,7 +171,7 @@ class GroupEntry:
         return Life(core, memory, driver)
 
     def _take_lead(self, lead: Lead) -> LeaderService:
-        """On the event loop: the group's sign of life comes from here now."""
+        """On the event loop: keeps the group's membership from now on."""
         status = lead.done.status
         life = self._life
         life.leader = HostLeader(
@@ -186,18 +185,18 @@ class GroupEntry:
         )
         return LeaderService(life.core, life.leader, self._config.step_timeout_s)
 
-    def _come_in(self) -> None:
-        """Enters; once more for each time that the group went on without it."""
+    def _enter(self) -> None:
+        """Enters; again for each time that the group has gone on without it."""
         deadline = time.monotonic() + self._config.start_timeout_s
         while True:
             life = self._life
             life.driver.enter(self._host.group, self._host.count)
-            if self._is_taken_in(deadline):
+            if self._is_admitted(deadline):
                 return
             self._end_life()
             self._life = self._begin_life()
 
-    def _is_taken_in(self, deadline: float) -> bool:
+    def _is_admitted(self, deadline: float) -> bool:
         log = WaitingLog()
         life = self._life
         while True:
@@ -227,7 +226,7 @@ class GroupEntry:
         life.leader = HostLeader(
             self._loop, self._config, self._given, life.memory, token=uuid.uuid4().hex
         )
-        with self._telling():
+        with self._failures_sent():
             life.leader.open()
             status = life.leader.found()
         everything = frozenset(range(len(self._tensors)))
@@ -253,11 +252,7 @@ class GroupEntry:
         return self._declared.tensors
 
     def _look(self) -> None:
-        """Looks what the script has done to its tensors, and follows them.
-
-        Raises:
-            ConfigurationError: The job can't follow one.
-        """
+        """Follows tensors that the script has replaced."""
         for index in self._declared.look():
             self._store.put(index, self._declared.tensors[index])
             self._buffers.forget(index)
@@ -288,23 +283,13 @@ class GroupEntry:
         self._buffers.note_written(self._store)
         self.status = status
 
-    def _telling(self) -> "_Telling":
+    @contextmanager
+    def _failures_sent(self) -> Iterator[None]:
+        """Sends what the leader fails at to the others."""
         driver, process = self._life.driver, self._life.core.process
-        return _Telling(
-            lambda error: driver.post(
-                lambda core: core.failed(Failed(process, LeaderError.of(error)))
-            )
-        )
-
-
-class _Telling:
-    """What the leader fails at, the others are told."""
-
-    def __init__(self, tell: Callable[[BaseException], None]) -> None:
-        self._tell = tell
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            self._tell(error)
+        try:
+            yield
+        except BaseException as error:
+            failed = Failed(process, LeaderError.of(error))
+            driver.post(lambda core: core.failed(failed))
+            raise

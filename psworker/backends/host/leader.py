@@ -1,8 +1,8 @@
-"""The part of a host group's leader that speaks to the job.
+"""A host group's leader as a member of the job.
 
 The first leader joins; each later one goes on as the member that the group is, under
-the token that all its leaders register with. The watch, which is the group's sign of
-life, is opened on the event loop at once, the rest in the user's thread when a step
+the token that all its leaders register with. The watch, which keeps the group from
+eviction, is opened on the event loop at once, the rest in the user's thread when a step
 needs it.
 """
 
@@ -42,7 +42,7 @@ class HostStore(ValueStore):
     """Takes values into shared memory.
 
     Attributes:
-        watched: Buffers into which values were written; the owner clears it.
+        watched: Buffers into which values were written; whoever reads it clears it.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
@@ -111,15 +111,6 @@ class HostLeader:
         *,
         token: str,
     ) -> None:
-        """Says nothing yet.
-
-        Args:
-            loop: Where calls run.
-            config: Where the job is.
-            given: What the user has prepared.
-            memory: Of the group.
-            token: Under which the group's leaders register.
-        """
         self._loop = loop
         self._config = config
         self._given = given
@@ -131,7 +122,7 @@ class HostLeader:
         self._model: HostModel | None = None
 
     def open(self, status: GroupStatus | None = None) -> None:
-        """Begins to be the group's sign of life; from any thread."""
+        """Begins to register and to watch the job; from any thread."""
         self._opening = self._loop.submit(self._open(status))
 
     @property
@@ -141,7 +132,7 @@ class HostLeader:
         Raises:
             PsError: The coordinator was not reached, or it refused.
         """
-        assert self._opening is not None, "opened by whoever has made it leader"
+        assert self._opening is not None, "opened when it became the leader"
         with told_to_users():
             return self._opening.result()
 
@@ -155,7 +146,7 @@ class HostLeader:
 
     async def ready(self) -> Session:
         """As `session`, on the event loop."""
-        assert self._opening is not None, "opened by whoever has made it leader"
+        assert self._opening is not None, "opened when it became the leader"
         return await self._opening.awaited()
 
     @property
@@ -181,11 +172,7 @@ class HostLeader:
         return self._stepper.status(self.token)
 
     def arrive(self, status: GroupStatus) -> tuple[PushPlace, GroupStatus]:
-        """Where the next push of the group goes.
-
-        Args:
-            status: As of the last step, for a leader that goes on.
-        """
+        """Where the next push of the group goes, after a step that left this status."""
         stepper = self.going_on(status)
         found = stepper.arrive()
         return found, stepper.status(self.token)
@@ -195,7 +182,7 @@ class HostLeader:
 
         Args:
             status: Of the group when it was evicted.
-            rejoin_count: How often it had joined again, as who asks knows.
+            rejoin_count: How often it had joined again, as the asking process knows.
         """
         stepper = self.going_on(status)
         if stepper.rejoin_count <= rejoin_count:
@@ -229,7 +216,7 @@ class HostLeader:
         try:
             session = self._opening.result()
         except (PsError, CallError, CancelledError):
-            return  # it was told when it was wanted
+            return  # raised where it was needed
         try:
             if leaves and session.membership.failure is None:
                 sequence = self._stepper.settled_sequence() if self._stepper else 0
@@ -254,7 +241,7 @@ class HostLeader:
         return session
 
     def going_on(self, status: GroupStatus) -> SharedStepper:
-        """The pushes of a group whose member this process has become the leader of."""
+        """The pushes of the group, also of one that another process has led before."""
         if self._stepper is not None:
             return self._stepper
         session = self.session
@@ -293,7 +280,7 @@ class HostLeader:
 
 
 def entries_of(specs: Mapping[str, Any]) -> frozenset[int]:
-    """Entries that steps change: all that an optimizer holds."""
+    """Entries that steps change: all that optimizers hold."""
     return frozenset(
         index
         for spec in specs.values()

@@ -2,12 +2,11 @@
 
 Pure; the part of `core` that knows nothing of what a step is.
 
-A view says who leads and who is in. Only leaders make views, each with a higher number.
-When the leader is gone the first of the living members by process id makes the next
-one, and hears from all others what they know. A process enters between two steps, when
-it has met all members: each has the other's memory then. Where two processes begin a
-group at once, since neither has heard of the other, the one with the lower view gives
-way.
+A view says who leads and who is a member. Only leaders make views, each with a higher
+number. When the leader is lost the first remaining member by process id makes the next
+one, and gets the states of all others. A process enters between two steps, when it has
+met all members: each has the other's memory then. Where two processes begin a group at
+once, since neither knows the other yet, the one with the lower view gives way.
 """
 
 from abc import ABC, abstractmethod
@@ -39,12 +38,12 @@ class LeaderElection(ABC):
     Attributes:
         process: Which process.
         view: Newest one that it knows, `None` before there is any.
-        done: The last step that is over for it, `None` while it is outside.
+        done: The last step that is over for it, `None` while it is no member.
         is_out: Whether it has left, or was excluded.
     """
 
     def __init__(self, process: ProcessId, *, count: int, patience_ms: int) -> None:
-        """Knows nobody yet.
+        """Makes a process that has met no other yet.
 
         Args:
             process: Which process.
@@ -61,19 +60,17 @@ class LeaderElection(ABC):
         self._now_ms = 0
         self._here: set[ProcessId] = set()
         self._effects: list[Effect] = []
-        self._told: dict[
-            ProcessId, View
-        ] = {}  # of a process that is outside, by leader
-        # Of a leader: who asks to be taken in, and whom each has met.
+        self._views: dict[ProcessId, View] = {}  # by leader, while it is no member
+        # Of a leader: who asks to enter, and whom each has met.
         self._entering: list[ProcessId] = []
         self._met: dict[ProcessId, frozenset[ProcessId]] = {}
 
-    # What a step is, to who is in
+    # The step under way
 
     @property
     @abstractmethod
     def _is_between_steps(self) -> bool:
-        """Of a leader, whether a process may come in now."""
+        """Of a leader, whether a process may enter now."""
 
     @abstractmethod
     def _begin_to_lead(self) -> None:
@@ -85,13 +82,13 @@ class LeaderElection(ABC):
 
     @abstractmethod
     def _go_on_without(self, process: ProcessId) -> None:
-        """Of a leader: a member is gone."""
+        """Of a leader: goes on after the loss of a member."""
 
     @abstractmethod
     def _state(self) -> State:
         """What this member knows, for a new leader."""
 
-    # Who is there
+    # Members
 
     @property
     def is_member(self) -> bool:
@@ -118,7 +115,7 @@ class LeaderElection(ABC):
 
     @property
     def others(self) -> frozenset[ProcessId]:
-        """Processes that are here beside this one, members or not."""
+        """Processes that are connected to this one, members or not."""
         return frozenset(self._here)
 
     @property
@@ -142,7 +139,7 @@ class LeaderElection(ABC):
         return effects
 
     def connected(self, process: ProcessId, view: View | None = None) -> None:
-        """Another process is here, and each has the other's memory.
+        """Another process is connected, and each has the other's memory.
 
         Args:
             process: Which.
@@ -150,21 +147,21 @@ class LeaderElection(ABC):
         """
         self._here.add(process)
         if view is not None and self.done is None:
-            self._told[view.leader] = view
+            self._views[view.leader] = view
 
     def entered(self, now_ms: int) -> None:
-        """This process has met all that are here."""
+        """This process has met all that were there."""
         self._entered_ms = self._now_ms = now_ms
         self._ask_or_found()
 
     def tick(self, now_ms: int) -> None:
-        """Time goes by."""
+        """Notes the time."""
         self._now_ms = now_ms
         if self._entered_ms is not None and self.view is None:
             self._ask_or_found()
 
     def lost(self, process: ProcessId) -> None:
-        """Another process is gone, or was stopped for too long."""
+        """Another process has ended, or was stopped for too long."""
         if process not in self._here or self.is_out:
             return
         self._here.discard(process)
@@ -176,10 +173,10 @@ class LeaderElection(ABC):
         elif not self.is_member:
             self._ask_or_found()
         elif process in self.members and self._expected_leader() != self._leader:
-            self._succeed()
+            self._follow_leader()
 
     def leave(self) -> None:
-        """This process goes in good order."""
+        """This process leaves in good order."""
         if not self.is_out:
             self._effects += [Send(process, Bye()) for process in sorted(self._here)]
             self._effects += [Drop(process) for process in sorted(self._here)]
@@ -187,7 +184,7 @@ class LeaderElection(ABC):
             self.is_out = True
 
     def _ask_or_found(self) -> None:
-        """Of a process that is outside: asks the leader, or becomes the first one."""
+        """Of a process that is no member: asks the leader, or becomes the first."""
         if self._entered_ms is None or self.is_member or self.is_out:
             return
         before, self.view = self.view, self._found_view()
@@ -204,16 +201,16 @@ class LeaderElection(ABC):
             self._effects.append(Order(Found()))
 
     def _found_view(self) -> View | None:
-        """Of a process that is outside: the newest view that anybody here stands by."""
-        led = [view for leader, view in self._told.items() if leader in self._here]
+        """Of a process that is no member: the newest view of any connected process."""
+        led = [view for leader, view in self._views.items() if leader in self._here]
         if led:
             return max(led, key=lambda view: (view.number, view.leader))
-        # Of a leader that is gone another member will say that it leads.
-        views = [v for v in self._told.values() if self._here.intersection(v.members)]
+        # After a lost leader another member will send a view of its own.
+        views = [v for v in self._views.values() if self._here.intersection(v.members)]
         return max(views, key=lambda view: (view.number, view.leader), default=None)
 
     def _admit(self) -> None:
-        """Takes in those who ask, between two steps, when the values can be had."""
+        """Admits those who ask, between two steps, when this process has the values."""
         if not self._entering or not self._is_between_steps:
             return
         if self.done is None or self.done.source != self.process:
@@ -231,7 +228,7 @@ class LeaderElection(ABC):
         self._effects += [Send(process, admission) for process in new]
 
     def _have_met(self, process: ProcessId, other: ProcessId) -> bool:
-        """Whether two processes have each other's memory; the later one tells."""
+        """Whether two processes have each other's memory; the later one has sent it."""
         return (
             other == self.process
             or other in self._met.get(process, ())
@@ -244,15 +241,15 @@ class LeaderElection(ABC):
             self._effects.append(Order(admission))
 
     def _expected_leader(self) -> ProcessId | None:
-        """The leader, or who comes next if it is gone."""
+        """The leader, or the next one if it is lost."""
         assert self.view is not None, "without a view nobody leads"
         alive = {*self._here, self.process}
         if self.view.leader in alive:
             return self.view.leader
         return min(alive.intersection(self.view.members), default=None)
 
-    def _succeed(self) -> None:
-        """The leader is gone: the next one by process id leads."""
+    def _follow_leader(self) -> None:
+        """The leader is lost: the next one by process id leads."""
         if self._expected_leader() == self.process:
             assert self.done is not None, "a member has a last step"
             alive = (*self._here.intersection(self.members), self.process)
@@ -291,34 +288,34 @@ class LeaderElection(ABC):
                 self._end()
                 return
         if process != view.leader:
-            # Told back by one that knows a later one than the leader's, of a leader
-            # that was gone before all had it.
+            # Sent back by one that knows a later view, of a leader that was lost before
+            # all had it.
             if self.is_leader and not self._is_older(view):
                 self._change_members(self.members, number=view.number)
             return
         if not self.is_member:
-            self._told[process] = view
+            self._views[process] = view
             if not self.is_leader:
                 self._ask_or_found()
             return
         if self._is_older(view):
             if self.view is not None and self.view.leader != process:
-                # Of the same group its leader was gone before all had its view.
+                # Of the same group: its leader was lost before all had its view.
                 self._effects.append(Send(process, self.view))
             return
         before, self.view = self.view, view
         if self.process not in view.members:
             self._end()
             return
-        gone = set(before.members if before else ()).difference(view.members)
-        for process in sorted(gone.intersection(self._here)):
+        left = set(before.members if before else ()).difference(view.members)
+        for process in sorted(left.intersection(self._here)):
             self._here.discard(process)
             self._effects += [Send(process, Excluded()), Drop(process)]
         if before is None or before.leader != view.leader:
             self._effects.append(Send(view.leader, self._state()))
 
     def _end(self) -> None:
-        """The group goes on without this process."""
+        """Notes that the group goes on without this process."""
         self.is_out = True
         self._effects += [Drop(process) for process in sorted(self._here)]
         self._here.clear()

@@ -1,4 +1,4 @@
-"""Where a host group's leader answers what its processes ask beside steps.
+"""A host group's leader answers what its processes ask beside steps.
 
 On the event loop; what needs the group's pushes runs in a thread beside, which is safe
 while any member is outside of a step: no push is under way then.
@@ -53,10 +53,10 @@ class Deal:
     def __init__(
         self, hands: Mapping[ProcessId, Iterable[DataRange]] | None = None
     ) -> None:
-        """Begins, or goes on where another leader was.
+        """Begins, or goes on after another leader.
 
         Args:
-            hands: What living processes have of it.
+            hands: What the members hold of it.
         """
         self.is_closed = False
         self._hands = {
@@ -69,7 +69,7 @@ class Deal:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has or will get anything of what is known."""
+        """Whether no process holds or will get any of the known ranges."""
         return not (
             self._pool or any(self._hands.values()) or any(self._queues.values())
         )
@@ -77,14 +77,14 @@ class Deal:
     def wanted(
         self, process: ProcessId, count: int, members: Sequence[ProcessId]
     ) -> int:
-        """How many more batches to ask for, so that a process can have so many."""
+        """How many more batches to ask for, so that a process can have `count`."""
         if len(self._queues.get(process, ())) >= count:
             return 0
         queued = sum(map(len, self._queues.values())) + len(self._pool)
         return max(1, count * len(members) - queued)
 
     def note_used(self, ranges: Iterable[DataRange]) -> None:
-        """These are behind pushes, or are on their way there."""
+        """Notes data of pushes that are done or under way."""
         used = set(ranges)
         self._known |= used
         for hand in self._hands.values():
@@ -93,7 +93,7 @@ class Deal:
     def take_in(
         self, ranges: Iterable[DataRange], members: Sequence[ProcessId]
     ) -> None:
-        """Deals what the group holds and nobody has had yet, in order."""
+        """Deals what the group holds and no process has had yet, in order."""
         fresh = sorted(set(ranges) - self._known)
         self._known.update(fresh)
         self._pool += fresh
@@ -102,25 +102,25 @@ class Deal:
     def hand_out(self, process: ProcessId, count: int) -> tuple[DataRange, ...]:
         """At most so many batches for a process, which has them from now on."""
         queue = self._queues.setdefault(process, deque())
-        given = tuple(queue.popleft() for _ in range(min(count, len(queue))))
-        self._hands.setdefault(process, set()).update(given)
-        return given
+        dealt = tuple(queue.popleft() for _ in range(min(count, len(queue))))
+        self._hands.setdefault(process, set()).update(dealt)
+        return dealt
 
     def give_back(self, process: ProcessId, ranges: Iterable[DataRange]) -> None:
-        """A process does not use these after all."""
+        """Takes back ranges that a process does not use."""
         hand = self._hands.get(process, set())
         returned = hand.intersection(ranges)
         hand -= returned
         self._pool = sorted((*self._pool, *returned))
 
     def give_all_back(self, process: ProcessId) -> None:
-        """A process uses nothing more of it."""
+        """Takes back all that a process holds."""
         self.give_back(process, tuple(self._hands.get(process, ())))
 
     def lose(
         self, processes: Iterable[ProcessId], members: Sequence[ProcessId]
     ) -> None:
-        """Processes are gone: what they had goes to the others."""
+        """Deals what lost processes had to the others."""
         for process in processes:
             self.give_all_back(process)
             self._hands.pop(process, None)
@@ -129,7 +129,7 @@ class Deal:
 
     @property
     def processes(self) -> frozenset[ProcessId]:
-        """Who has had anything of it."""
+        """Processes that have had anything of it."""
         return frozenset((*self._hands, *self._queues))
 
     def _share(self, members: Sequence[ProcessId]) -> None:
@@ -145,11 +145,11 @@ class LeaderService:
     """Answers of one leader."""
 
     def __init__(self, core: HostCore, leader: HostLeader, timeout_s: float) -> None:
-        """Begins, with what the members have told when this process came to lead.
+        """Begins with the states that members have sent to a new leader.
 
         Args:
             core: The state machine, read on the event loop.
-            leader: Speaks to the job.
+            leader: Of the group.
             timeout_s: Longest time for the coordinator to answer.
         """
         self._core = core
@@ -166,7 +166,7 @@ class LeaderService:
         self._rejoin_count = -1
 
     def note_change(self) -> None:
-        """Something may have happened in the group."""
+        """Follows a change in the group, such as a lost member or a step."""
         core = self._core
         seal, done = core.sealed, core.done
         if done is not None and done.status.rejoin_count != self._rejoin_count:
@@ -178,9 +178,8 @@ class LeaderService:
                 deal.note_used(
                     e for e in ranges if (e.loader, e.epoch) == (loader, epoch)
                 )
-            gone = deal.processes - set(core.members)
-            if gone:
-                deal.lose(gone, core.members)
+            if lost := deal.processes - set(core.members):
+                deal.lose(lost, core.members)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -195,7 +194,7 @@ class LeaderService:
             return LeaderError.of(error)
 
     async def _answered(self, process: ProcessId, question: Question) -> object:
-        while self._core.is_gathering:  # who has what is not known yet
+        while self._core.is_gathering:  # it does not know yet who holds what
             await self._changed.wait()
         match question:
             case OpenEpoch():
@@ -274,18 +273,17 @@ class LeaderService:
         if (wanted or has_news) and not deal.is_closed:
             await self._fetch(request, max(1, wanted))
         while request.wait and not deal.is_closed:
-            if (
-                given := deal.hand_out(process, count)
-            ) or process not in self._core.members:
-                return Lease(given, closed=False)
+            dealt = deal.hand_out(process, count)
+            if dealt or process not in self._core.members:
+                return Lease(dealt, closed=False)
             if deal.is_idle and not self._core.is_settling:
                 await self._fetch_waiting(key, request)
             else:
                 await self._changed.wait()
                 if self._leader.pending.unreported.has_news:
                     await self._fetch(request, 1)
-        given = deal.hand_out(process, count)
-        return Lease(given, deal.is_closed, self._reports.get(key))
+        dealt = deal.hand_out(process, count)
+        return Lease(dealt, deal.is_closed, self._reports.get(key))
 
     async def _fetch_waiting(self, key: tuple[str, int], request: LeaseRequest) -> None:
         """One call for all that wait, until there is more or the epoch is closed."""
@@ -304,7 +302,7 @@ class LeaderService:
     async def _fetch(
         self, request: LeaseRequest, count: int, *, wait: bool = False
     ) -> Lease:
-        """Asks the coordinator for the group, and deals what comes."""
+        """Asks the coordinator for the group, and deals what it leases."""
         session = await self._leader.ready()
         key = request.loader, request.epoch
         report = self._report(DataReport(skipped=request.report.skipped))
@@ -331,7 +329,7 @@ class LeaderService:
         return lease
 
     def _report(self, asked: DataReport) -> DataReport:
-        """What the coordinator is told of the group's data with the next call."""
+        """What the next call reports of the group's data."""
         own = self._leader.pending.unreported.take()
         return DataReport(
             own.consumed, own.dropped, own.incarnation, (*own.skipped, *asked.skipped)

@@ -1,7 +1,7 @@
-"""What a process of a host group does with tensors: adds up its share, and copies.
+"""The shared memory of a host group: each process adds up its share, and copies.
 
 In the user's thread. Every process writes to a segment of its own and reads those of
-the others; what a process that is gone has written stays as it was.
+the others; what a lost process has written stays as it was.
 """
 
 import math
@@ -182,7 +182,7 @@ class HostMemory:
         self._areas[process] = _Areas(self._schema, self._layout, segment.data)
 
     def forget(self, processes: Set[ProcessId]) -> None:
-        """Lets the memory of processes go that no step needs any more."""
+        """Unmaps the memory of processes that no step needs any more."""
         for process in processes:
             del self._areas[process]
 
@@ -191,14 +191,9 @@ class HostMemory:
         """Whose memory is here."""
         return frozenset(self._areas)
 
-    @property
-    def byte_count(self) -> int:
-        """Size of a segment."""
-        return self._layout.byte_count
-
     @torch.no_grad()
     def offer(self, gradients: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
-        """Writes this process's gradient; which entries it has."""
+        """Writes this process's gradient; returns which entries it has."""
         targets = self._areas[self._own].gradients
         for target, gradient in zip(targets, gradients, strict=True):
             if gradient is not None:
@@ -207,7 +202,7 @@ class HostMemory:
 
     @torch.no_grad()
     def reduce(self, parts: Parts) -> float:
-        """Adds up this process's share of the mean or sum; its sum of squares."""
+        """Adds up this process's share of the mean or sum; returns its square sum."""
         presence = self.presence(parts)
         own = self._shares_of(parts, presence)[self._own]
         counted = {process: part for process, part in parts.items() if part.weight > 0}
@@ -225,13 +220,14 @@ class HostMemory:
 
     @torch.no_grad()
     def mean(self, parts: Parts, *, with_leaders: bool) -> list[torch.Tensor | None]:
-        """The mean that all have added up, one for each entry of its shape.
+        """The mean that all have added up, one for each entry, of its shape.
 
         Views of shared memory, but for the few entries that are cut.
 
         Args:
-            parts: What each contributor has brought.
-            with_leaders: Whether buffers of the job's first worker are this group's.
+            parts: Of each contributor.
+            with_leaders: Whether the job takes buffers of this group where it takes
+                those of one worker.
         """
         presence = self.presence(parts)
         pieces: dict[int, list[torch.Tensor]] = {}
@@ -264,7 +260,7 @@ class HostMemory:
         return tuple(any(bits) for bits in zip(*counted, strict=True))
 
     def values(self) -> list[torch.Tensor]:
-        """This process's own area of values, one for each entry of its shape."""
+        """This process's own area of values, one for each entry, of its shape."""
         own = self._areas[self._own].values
         return [
             flat.view(entry.shape)
@@ -281,13 +277,7 @@ class HostMemory:
     def copy(
         self, source: ProcessId, tensors: Sequence[torch.Tensor], entries: Set[int]
     ) -> None:
-        """Copies values from a process's area into a model.
-
-        Args:
-            source: Whose.
-            tensors: The model, one for each entry.
-            entries: Which ones.
-        """
+        """Copies values of some entries from a process's area into a model."""
         values = self._areas[source].values
         for index in sorted(entries):
             tensor = tensors[index].detach()
@@ -295,7 +285,7 @@ class HostMemory:
                 tensor.copy_(values[index].view(tensor.shape))
 
     def close(self) -> None:
-        """Gives back what is held by the system."""
+        """Unmaps all memory, and frees this process's own."""
         self._areas.clear()
         self.segment.close()
 

@@ -1,6 +1,6 @@
 """Messages between the processes of a host group: plain values.
 
-Steps and who is in come first, then questions to the leader beside steps.
+Steps and membership come first, then questions to the leader beside steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class ProcessId(NamedTuple):
     """One life of one process of a group; in the order of sums and of leaders.
 
     Attributes:
-        number: On this machine, which a later life of it has too.
+        number: On this machine; after an exclusion it is the same.
         life: Drawn when it entered.
     """
 
@@ -30,13 +30,13 @@ class ProcessId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class View:
-    """Who is in a group. A later one counts; of two, that of the later leader.
+    """Who is in a group. The one with the higher number counts, then leader.
 
     Attributes:
         number: Grows with every change.
-        leader: Who speaks to the job.
+        leader: Which process is the member of the job.
         members: Whose gradients a step waits for, in order.
-        founder: Who began the group. Where two were begun at once, one gives way.
+        founder: First leader. Where two groups were begun at once, one gives way.
     """
 
     number: int
@@ -57,7 +57,7 @@ class StepPart:
         ranges: Data behind it.
         spec_digest: Declaration of the optimizer.
         scheduler_steps: Steps of its schedulers.
-        loads_state: Whether state was loaded that the optimizer shall go on from.
+        loads_state: Whether the script has loaded state of the optimizer before.
         optimizer: Name of the optimizer.
     """
 
@@ -80,11 +80,11 @@ class PushPlace:
         worker: The group's identity.
         sequence: Number of the push.
         clock: Clock that it completes.
-        is_first_worker: Whether the buffers of the job's first worker are this one's.
+        is_first_worker: Whether this is the job's first worker, whose buffers count.
         is_of_longest: Whether no worker has been in the job for longer.
-        is_stale: Whether the values that gradients are of were not the job's.
-        is_void: Whether the data behind them is not the group's any more either, since
-            it was evicted.
+        is_stale: Whether gradients are of values that were not the job's.
+        is_void: Whether the data behind them is not the group's either, since it was
+            evicted.
     """
 
     worker: WorkerKey
@@ -98,13 +98,7 @@ class PushPlace:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One try to add up the gradients of a step.
-
-    Attributes:
-        step: The step.
-        view: Number of the view.
-        number: Of the tries of that view.
-    """
+    """One try to add up the gradients of a step, numbered within a view."""
 
     step: int
     view: int
@@ -117,8 +111,7 @@ class Reduce:
 
     Attributes:
         attempt: Which try.
-        parts: What each process has brought, in the order of process ids, which is
-            that of sums.
+        parts: Of each process, in the order of process ids, which is that of sums.
     """
 
     attempt: Attempt
@@ -127,12 +120,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A process has added up its share.
-
-    Attributes:
-        attempt: Of which try.
-        square_sum: Sum of squares of its share of the mean.
-    """
+    """A process has added up its share of the mean, which has this sum of squares."""
 
     attempt: Attempt
     square_sum: float
@@ -140,14 +128,14 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """A step as it leaves the host, once and for all.
+    """A step as it is pushed, whichever process leads.
 
     Everything that another leader needs to send the same bytes under the same number.
 
     Attributes:
         step: Number of the step.
-        place: Where the group stands.
-        parts: What each contributor has brought.
+        place: Where the group stands in the job.
+        parts: Of each contributor.
         square_sum: Sum of squares of the mean gradient.
     """
 
@@ -208,7 +196,7 @@ class GroupStatus:
         mode: How workers keep together.
         rejoin_count: How often it was evicted and has joined again.
         last_push: What became of the newest push.
-        unreported: Data of its pushes that the coordinator may not have heard of.
+        unreported: Data of its pushes that may not be reported to the coordinator.
     """
 
     token: str
@@ -226,7 +214,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A step is over, and its values are there to be copied.
+    """A step is over, and its values can be copied.
 
     Attributes:
         step: Number of the step; 0 before the first.
@@ -234,7 +222,7 @@ class Done:
         status: Of the group.
         parts: Whose gradients were in it.
         is_discarded: Whether they were thrown away.
-        is_void: Whether the data behind them went back, as the group was evicted.
+        is_void: Whether the data behind them is dealt anew, as the group was evicted.
         written: Buffers that have new values.
         is_whole: Whether everything is to be copied, not only what steps change.
     """
@@ -251,7 +239,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A member's contribution to a step, for the leader."""
+    """A member's part of a step, for the leader."""
 
     step: int
     part: StepPart
@@ -259,11 +247,11 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A process asks the leader to be taken in.
+    """A process asks the leader to be admitted.
 
     Attributes:
-        met: Whose memory it has. Of the others it can't read what they bring: they
-            were gone when it came, and the leader will hear of that.
+        met: Whose memory it has. Others had ended when it came, and the leader will
+            notice that.
     """
 
     met: frozenset[ProcessId]
@@ -271,12 +259,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The leader takes a process in.
-
-    Attributes:
-        view: Who is in the group now.
-        done: The last step, whose values it copies.
-    """
+    """The leader admits a process, which copies the values of the last step."""
 
     view: View
     done: Done
@@ -288,9 +271,9 @@ class State:
 
     Attributes:
         view: Number of the view that it answers.
-        seal: Of the newest step that it has the seal of.
+        seal: The newest that it has.
         done: The last step that is over for it.
-        part: What it brings to the next step, if it has got so far.
+        part: Of the next step, if it has offered one.
         hand: Data that was dealt to it, and is behind no step that is over.
     """
 
@@ -303,12 +286,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The leader could not finish a step, or its way into the job.
-
-    Attributes:
-        leader: Whose error it is.
-        error: The error.
-    """
+    """The leader could not finish a step, or join the job."""
 
     leader: ProcessId
     error: LeaderError
@@ -320,7 +298,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The group goes on without the process that is told so."""
+    """The group goes on without the process that receives this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,11 +376,7 @@ class SettingsOf:
 
 @dataclass(frozen=True, slots=True)
 class RejoinJob:
-    """The group was evicted: joins again, if it did not since; its `GroupStatus`.
-
-    Attributes:
-        rejoin_count: As the process that asks knows it.
-    """
+    """The group was evicted: rejoins if it still has this count; its `GroupStatus`."""
 
     rejoin_count: int
 
@@ -420,12 +394,7 @@ Question = (
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to the leader.
-
-    Attributes:
-        number: Of the process that asks.
-        question: The question; `None` takes it back.
-    """
+    """A question to the leader, numbered by who asks; `None` cancels that number."""
 
     number: int
     question: Question | None
@@ -433,12 +402,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The leader's.
-
-    Attributes:
-        number: Of the question.
-        result: What there is to say, or why not.
-    """
+    """The leader's answer to the question of that number, or a `LeaderError`."""
 
     number: int
     result: object

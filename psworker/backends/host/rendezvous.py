@@ -1,9 +1,9 @@
 """How the processes of a host group find each other, and the sockets between them.
 
-Each listens at an abstract address that follows from the group's name and its number.
-A process that comes takes a lock, so that one enters at a time, and connects to all
-that are there: both hand their memory over, and the socket stays. The kernel says whose
-processes they are. Nothing is left in any file system, whatever becomes of them.
+Each listens at an abstract address that follows from the group's name and its number. A
+process that enters takes a lock, so that one enters at a time, and connects to all that
+are there: both send their memory's descriptor, and the socket stays. The kernel says
+whose processes they are. Nothing is left in any file system, however they end.
 Source: https://man7.org/linux/man-pages/man7/unix.7.html
 """
 
@@ -39,16 +39,16 @@ _STOPPED: Final = ("T", "t")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What two processes tell each other first, with their memory's descriptor.
+    """The first message of either process, with its memory's descriptor.
 
     Attributes:
-        process: Who it is.
-        digest: Of what it has prepared, which must be the same.
-        count: Processes of the group, as it was told; the same, since it looks for
-            those alone.
+        process: Which process sends it.
+        digest: Of what it has prepared, which must be the same in all.
+        count: Processes of the group by its variables, which must be the same too: it
+            looks for those alone.
         header: Of its memory.
-        view: Of who was there before, the newest one it knows.
-        marks: What tells its models and loaders apart.
+        view: The newest that it knows, if it was there before.
+        marks: By which its models and loaders are compared with those of others.
     """
 
     process: ProcessId
@@ -69,10 +69,10 @@ class Link:
     """
 
     def __init__(self, peer: socket.socket) -> None:
-        """Takes over a connected socket.
+        """Wraps a connected socket.
 
         Raises:
-            SegmentError: The other end is a process of another user, or out of sight.
+            SegmentError: The other process is of another user or PID namespace.
         """
         check_peer(peer)
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -89,7 +89,7 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for room."""
+        """Whether bytes wait for room in the socket."""
         return bool(self._unsent)
 
     def send(self, message: object, descriptor: int | None = None) -> None:
@@ -113,10 +113,10 @@ class Link:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # what it has said before is still to be read
+            self._unsent.clear()  # what it has sent before is still to be read
 
     def receive(self) -> Iterator[Any]:
-        """Messages that are there."""
+        """Messages that have arrived."""
         while not self.is_over:
             try:
                 data, descriptors, _, _ = socket.recv_fds(
@@ -126,7 +126,7 @@ class Link:
                 break
             except OSError as error:
                 if error.errno == errno.ECONNRESET:
-                    continue  # told once, and what is there is read after it
+                    continue  # reported once, and what is there is read after it
                 self.is_over = True
                 break
             self.descriptors.extend(descriptors)
@@ -142,7 +142,7 @@ class Link:
             yield pickle.loads(message)
 
     def is_stopped(self) -> bool:
-        """Whether the other process is stopped, as by SIGSTOP, or gone."""
+        """Whether the other process is stopped, as by SIGSTOP, or has ended."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -161,7 +161,7 @@ class Rendezvous:
     """Where a process meets its group, one process at a time.
 
     Attributes:
-        listener: Where later ones come to this process.
+        listener: Where later processes connect to this one.
     """
 
     def __init__(self, group: str, index: int) -> None:
@@ -179,7 +179,7 @@ class Rendezvous:
         self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         try:
-            while not _binds(self._lock, _address(group, "door")):
+            while not _binds(self._lock, _address(group, "lock")):
                 if time.monotonic() >= deadline:
                     raise StartTimeoutError(
                         "another process of this host's group has been entering it "
@@ -202,10 +202,10 @@ class Rendezvous:
         self.listener.listen(_BACKLOG)
 
     def meet(self, own: Hello, descriptor: int, count: int) -> list[tuple[Link, Hello]]:
-        """Meets all that are there.
+        """Connects to all processes that are there.
 
         Args:
-            own: What they are told.
+            own: Sent to each of them.
             descriptor: Of this process's memory.
             count: Processes that there may be.
 
@@ -234,7 +234,7 @@ class Rendezvous:
         return met
 
     def close(self) -> None:
-        """Lets the next one in. The listener stays."""
+        """Lets the next process enter. The listener stays."""
         self._lock.close()
 
     def _connected(self, index: int) -> Link | None:
@@ -253,7 +253,7 @@ class Rendezvous:
             ) from None
 
     def _answer(self, link: Link, index: int) -> Hello | None:
-        """What a process answers; None if it is gone, or stopped."""
+        """What a process answers; None if it has ended, or is stopped."""
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
             link.flush()

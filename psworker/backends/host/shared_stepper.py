@@ -1,6 +1,6 @@
-"""The steps of a host group as the member of the job that it is, in its leader.
+"""The pushes of a host group as a member of the job, in its leader.
 
-In the user's thread. A sealed step says everything that goes into a push, so that the
+In the user's thread. A sealed step has everything that goes into a push, so that the
 next leader's push of it is the same, byte by byte.
 """
 
@@ -31,18 +31,18 @@ class SharedStepper(Stepper):
     """Pushes of a group.
 
     Attributes:
-        is_behind: Whether it has joined again since the last step, so that what the
-            processes compute is of values that are not the job's any more.
+        is_behind: Whether it has rejoined since the last step, so that the processes
+            compute with values that are not the job's any more.
     """
 
     is_behind = False
 
     @override
     def _scope_of(self, exchange: PushExchange) -> Scope | None:
-        return None  # processes copy what they want of the memory that these are in
+        return None  # each process copies what it needs of the shared memory
 
     def resume(self, status: GroupStatus) -> None:
-        """Goes on where the leader before was, as the same start or another one."""
+        """Goes on after another leader, as the same start of a worker or a new one."""
         self._session.core.acknowledge(status.sequence)
         self.rejoin_count = status.rejoin_count
         self.last_push = status.last_push
@@ -53,7 +53,7 @@ class SharedStepper(Stepper):
             self._lost = LostStart(status.worker)
 
     def arrive(self) -> PushPlace:
-        """Where the next push goes; joins again first if the group was evicted."""
+        """Where the next push goes; rejoins first if the group was evicted."""
         rejoin_count = self.rejoin_count
         before = self.sequence_acknowledged
         self.as_member(lambda _: None)
@@ -139,7 +139,7 @@ class SharedStepper(Stepper):
         return self._session.worker != worker or self._lost is not None
 
     def _settle_lost(self, contents: StepContents, place: PushPlace) -> PushResult:
-        """Joins again; whether the push counts is what the record has decided."""
+        """Rejoins; the record has decided whether the push counts."""
         header = PushHeader(
             job_id=self._session.settings.job_id,
             optimizer=contents.optimizer,
@@ -166,7 +166,7 @@ class SharedStepper(Stepper):
         mean: Sequence[torch.Tensor | None],
         extras: PushExtras,
     ) -> StepContents:
-        """What a sealed step carries: the same, byte by byte, by any leader."""
+        """What the push of a sealed step carries."""
         norm = float(seal.square_sum**0.5) if seal.weight else 0.0
         is_finite = seal.is_finite and gradients.is_finite(norm)
         held = list(mean) if is_finite and seal.weight else [None] * len(mean)

@@ -1,7 +1,7 @@
 """The steps of one process of a host group.
 
 In the user's thread. It writes its gradient where the others can read it, does what the
-group's state machine wants done, and copies the values that come of it.
+group's state machine wants done, and copies the new values.
 """
 
 import logging
@@ -55,11 +55,11 @@ LOADED_TEXT: Final = (
 )
 
 _MARGIN_S: Final = 5.0
-"""Beyond its own limit, the time that a leader may take to tell how it failed."""
+"""Beyond its own limit, the time that a leader may take to report an error."""
 
 _LINGER_S: Final = 5.0
-"""How long a leader that is done waits for the others to be done too. Then another one
-leads, which costs the group a moment."""
+"""How long a leader that is done waits for the others to be done too. After that
+another one leads, which costs the group a moment."""
 
 _SPARSE_TEXT: Final = (
     "a sparse gradient is not possible with one push per host: build the embedding "
@@ -90,7 +90,6 @@ class HostSteps(GroupEntry):
         *,
         digest: str,
     ) -> None:
-        """Enters the group; see `GroupEntry`."""
         super().__init__(loop, config, place_on_host, given, digest=digest)
         self._notices = Notices()
         self._spent = SpentGradients(len(self._tensors))
@@ -126,10 +125,10 @@ class HostSteps(GroupEntry):
         scale: torch.Tensor | None = None,
         extras: PushExtras = NO_EXTRAS,
     ) -> PushResult:
-        """Brings a gradient to the group's next push, and leaves the newest values.
+        """Adds a gradient to the group's next push, and leaves the newest values.
 
         Raises:
-            StepTimeoutError: Some process, worker or shard did not come in time.
+            StepTimeoutError: Some process, worker or shard was late.
             UnsupportedError: The gradient is sparse.
         """
         if failpoints.armed:
@@ -176,7 +175,7 @@ class HostSteps(GroupEntry):
     def push_nothing(
         self, spec: OptimizerSpec, groups: Groups, extras: PushExtras = NO_EXTRAS
     ) -> PushResult:
-        """Takes part in the group's next push with nothing."""
+        """Takes part in the group's next push with weight 0."""
         if (earlier := self._settle_earlier()) is not None:
             return earlier
         self._look()
@@ -193,7 +192,7 @@ class HostSteps(GroupEntry):
         return self._take_part(part, extras)
 
     def note_zeroed(self) -> None:
-        """What was behind gradients that are gone has no weight."""
+        """Data behind gradients that were zeroed has no weight."""
         if self.pending.has_trained and not self.has_gradient:
             self.pending.throw_away()
 
@@ -219,7 +218,7 @@ class HostSteps(GroupEntry):
         """The state of an optimizer after the group's last push, by its leader.
 
         Raises:
-            WaitTimeoutError: It did not come in time.
+            WaitTimeoutError: It took too long.
         """
         refuse_closed(is_closed=self._is_closed)
         question = OptimizerStateOf(optimizer, spec_digest)
@@ -247,9 +246,9 @@ class HostSteps(GroupEntry):
             )
 
     def rejoin(self) -> None:
-        """Between two steps: enters again, or has the group join the job again.
+        """Between two steps: enters again, or has the group rejoin the job.
 
-        A gradient that was begun with data of before is thrown away by the next step.
+        A gradient that was begun with earlier data is thrown away by the next step.
         """
         refuse_closed(is_closed=self._is_closed)
         is_begun = self.pending.has_drawn and self.has_gradient
@@ -258,11 +257,11 @@ class HostSteps(GroupEntry):
                 asked = RejoinJob(self._rejoin_count)
                 status: GroupStatus = self.driver.ask(asked).result()
             except EvictedError:
-                pass  # left out meanwhile
+                pass  # excluded meanwhile
             else:
                 self._note_rejoined(status)
         if self._life.core.is_out:
-            self._come_back()
+            self._enter_again()
         self._is_stale = self._is_stale or is_begun
 
     def _note_rejoined(self, status: GroupStatus) -> None:
@@ -295,7 +294,7 @@ class HostSteps(GroupEntry):
     # A step
 
     def _settle_earlier(self) -> PushResult | None:
-        """Ends a step whose call has failed, if the group has done so meanwhile."""
+        """Ends a step whose call has failed, if the group has ended it meanwhile."""
         refuse_closed(is_closed=self._is_closed)
         result: PushResult | None = None
         while (task := self._life.driver.pending_task()) is not None:
@@ -340,7 +339,7 @@ class HostSteps(GroupEntry):
                 return result
 
     def _carry_out(self, task: Task, extras: PushExtras) -> PushResult | None:
-        """Does one thing; the result of the step, when that is over."""
+        """Does a task; returns the result of the step once that is over."""
         life = self._life
         match task:
             case Arrive(done=done):
@@ -355,7 +354,7 @@ class HostSteps(GroupEntry):
             case Failed():
                 raise task.to_error()
             case Excluded():
-                return self._come_back()
+                return self._enter_again()
         return None
 
     def _arrive(self, done: Done) -> None:
@@ -363,7 +362,7 @@ class HostSteps(GroupEntry):
         assert life.leader is not None, "only leaders arrive"
         if done.source != life.core.process:
             life.memory.fill(self._tensors)
-        with self._telling():
+        with self._failures_sent():
             found, status = life.leader.arrive(done.status)
         life.driver.post(lambda core: core.arrived(found, status))
 
@@ -373,7 +372,7 @@ class HostSteps(GroupEntry):
         if task.done.source != life.core.process:
             life.memory.fill(self._tensors)
         before = task.done.status
-        with self._telling():
+        with self._failures_sent():
             result, status, written = life.leader.push(
                 task.seal, before, extras, is_repeat=task.is_repeat
             )
@@ -395,7 +394,7 @@ class HostSteps(GroupEntry):
         life = self._life
         self._take_values(done, is_whole=done.is_whole)
         if not life.driver.settle():
-            return None  # others have gone on; it hears so next
+            return None  # excluded: the next task says so
         life.memory.forget(
             life.memory.processes
             - {life.core.process, done.source, *life.core.members, *life.core.others}
@@ -408,8 +407,8 @@ class HostSteps(GroupEntry):
             extras.on_loaded()
         return result
 
-    def _come_back(self) -> PushResult:
-        """The group went on without this process, which was stopped: enters again."""
+    def _enter_again(self) -> PushResult:
+        """Enters again after the group has gone on without this process."""
         core = self._life.core
         counts = core.done is not None and core.counts(core.done.step + 1)
         logger.warning(
@@ -421,8 +420,8 @@ class HostSteps(GroupEntry):
         self._end_life()
         self._life_count += 1
         self._life = self._begin_life()
-        self._come_in()
-        self.pending.start_over()  # what it had goes to the others
+        self._enter()
+        self.pending.start_over()  # its data is dealt to the others
         self._is_stale = False
         last = self.status.last_push
         return PushResult(
