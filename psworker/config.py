@@ -18,7 +18,7 @@ COORDINATOR_VARIABLE: Final = "PS_COORDINATOR"
 WORKER_ID_VARIABLE: Final = "PS_WORKER_ID"
 
 TIMEOUT_S: Final = NumberRange(0.0, WAIT_S_MAX, unit="seconds", is_above=True)
-"""Those of the system's calls end at some hundred years."""
+"""Limits of the system's calls end at some hundred years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class WorkerConfig:
 
 
 def check_timeouts(**seconds_by_name: float) -> None:
-    """Checks the limits of time that a user has given.
+    """Checks the limits of time that a user sets.
 
     Infinity is one: it stands for the longest.
 

@@ -141,12 +141,7 @@ def connect(
 
 
 def _backend(config: WorkerConfig, call_limit_s: float) -> Backend:
-    """What trains: this process as a worker, or as one of several that are a worker.
-
-    Args:
-        config: Where the job is.
-        call_limit_s: Longest time for a call after this one.
-    """
+    """This process as a worker, or as one of several; no call takes `call_limit_s`."""
     host_place = find_host_place()
     if host_place is not None:
         name = group_of(host_place.group, str(config.coordinator))

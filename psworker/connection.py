@@ -1,4 +1,4 @@
-"""What a user holds after `connect()`, whatever is behind it."""
+"""What `connect()` returns, whatever trains behind it."""
 
 import atexit
 import sys
@@ -36,7 +36,7 @@ class Connection:
     """
 
     def __init__(self, backend: Backend, *, wait_s: float = 60.0) -> None:
-        """Connects a script with what trains for it.
+        """Connects a script with a backend.
 
         Args:
             backend: What trains.
@@ -46,7 +46,7 @@ class Connection:
         self._calls = UserCalls(wait_s)
         self._loaders: list[LeasedLoader] = []
         self._is_closed = False
-        if backend.coordinator:  # whoever is alone has nothing to leave
+        if backend.coordinator:  # else there is nothing to leave
             self._error_at_start = getattr(sys, "last_value", None)
             atexit.register(self._at_exit)
 
@@ -72,7 +72,7 @@ class Connection:
         return f"<psworker.{', '.join(filter(None, (who, backend.title, state)))}>"
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:  # noqa: ANN401
-        """Refused, but where there is no job: it is this process that is the worker."""
+        """Refused where there is a job: this process is the worker."""
         if not self._backend.coordinator:
             return super().__reduce_ex__(protocol)
         return reduced(
@@ -181,8 +181,8 @@ class Connection:
         In a group of processes that push as one all call it with the same; where
         `DistributedDataParallel` makes the group, a loader needs a
         `DistributedSampler`, and stays the user's own. A process that is alone checks
-        what it was given, and trains with that; it takes another model, too, when it
-        is called again.
+        its objects and trains with them; it also takes another model when it is called
+        again.
 
         Args:
             objects: Any of `nn.Module`, `torch.optim.Optimizer`, `DataLoader`,
@@ -215,8 +215,8 @@ class Connection:
             that work on the job.
 
         Raises:
-            ConfigurationError: What was given does not go together,
-                `clip_grad_norm` is no norm, or `loss` no such word.
+            ConfigurationError: The objects do not go together, `clip_grad_norm` is no
+                norm, or `loss` no such word.
             SchemaMismatchError: The job trains another model.
             OptimizerMismatchError: The job has another optimizer, clips otherwise, or
                 has another loss.
@@ -256,7 +256,7 @@ class Connection:
         for.
 
         Raises:
-            StepTimeoutError: Some worker or shard did not come in time.
+            StepTimeoutError: Some worker or shard was late.
             ClosedError: The connection is closed.
         """
         self._refuse_closed()
@@ -302,11 +302,11 @@ class Connection:
 
         Raises:
             ConfigurationError: `prepare` was not called yet, or a tensor belongs to no
-                model that it was given.
+                prepared model.
             UnsupportedError: This process is one of several that push as one.
             OptimizerMismatchError: In BSP, another worker steps in the same clock.
-            StepTimeoutError: Some worker or shard did not come in time; calling it
-                again goes on with the same values.
+            StepTimeoutError: Some worker or shard was late; calling it again goes on
+                with the same values.
         """
         self._refuse_closed()
         if self._backend.place.rank is None:
@@ -362,7 +362,7 @@ class Connection:
         return self._calls.run(name, work)
 
     def _look(self) -> None:
-        """Has what is known be that of the newest step, if that can be waited for."""
+        """Waits for the newest step, if that is possible."""
         can_wait = not (self._calls.is_busy or self._calls.is_forked)
         if can_wait and not self._is_closed:
             self._backend.settle()
@@ -374,8 +374,8 @@ class Connection:
 class LocalConnection(Connection):
     """A process that trains alone: what `connect()` returns without a coordinator.
 
-    `prepare` returns the objects that it was given, and loaders that count what they
-    hand out. Its optimizers take `step(weight=n)` and its loaders `set_epoch(n)` and
+    `prepare` returns the same objects, but for loaders, which count what they hand
+    out. Its optimizers take `step(weight=n)` and its loaders `set_epoch(n)` and
     `report`, as those of a job do.
     """
 

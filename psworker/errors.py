@@ -14,11 +14,11 @@
     ├── EvictedError                              the job goes on without this worker
     ├── JobEndedError                             the job is over
     │   └── JobFailedError                        ... because it can't go on
-    │       └── ShardLostError                    ... since a shard is gone
+    │       └── ShardLostError                    ... since a shard is lost
     ├── WaitTimeoutError (also TimeoutError)      a wait ended by its deadline
     │   ├── StartTimeoutError                     ... for the start of the job
     │   └── StepTimeoutError                      ... in `optimizer.step()`
-    ├── SnapshotError                             no snapshot could be had
+    ├── SnapshotError                             no snapshot could be read
     │   └── SnapshotGoneError                     its pin ran out
     ├── UnavailableError                          a peer did not answer in time
     ├── LimitError                                a limit of memory or count
@@ -114,7 +114,7 @@ class JobFailedError(JobEndedError):
 
 
 class ShardLostError(JobFailedError):
-    """A shard of the job is gone, and its values with it."""
+    """A shard of the job is lost, and its values with it."""
 
 
 class WaitTimeoutError(PsError, TimeoutError):
@@ -134,7 +134,7 @@ class StepTimeoutError(WaitTimeoutError):
 
 
 class SnapshotError(PsError):
-    """No snapshot could be had."""
+    """No snapshot could be read."""
 
 
 class SnapshotGoneError(SnapshotError):
@@ -162,7 +162,7 @@ class CorruptionError(ProtocolError):
 
 
 class StalenessError(ProtocolError):
-    """A shard gave values that are older than the mode allows."""
+    """A shard sent values that are older than the mode allows."""
 
 
 class ServerError(PsError):
@@ -196,11 +196,7 @@ FORKED_TEXT: Final = (
 
 
 def refuse_closed(*, is_closed: bool) -> None:
-    """Checks that a connection is open.
-
-    Raises:
-        ClosedError: It is not.
-    """
+    """Raises a `ClosedError` if a connection is closed."""
     if is_closed:
         raise ClosedError("the connection is closed: connect() and prepare() again")
 
@@ -211,24 +207,16 @@ def refuse_name(what: str, name: str, cure: str) -> None:
     Args:
         what: What it names, such as `name of a split`.
         name: The name.
-        cure: What to do where it is none.
+        cure: What to do about another one.
 
     Raises:
-        ConfigurationError: It names nothing in a job.
+        ConfigurationError: No name in a job is like that.
     """
     _refuse(what, name, name_problem(name), cure)
 
 
 def refuse_worker_id(worker_id: str, cure: str) -> None:
-    """Checks the wanted id of a worker.
-
-    Args:
-        worker_id: The id.
-        cure: What to do where it is none.
-
-    Raises:
-        ConfigurationError: No worker may have it.
-    """
+    """Checks the wanted id of a worker, as `refuse_name`."""
     _refuse("worker id", worker_id, worker_id_problem(worker_id), cure)
 
 

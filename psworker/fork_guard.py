@@ -1,17 +1,17 @@
-"""What must not happen in a forked child, such as a `DataLoader`'s worker process.
+"""Keeps forked children, such as a `DataLoader`'s processes, from doing harm.
 
-It must not crash. gRPC's fork handlers, on by default, start threads in a child: of
-200 children of a connected process 54 to 68 died by SIGSEGV with them and none without.
-psworker needs nothing of gRPC in a child, but of one that connects by itself: which of
-these can, and which are refused, is decided where the event loop is acquired.
+A child must not crash. gRPC's fork handlers, on by default, start threads in a child:
+of 200 children of a connected process 54 to 68 died by SIGSEGV with them and none
+without. psworker needs nothing of gRPC in a child, unless that connects by itself:
+which children may is decided where the event loop is acquired.
 Source: https://github.com/grpc/grpc/issues/32992
 
-It must not hold its parent's sign of life. A child inherits the sockets, and the
-coordinator then hears of its parent's death only when the child is gone too (3.7 s
-late for a DataLoader). So a child closes its copies at once. It does not shut them
-down, which would end the parent's connection.
+It must not keep its parent's connections open. It inherits the sockets, and the
+coordinator then notices its parent's end only when the child has ended too (3.7 s late
+for a DataLoader). So a child closes its copies at once. It does not shut them down,
+which would end the parent's connection.
 
-It must not wait for values that come to its parent: a step that is under way is
+It must not wait for values that only its parent receives: a step that is under way is
 completed before the process forks.
 """
 
@@ -38,7 +38,7 @@ _FD_FOLDER: Final = "/dev/fd"
 
 
 class Settles(Protocol):
-    """Whoever may have a step under way."""
+    """What may have a step under way."""
 
     def settle_before_fork(self) -> None:
         """Completes it."""
@@ -52,7 +52,7 @@ _may_children_crash = False
 
 
 def disable_grpc_fork_handlers() -> None:
-    """Tells gRPC, before it is imported, to do nothing at a fork.
+    """Sets gRPC, before it is imported, to do nothing at a fork.
 
     A user's own setting stays.
     """
@@ -84,9 +84,9 @@ def settle_before_fork(steps: Settles) -> None:
 
 
 def is_importing_main() -> bool:
-    """Whether a child that was spawned is just importing its parent's script.
+    """Whether a spawned child is just importing its parent's script.
 
-    `multiprocessing` knows it, and refuses to start a process then, by this flag.
+    By the flag for which `multiprocessing` refuses to start a process then.
     """
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 

@@ -1,9 +1,9 @@
-"""What becomes of psworker's objects where a script is pickled or copied with them.
+"""How psworker's objects are pickled and copied: not at all.
 
-A trainer that has them as attributes travels as a whole to the processes of a
-`DataLoader` that are spawned, for one method of it that collates. There they are left
-out: none of them is wanted, and each says its name where it is. Whoever wants a copy to
-keep is refused, since two of them would speak for one worker.
+A trainer that has them as attributes is pickled as a whole for the spawned processes of
+a `DataLoader`, because one method of it collates. There a placeholder takes the place
+of each, and says its name when it is used. A copy to keep is refused: two would be one
+worker.
 """
 
 from multiprocessing.context import get_spawning_popen
@@ -18,7 +18,7 @@ _ADVICE: Final = (
 
 
 class LeftBehind:
-    """Stands where an object was that belongs to the process which started this one."""
+    """In place of an object that belongs to the process which started this one."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -36,14 +36,14 @@ class LeftBehind:
 
 
 def reduced(what: str, way: str) -> tuple[Any, ...]:
-    """How an object that belongs to this process is pickled: for a new process only.
+    """What `__reduce_ex__` of an object returns that belongs to this process.
 
     Args:
         what: Its name, for people.
         way: What it is, and what to do instead of copying it.
 
     Raises:
-        UnsupportedError: It is copied, or pickled to be kept.
+        UnsupportedError: It is copied, or pickled for another use than a new process.
     """
     if get_spawning_popen() is not None:
         return LeftBehind, (what,)

@@ -2,7 +2,7 @@
 
 A script that fails ends, and its worker with it. In a notebook the process stays: a
 cell that failed leaves a worker that others wait for, and a cell that runs again would
-be a second worker. Where no IPython runs, nothing here does anything.
+be a second worker. Without IPython nothing happens here.
 """
 
 import sys
@@ -13,37 +13,23 @@ from psworker.connection import Connection
 _AFTER_CELL: Final = "post_run_cell"
 
 
-class _Held:
-    """A connection and the cell that made it."""
-
-    def __init__(self, connection: Connection, cell: int) -> None:
-        self.connection = connection
-        self.cell = cell
-
-
-_held: dict[tuple[str, str], _Held] = {}
-"""By coordinator and wanted worker id."""
+_held: dict[tuple[str, str], tuple[Connection, int]] = {}
+"""Connections and the cells that made them, by coordinator and wanted worker id."""
 
 
 def close_earlier(coordinator: str, worker_id: str) -> None:
-    """Closes the connection of an earlier run of the cell that connects now.
-
-    Args:
-        coordinator: Where the connection goes.
-        worker_id: The wanted id, empty for none.
-    """
+    """Closes the connection that an earlier cell has made under the same wanted id."""
     shell = _running_shell()
-    earlier = _held.get((coordinator, worker_id))
-    if shell is None or earlier is None or earlier.connection.is_closed:
+    if shell is None or (coordinator, worker_id) not in _held:
         return
-    if earlier.cell == shell.execution_count:
-        return  # One cell may well make several.
+    earlier, cell = _held[coordinator, worker_id]
+    if earlier.is_closed or cell == shell.execution_count:  # one may make several
+        return
     _say(
-        f"closes the connection of worker {earlier.connection.worker_id}, which an "
-        "earlier cell made to the same job; give connect() worker ids that differ to "
-        "keep both"
+        f"closes the connection of worker {earlier.worker_id}, which an earlier cell "
+        "made to the same job; give connect() worker ids that differ to keep both"
     )
-    earlier.connection.close()
+    earlier.close()
 
 
 def is_running() -> bool:
@@ -52,20 +38,19 @@ def is_running() -> bool:
 
 
 def watch(connection: Connection, coordinator: str, worker_id: str) -> None:
-    """From now on says what a cell that fails means for the job."""
+    """From now on prints what a cell that fails means for the job."""
     shell = _running_shell()
     if shell is None:
         return
     if not _held:
         shell.events.register(_AFTER_CELL, _after_cell)
-    _held[coordinator, worker_id] = _Held(connection, shell.execution_count)
+    _held[coordinator, worker_id] = connection, shell.execution_count
     _say(f"connected to {coordinator} as worker {connection.worker_id}")
 
 
 def _after_cell(result: Any) -> None:  # noqa: ANN401, of IPython
     """Called by IPython when a cell has ended."""
-    for key, held in list(_held.items()):
-        connection = held.connection
+    for key, (connection, _) in list(_held.items()):
         if connection.is_closed:
             del _held[key]
         if result.success:
@@ -88,7 +73,6 @@ def _after_cell(result: Any) -> None:  # noqa: ANN401, of IPython
 
 
 def _say(text: str) -> None:
-    """Shows it below the cell."""
     print(f"psworker: {text}", file=sys.stderr)
 
 

@@ -1,8 +1,7 @@
-"""Tracebacks that end in the script, where what psworker did tells nothing more.
+"""Tracebacks of refusals and of Ctrl-C, which end in the line of the script.
 
-A refusal and a Ctrl-C are about the script's own line. Frames of psworker below it, and
-of what psworker has called, are left out; a function of the script that psworker has
-called is shown again.
+Frames of psworker below it, and of what psworker has called, are left out; a function
+of the script that psworker has called is shown again.
 
 Imported first of all, so that Ctrl-C while the rest is imported is shown so too:
 nothing but the standard library is imported here.
@@ -135,10 +134,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _drop_way(shown: list[TracebackType]) -> None:
-    """Drops the last frames if they are those of `import`, or of torch, that run ours.
-
-    Such as torch's wrapper of `step()`, and what runs a module's hooks.
-    """
+    """Drops the last frames if they are of `import`, or of torch, and run ours."""
     while shown and (
         _is_import(shown[-1].tb_frame) or _package(shown[-1].tb_frame) == "torch"
     ):

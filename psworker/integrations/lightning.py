@@ -126,7 +126,7 @@ class PSStrategy(SingleDeviceStrategy):
         super().setup(trainer)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Builds the optimizers, and lets the job have them."""
+        """Builds the optimizers, connects and joins the job with them."""
         self._is_joined = self._has_failed = False
         self._last_states = []
         self._connection = ps = self._connect()
@@ -153,7 +153,7 @@ class PSStrategy(SingleDeviceStrategy):
         rank_zero_only.rank = ps.rank  # type: ignore[attr-defined]
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Gives this worker its part of the training data."""
+        """This worker's part of the training data."""
         is_training = self._trainer is not None and self._trainer.training
         if not is_training or not isinstance(dataloader, DataLoader):
             return dataloader

@@ -1,4 +1,4 @@
-"""TensorBoard: what each step of a worker cost and brought.
+"""TensorBoard: loss, staleness, bytes and seconds of each step of a worker.
 
 with StepWriter(ps, "runs/w0") as writer:
 writer.watch(optimizer)
@@ -30,10 +30,10 @@ class StepWriter:
     def __init__(
         self, ps: Connection, writer: SummaryWriter | str | PathLike[str]
     ) -> None:
-        """Begins to write.
+        """Writes the steps of a connection.
 
         Args:
-            ps: Whose steps.
+            ps: The connection.
             writer: Where to; a folder gets a writer of its own, which `close` ends.
         """
         self._ps = ps
@@ -66,7 +66,7 @@ class StepWriter:
         self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
 
     def close(self) -> None:
-        """Ends the writer, unless it was given."""
+        """Ends a writer of its own."""
         if self._is_own:
             self._writer.close()
 

@@ -44,7 +44,7 @@ class PSCallback(TrainerCallback):
         self._has_ended = False
 
     def end(self, error: JobEndedError) -> None:
-        """Takes it that the job is over."""
+        """Notes that the job is over."""
         logger.warning("training stops: %s", error)
         self._has_ended = True
 
@@ -80,7 +80,7 @@ class PSCallback(TrainerCallback):
                 state.log_history[-1].update(figures)
 
 
-# What comes before a trainer in the order of bases has one behind it.
+# A mixin stands before a trainer in the order of bases.
 _TrainerBehind: Any = Trainer if TYPE_CHECKING else object
 
 
@@ -99,13 +99,7 @@ class PSTrainerMixin(_TrainerBehind):
         connection: Connection,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """As the trainer's, with a connection.
-
-        Args:
-            args: The trainer's own.
-            connection: What `psworker.connect()` has returned.
-            kwargs: The trainer's own.
-        """
+        """As the trainer's, and with the result of `psworker.connect()`."""
         self._ps = connection
         self._samples = SampleCounter()
         self._is_joined = False
@@ -194,11 +188,11 @@ class PSTrainerMixin(_TrainerBehind):
 
     def _join(self) -> None:
         self.create_optimizer()
-        given = [self.model, self.optimizer]
+        objects = [self.model, self.optimizer]
         if self.lr_scheduler is not None:
-            given.append(self.lr_scheduler)
+            objects.append(self.lr_scheduler)
         norm = self.args.max_grad_norm
-        self.optimizer = self._ps.prepare(*given, clip_grad_norm=norm or None)[1]
+        self.optimizer = self._ps.prepare(*objects, clip_grad_norm=norm or None)[1]
         weigh_steps(self.optimizer, self._samples.take, self._ps_callback.end)
         if isinstance(self.optimizer, PreparedOptimizer):
             # accelerate would wrap it, to scale losses and to place its state.

@@ -31,18 +31,18 @@ class SampleCounter:
         self._sees_backward = False
 
     def begin(self, count: float) -> None:
-        """A batch is given to the script, which may skip it."""
+        """Notes a batch that the script may skip yet."""
         self._newest = count
         self._begun += count
 
     def reach(self) -> None:
-        """The script goes backward with the batch that was begun last."""
+        """Counts the batch that was begun last: the script goes backward with it."""
         self._sees_backward = True
         self._count += self._newest
         self._newest = 0.0
 
     def skip(self) -> None:
-        """The script does not go backward with the batch that was begun last."""
+        """Drops the batch that was begun last: there is no backward pass."""
         self._sees_backward = True
         self._newest = 0.0
 
@@ -78,7 +78,7 @@ def weigh_steps(
     Args:
         optimizer: As `prepare` has returned it.
         weight_of: Number of samples behind the gradient.
-        on_job_end: Told, in place of an error, that the job is over. A job that can't
+        on_job_end: Called, in place of an error, when the job is over. A job that can't
             go on stays an error.
     """
     inner: Callable[..., Any] = optimizer.step
@@ -99,6 +99,6 @@ def weigh_steps(
             on_job_end(error)
         return loss
 
-    # Schedulers of both kinds of connection have been told of the inner one already.
+    # Schedulers of both kinds of connection know the inner one already.
     setattr(step, _WRAPPED_BY_SCHEDULER, True)
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]

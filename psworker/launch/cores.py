@@ -27,7 +27,7 @@ def core_share(process_count: int) -> int:
 def sharing_text(
     process_count: int, thread_count: int, inherited: Mapping[str, str]
 ) -> str:
-    """Says how processes share the cores, if the user has not said it; else empty.
+    """How processes share the cores, for the log; empty if the user's environment says.
 
     Args:
         process_count: Processes that compute at the same time.

@@ -1,4 +1,4 @@
-"""What `psworker run` starts: how often, with which environment, on which devices."""
+"""What `psworker run` starts: how often, in which environment, on which devices."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ _UNCOUNTED_DEVICES: Final = ("dxg", "kfd", "nvhost-ctrl-gpu", "nvgpu")
 RESTART_DELAY_S: Final = 1.0
 RESTART_DELAY_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0
-"""A process that has run for so long did not fail at its start: the next delay is the
-shortest again."""
+"""After so long a process has not failed at its start: the next delay is the shortest
+again."""
 
 
 class DeviceError(ValueError):
@@ -101,12 +101,7 @@ class LaunchPlan:
 
 
 def restart_delay_s(quick_failure_count: int) -> float:
-    """How long to wait before the next start.
-
-    Args:
-        quick_failure_count: Failures in a row that came soon after a start, with the
-            last one; from 1.
-    """
+    """How long to wait before the next start, after so many quick failures in a row."""
     doublings = min(max(0, quick_failure_count - 1), 10)
     return float(min(RESTART_DELAY_S * 2**doublings, RESTART_DELAY_MAX_S))
 
@@ -154,7 +149,7 @@ def devices_of_choice(
 
 
 def _is_lasting(name: str) -> bool:
-    """Whether it is that of one device for ever, which only the driver can look up."""
+    """Whether it names one device for ever, which only the driver can look up."""
     return name.startswith(("GPU-", "MIG-"))
 
 

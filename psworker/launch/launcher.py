@@ -1,9 +1,9 @@
 """Starts the training processes of one machine and stays with them.
 
-Threads and signals, no event loop: one thread waits for each process, one carries
-each of its streams, and the main thread is free to hear signals. Processes run in
-process groups of their own, so that a signal reaches each of them once, from here,
-whether it came from a terminal or from a supervisor.
+Threads and signals, no event loop: one thread waits for each process, one copies each
+of its streams, and the main thread is free for signals. Processes run in process groups
+of their own, so that a signal reaches each of them once, from here, whether a terminal
+or a supervisor has sent it.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Launcher:
         # A single process may read the terminal (a debugger, say), so it stays in
         # the terminal's process group, and Ctrl-C reaches it without our help.
         self._shares_terminal = plan.process_count == 1 and sys.stdin.isatty()
-        # Reentrant: a second signal may come while the first is being handled.
+        # Reentrant: a second signal may arrive while the first is being handled.
         self._lock = threading.RLock()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._first_failure = 0
@@ -99,7 +99,7 @@ class Launcher:
     def stop(self, number: signal.Signals) -> None:
         """Passes a first signal on to every process; a second one kills them.
 
-        One that comes in the same moment as the first is the same.
+        One in the same moment as the first is the same.
         """
         with self._lock:
             heard = self._wish.hear()
@@ -157,10 +157,10 @@ class Launcher:
         with self._lock:
             self._first_failure = self._first_failure or code
 
-    def _end_others(self, index: int, code: int, told: Path) -> None:
+    def _end_others(self, index: int, code: int, refusal: Path) -> None:
         """Ends all since process `index` was refused, and would be again.
 
-        In a job with a floor of workers the others would wait for it for ever.
+        In a job that needs so many workers the others would wait for it for ever.
         """
         with self._lock:
             if self.stopped.is_set():
@@ -176,8 +176,8 @@ class Launcher:
         )
         if others:
             text += ", and the other processes are ended"
-        if others and told.exists():
-            text += f": {told.read_text()}"  # what it said may be far above
+        if others and refusal.exists():
+            text += f": {refusal.read_text()}"  # its own output may be far above
         self._log(text)
         self._killer = threading.Timer(END_TIMEOUT_S, self._kill_all)
         self._killer.start()
@@ -236,7 +236,7 @@ class Launcher:
         with self._lock:
             del self._running[index]
         for carrier in carriers:
-            # What the process started may hold its streams open: not waited for.
+            # Processes that it has started may hold its streams open: not waited for.
             carrier.join(DRAIN_TIMEOUT_S)
         return exit_code_of_return_code(code)
 

@@ -1,4 +1,4 @@
-"""Lines of what a process writes bit by bit, among them what it writes over.
+"""Lines of what a process writes bit by bit, among them rows that it writes over.
 
 A progress bar goes back to the start of its row and writes it again, with no end of a
 line for an hour. Where several processes share a place each row is a line of its own,
@@ -11,10 +11,10 @@ from typing import Final
 
 LINE_BYTES_MAX: Final = 1 << 16
 QUIET_S: Final = 0.5
-"""A row that has been still for so long is complete, though nothing has ended it."""
+"""A row that has not changed for so long is complete, though nothing has ended it."""
 
 PARTIAL_S: Final = 5.0
-"""A line that is no such row, and of which nothing came for so long, is shown."""
+"""A line that is no such row, and has not changed for so long, is shown."""
 
 _END: Final = re.compile(rb"\r*\n|\r(?!\r*\n)")
 _MOVE: Final = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
@@ -28,11 +28,7 @@ class OutputLines:
     """What to show of one stream. Bytes that are no UTF-8 are passed on as they are."""
 
     def __init__(self, interval_s: float) -> None:
-        """Nothing has come.
-
-        Args:
-            interval_s: Least time between two states of a row that is written over.
-        """
+        """Takes the least time between two states of a row that is written over."""
         self._interval_s = interval_s
         self._rest = b""
         self._is_row = False
@@ -59,7 +55,7 @@ class OutputLines:
             yield from self._line(self._cut(LINE_BYTES_MAX))
 
     def due(self, now: float) -> Iterator[bytes]:
-        """What to show since nothing more has come."""
+        """What to show if there are no more bytes until now."""
         if self._due_s(now) > 0:
             return
         if self._has_row_rest:
@@ -70,12 +66,12 @@ class OutputLines:
             yield from self._line(self._cut(len(whole)))
 
     def wait_s(self, now: float) -> float | None:
-        """How long to wait for more before `due`, `None` for ever."""
+        """How long to wait for bytes before `due`, `None` for ever."""
         due_s = self._due_s(now)
         return None if due_s == float("inf") else max(0.0, due_s)
 
     def end(self) -> Iterator[bytes]:
-        """What is left when nothing more will come."""
+        """What is left at the end of the stream."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         if _visible(rest):
             yield from self._line(rest)
@@ -116,7 +112,7 @@ class OutputLines:
         yield row
 
     def _line(self, text: bytes) -> Iterator[bytes]:
-        """A line for good, which has taken the place of a row that was held."""
+        """A line that is not written over; a row that was held before it goes."""
         was_shown = _visible(text) == self._shown_row
         self._held_row = self._shown_row = None
         self._is_row = False
@@ -136,7 +132,7 @@ def _visible(text: bytes) -> bytes:
 
 
 def _whole(data: bytes) -> bytes:
-    """`data` without the beginning of a character that has not come whole."""
+    """`data` without a last character of which bytes are missing."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:  # goes on with a character

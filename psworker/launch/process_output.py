@@ -1,4 +1,4 @@
-"""Lines of several processes in one place, each with the name of its process."""
+"""Copies the lines of several processes to one place, with the process's name."""
 
 import os
 import select
@@ -13,10 +13,10 @@ from psworker.launch.output_lines import OutputLines
 
 READ_BYTES: Final = 1 << 16
 TERMINAL_INTERVAL_S: Final = 1.0
-"""Between two states of a progress bar where a person looks on."""
+"""Between two states of a progress bar on a terminal."""
 
 FILE_INTERVAL_S: Final = 5.0
-"""Likewise in what will be read later, where each is one more line."""
+"""Likewise in a file, where each is one more line."""
 
 _COLOURS: Final = (36, 33, 35, 32, 34, 31)
 """Of ANSI terminals: cyan, yellow, magenta, green, blue, red."""
@@ -59,7 +59,7 @@ def is_coloured(sink: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def tag_of(index: int, has_colour: bool) -> bytes:
-    """What stands in front of the lines of process `index`."""
+    """The text in front of each line of process `index`."""
     tag = f"[p{index}]"
     if has_colour:
         tag = f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{tag}\x1b[0m"
@@ -71,11 +71,7 @@ def carry_lines(
 ) -> None:
     """Copies lines, each behind `tag` and in one write, until the source ends.
 
-    Args:
-        source: Where a process writes to.
-        sink: Where they go.
-        tag: In front of each.
-        interval_s: Least time between two states of a progress bar.
+    Of a progress bar it copies states that are at least `interval_s` apart.
     """
     lines = OutputLines(interval_s)
     ready = select.poll()
@@ -94,7 +90,7 @@ def carry_lines(
                     sink.write(text)
                     sink.flush()
                 except (BrokenPipeError, ValueError):
-                    # Nobody reads any more. Closing our end tells the process so.
+                    # Nobody reads any more; the process notices when it is closed.
                     return
             if data == b"":
                 return

@@ -1,4 +1,4 @@
-"""Why a coordinator can't be reached, told apart with plain sockets.
+"""Why a coordinator can't be reached, found out with plain sockets.
 
 gRPC reports a refused connection, a dead host and a web server alike as UNAVAILABLE.
 """
@@ -20,7 +20,7 @@ _ATTEMPT_TIMEOUT_S = 3.0
 
 
 class Cause(Enum):
-    """What kind of trouble it is."""
+    """Kinds of problems."""
 
     NAME = auto()
     """The host's name does not resolve, or not in time."""
@@ -59,13 +59,13 @@ def wait_reachable(
     Args:
         target: The address.
         timeout_s: Longest wait.
-        log: Told what is waited for, and why, when it takes longer.
-        first_notice_s: After which time it is said first.
+        log: Called with what is waited for, and why, when it takes longer.
+        first_notice_s: After which time that is first.
         is_name_final: Whether a name that does not resolve ends the wait.
-        cancelled: Ends it too.
+        cancelled: Ends the wait when it is set.
 
     Returns:
-        Whether anything was said.
+        Whether anything was logged.
 
     Raises:
         ConnectError: It does not within `timeout_s`; the text says why.
@@ -94,7 +94,7 @@ def wait_reachable(
 def waiting_text(
     target: Address, problem: Problem, waited_s: float, timeout_s: float
 ) -> str:
-    """What is said of a coordinator that is not there yet: why, and how long."""
+    """The notice of a wait for a coordinator: why, and how long."""
     text = problem.text
     if problem.cause is Cause.REFUSED:
         text = "connection refused (nothing listens there yet)"
@@ -184,7 +184,7 @@ _Resolved = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[
 
 
 def _resolve(target: Address, timeout_s: float) -> _Resolved:
-    """`getaddrinfo` with a deadline, which it has not by itself."""
+    """`getaddrinfo` with a deadline."""
     answers: queue.SimpleQueue[_Resolved | OSError] = queue.SimpleQueue()
 
     def ask() -> None:

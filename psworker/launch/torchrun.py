@@ -21,7 +21,7 @@ _COUNT_VARIABLES: Final = (
     "PMI_SIZE",
     "SLURM_STEP_NUM_TASKS",
 )
-"""How launchers tell processes of how many they are one."""
+"""In which launchers set the number of processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def find_torchrun(environ: Mapping[str, str] | None = None) -> TorchrunProcess |
 
 
 def rank_text(environ: Mapping[str, str] | None = None) -> str:
-    """What is believed of the rank that the environment names; empty if it is none."""
+    """Whether the rank in the environment counts, for the log; empty without any."""
     variables = os.environ if environ is None else environ
     named = _named(variables)
     if named is None or named[1] == 1:
