@@ -7,7 +7,6 @@ forks before it connects is not affected.
 
 import asyncio
 import gc
-import inspect
 import os
 import queue
 import sys
@@ -26,45 +25,42 @@ from pswire.freed_memory import keep_freed_memory
 from psworker.errors import FORKED_TEXT, ClosedError
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
 
 
 class LoopFuture(Generic[T]):
-    """What comes of something on the loop, for another thread to wait for.
+    """The result of something on the loop, for another thread to wait for.
 
-    Not that of `concurrent.futures`: whoever asks or waits for one holds its lock for
-    a moment, in Python. A signal handler that interrupts this moment and waits for the
-    loop in turn, as to save, would wait for ever: the loop needs the lock to go on.
+    Not that of `concurrent.futures`: a thread that asks or waits for one holds its lock
+    for a moment, in Python. A signal handler that interrupts this moment and waits for
+    the loop in turn, as to save, would wait for ever: the loop needs the lock to go on.
     That one also costs a small push more than its bytes.
     """
 
-    def __init__(self, take_back: Callable[[], None] = lambda: None) -> None:
-        """Nothing has come yet.
-
-        Args:
-            take_back: Takes back what was asked, from any thread.
-        """
-        self._take_back = take_back
+    def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
+        """Takes what `cancel` calls, from any thread."""
+        self._cancel_work = cancel
         self._ended = threading.Lock()
         self._ended.acquire()
-        self._told: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
         self._value: T | None = None
         self._error: BaseException | None = None
         self._is_over = False
 
     def set_result(self, value: T) -> None:
-        """This has come of it, unless something else has already."""
+        """Ends it, unless it has ended already."""
         self._end(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """It has failed, unless something else has come of it already."""
+        """Ends it by an error, unless it has ended already."""
         self._end(None, error)
 
     def cancel(self) -> None:
-        """Takes back what was asked, from any thread."""
-        self._take_back()
+        """Cancels what is under way, from any thread."""
+        self._cancel_work()
 
     def done(self) -> bool:
-        """Whether anything has come of it."""
+        """Whether it has ended."""
         return self._is_over
 
     @property
@@ -72,21 +68,21 @@ class LoopFuture(Generic[T]):
         """Whether it has ended with an error."""
         return self._error is not None
 
-    def tell(self, end: Callable[[], None]) -> None:
-        """Has `end` called at the end, now if that has been. It may be called twice."""
-        self._told.append(end)
+    def call_at_end(self, end: Callable[[], None]) -> None:
+        """Calls `end` once it has ended, perhaps now. It may be called twice."""
+        self._at_end.append(end)
         if self._is_over:
             end()
 
     def forget(self, end: Callable[[], None]) -> None:
-        """What `tell` has taken is not called any more, if it was not yet."""
-        self._told.remove(end)
+        """Ends `call_at_end`."""
+        self._at_end.remove(end)
 
     def result(self, timeout_s: float | None = None) -> T:
-        """What has come of it, waiting for that.
+        """The result, waiting for it.
 
         Raises:
-            TimeoutError: Nothing has within `timeout_s`.
+            TimeoutError: There is none within `timeout_s`.
             CancelledError: That of `concurrent.futures`: it was cancelled.
         """
         wait_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
@@ -102,9 +98,9 @@ class LoopFuture(Generic[T]):
             del self  # the error would hold it by the frame, and it the error
 
     async def awaited(self) -> T:
-        """As `result`, for others on the loop that it ends on."""
+        """As `result`, for coroutines of the loop that it ends on."""
         ended = asyncio.Event()
-        self.tell(ended.set)
+        self.call_at_end(ended.set)
         await ended.wait()
         return self.result()
 
@@ -114,8 +110,8 @@ class LoopFuture(Generic[T]):
         self._value, self._error = value, error
         self._is_over = True
         self._ended.release()
-        for told in tuple(self._told):
-            told()
+        for end in tuple(self._at_end):
+            end()
 
 
 def first_of(
@@ -125,20 +121,18 @@ def first_of(
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     end = partial(ended.put, None)
     for each in futures:
-        each.tell(end)
+        each.call_at_end(end)
     with suppress(queue.Empty):
         ended.get(timeout=timeout_s)
     for each in futures:
-        each.forget(end)  # who waits long comes here often
+        each.forget(end)  # a long wait is many short ones
     return [each for each in futures if each.done()]
 
 
 class _Running(LoopFuture[T]):
-    """A coroutine on the loop."""
+    """A coroutine that the loop makes and runs: an interrupted thread leaves none."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Work[T]) -> None:
         super().__init__()
         self._loop = loop
         self._work = work
@@ -146,25 +140,21 @@ class _Running(LoopFuture[T]):
 
     def begin(self) -> None:
         """Begins, on the loop."""
-        self._task = self._loop.create_task(self._work)
+        self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(self._ends)
 
     @override
     def cancel(self) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
 
-    def close(self) -> None:
-        """Ends what the loop has not been given."""
-        _close(self._work)
+    async def _run(self) -> T:
+        return await self._work()
 
     def _cancel(self) -> None:
         if self._task is None:  # whoever started it was interrupted
-            _close(self._work)
             self.set_exception(CancelledError())
-            return
-        if inspect.getcoroutinestate(self._work) == inspect.CORO_CREATED:
-            _close_held(self._work)
-        self._task.cancel()
+        else:
+            self._task.cancel()
 
     def _ends(self, task: "asyncio.Task[T]") -> None:
         if task.cancelled():
@@ -175,22 +165,8 @@ class _Running(LoopFuture[T]):
             self.set_result(task.result())
 
 
-def _close(work: Coroutine[Any, Any, Any]) -> None:
-    """Ends a coroutine that has not begun, of which Python would warn otherwise."""
-    _close_held(work)
-    work.close()
-
-
-def _close_held(work: Coroutine[Any, Any, Any]) -> None:
-    """Ends the coroutines that one which has not begun was to await."""
-    if inspect.iscoroutine(work):
-        for held in inspect.getcoroutinelocals(work).values():
-            if inspect.iscoroutine(held):
-                _close(held)
-
-
 class EventLoop:
-    """A thread that serves the process's asyncio loop, with a blocking entrance.
+    """A thread that serves the process's asyncio loop, for calls of other threads.
 
     Once it has ended, another one may serve the same loop: none of the work of this one
     is left there.
@@ -200,7 +176,7 @@ class EventLoop:
         self._loop = _loop_of_process()
         self._lock = threading.RLock()  # a signal handler may submit too
         self._is_over = False
-        # Not `loop.stop`: one that comes too late would stop the next thread.
+        # Not `loop.stop`: one that is too late would stop the next thread.
         self._stopped = self._loop.create_future()
         self._process_id = os.getpid()
         self._thread = threading.Thread(
@@ -217,52 +193,50 @@ class EventLoop:
         return self._is_over and not self._thread.is_alive()
 
     def submit(
-        self, work: Coroutine[Any, Any, T], on_end: Callable[[], None] | None = None
+        self, work: Work[T], on_end: Callable[[], None] | None = None
     ) -> LoopFuture[T]:
         """Starts a coroutine on the loop. Cancelling the future cancels it.
 
         Args:
-            work: What to run.
-            on_end: Called on the loop's thread when it has ended, however it did.
+            work: Makes the coroutine, on the loop's thread.
+            on_end: Called there when it has ended, however it did.
 
         Raises:
             ClosedError: This is a forked child, which has no such thread, or the thread
                 has ended.
         """
-        running: _Running[T] | None = None
+        running = _Running(self._loop, work)
         try:
-            running = _Running(self._loop, work)
             if on_end is not None:
-                running.tell(on_end)
+                running.call_at_end(on_end)
             self._begin(running)
             return running
         except BaseException:  # by a signal handler, say, anywhere in here
-            if running is None:
-                _close(work)
-            elif not running.done():
+            if not running.done():
                 running.cancel()
             raise
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+    def run(self, work: Work[T], timeout_s: float | None = None) -> T:
         """Runs a coroutine and waits for its result.
 
         Whatever ends the wait early, such as Ctrl-C, cancels the coroutine.
 
+        Args:
+            work: As `submit`.
+            timeout_s: Longest wait.
+
         Raises:
-            TimeoutError: It took longer than `timeout_s`.
+            TimeoutError: It took longer.
             ClosedError: As `submit`.
             CancelledError: That of `concurrent.futures`: the thread ended first.
         """
         assert threading.current_thread() is not self._thread, "would wait for itself"
-        running: _Running[T] | None = None
+        running = _Running(self._loop, work)
         try:
-            running = _Running(self._loop, work)
             self._begin(running)
             return running.result(timeout_s)
         except BaseException:
-            if running is None:
-                _close(work)
-            elif not running.done():
+            if not running.done():
                 running.cancel()
             raise
 
@@ -302,7 +276,6 @@ class EventLoop:
                 self._refuse_when_over()
                 self._loop.call_soon_threadsafe(running.begin)
         except ClosedError as error:
-            running.close()
             running.set_exception(error)
             raise
 
@@ -336,7 +309,7 @@ class EventLoop:
         self._loop.run_until_complete(_cancel_all())
         with self._lock:
             self._is_over = True
-        # What came until now is in the loop, where the next thread would find it.
+        # What was posted until now is in the loop, where the next thread would find it.
         self._loop.run_until_complete(_cancel_all())
 
 
@@ -400,7 +373,7 @@ def acquire() -> EventLoop:
 
 
 def release() -> None:
-    """Gives the loop up; the last one to do so stops it."""
+    """Ends one `acquire`; the last one stops the loop."""
     global _shared, _user_count
     with _lock:
         assert _user_count > 0, "released more often than acquired"

@@ -53,15 +53,15 @@ class BareStreamClient:
         """Sends the first values, into which the newest ones are then written."""
         self.values = first
         self._loop = loop
-        self._channel = loop.run(_channel(port))
-        self._loop.run(self._exchange(first, is_value=True))
+        self._channel = loop.run(lambda: _channel(port))
+        self._loop.run(lambda: self._exchange(first, is_value=True))
 
     def step(self, gradient: torch.Tensor) -> None:
         """Pushes a gradient; the values it made are in `values` on return."""
-        self._loop.run(self._exchange(gradient, is_value=False))
+        self._loop.run(lambda: self._exchange(gradient, is_value=False))
 
     def close(self) -> None:
-        self._loop.run(self._channel.close())
+        self._loop.run(self._channel.close)
 
     async def _exchange(self, elements: torch.Tensor, *, is_value: bool) -> None:
         method: Any = self._channel.stream_stream(_METHOD)

@@ -87,7 +87,7 @@ class Job:
         fork_guard.guard(config.coordinator)
         try:
             left_s = max(0.1, deadline - time.monotonic())
-            session = loop.run(Session.open(config, left_s))
+            session = loop.run(lambda: Session.open(config, left_s))
         except CallError as error:
             _give_up(config)
             raise _connect_error(config, error) from None
@@ -201,7 +201,7 @@ class Job:
 
     def record_split(self, record: RecordedSplit) -> RecordedSplit:
         """Records a split with the coordinator."""
-        return self._loop.run(self._session.record_split(record))
+        return self._loop.run(lambda: self._session.record_split(record))
 
     def close(self, *, leaves: bool) -> None:
         """Leaves the job if it is in it, and ends all calls."""
@@ -216,7 +216,7 @@ class Job:
             if self._stepper is not None:
                 self._stepper.close()
             try:
-                self._loop.run(self._session.close())
+                self._loop.run(self._session.close)
             finally:
                 _give_up(self._config)
 
@@ -234,8 +234,12 @@ class Job:
         if self._is_closed or self.is_out:
             return
         sequence = self._stepper.sequence_acknowledged if self._stepper else 0
-        leaving = self._session.leave(sequence, DataReport(), signal_name=signal_name)
-        self._loop.run(leaving, AT_ONCE_TIMEOUT_S)
+        self._loop.run(
+            lambda: self._session.leave(
+                sequence, DataReport(), signal_name=signal_name
+            ),
+            AT_ONCE_TIMEOUT_S,
+        )
         worker_id = self._session.worker.worker_id
         logger.warning("%s: worker %s has left the job", signal_name, worker_id)
 
@@ -243,7 +247,7 @@ class Job:
         report = self._pending.take_last_report()
         try:
             sequence = self._stepper.settled_sequence() if self._stepper else 0
-            self._loop.run(self._session.leave(sequence, report))
+            self._loop.run(lambda: self._session.leave(sequence, report))
         except PsError as error:
             # The script is done, and an error now would hide that.
             logger.warning(
@@ -423,7 +427,7 @@ class DataLink:
             contribution = await self._session.shards.await_contribution(*place)
             self._awaited_optimizer = contribution.optimizer
 
-        return self._loop.submit(wait())
+        return self._loop.submit(wait)
 
     def holders(self) -> str:
         """Which workers have what this one waits for, in words, if that is known."""
@@ -462,7 +466,7 @@ class DataLink:
                     else decided()
                 )
 
-        return self._loop.submit(call())
+        return self._loop.submit(call)
 
 
 def _refuse_late_group(objects: Iterable[object]) -> None:

@@ -42,7 +42,7 @@ class AheadCalls:
 
     def begin(self, open_call: OpenCall) -> None:
         """Opens all calls, from the thread that computes."""
-        self._running = self._loop.submit(self._run(open_call))
+        self._running = self._loop.submit(lambda: self._run(open_call))
 
     def append(self, shard_index: int, message: bytes) -> None:
         """Sends a chunk, in place of the one that was sent before under its index."""

@@ -48,7 +48,8 @@ def catch_up(
     """
     try:
         loop.run(
-            session.membership.wait_generation(missed.generation), left_s(deadline)
+            lambda: session.membership.wait_generation(missed.generation),
+            left_s(deadline),
         )
     except TimeoutError:
         raise StepTimeoutError(
@@ -146,7 +147,7 @@ class LateJoiner:
         self._has_arrived = False
         self._is_behind = False
         self._push: asyncio.Task[None] | None = None
-        self._pushing = loop.run(self._begin())
+        self._pushing = loop.run(self._begin)
 
     def arrive(self, timeout_s: float) -> int:
         """The user's thread is there: the last push made for it, 0 for none.
@@ -157,7 +158,7 @@ class LateJoiner:
         if self._has_arrived:
             return 0
         try:
-            self._loop.run(self._end_pushing(), timeout_s)
+            self._loop.run(self._end_pushing, timeout_s)
         except TimeoutError:
             raise StepTimeoutError(
                 "the clock that others began while this worker was not there is not "
@@ -194,7 +195,7 @@ class LateJoiner:
     def abandon(self) -> None:
         """Ends its pushes at once: this start is at its end."""
         if not self._has_arrived:
-            self._loop.run(self._abandon())
+            self._loop.run(self._abandon)
             self._has_arrived = True
 
     # On the event loop

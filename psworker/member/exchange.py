@@ -73,7 +73,9 @@ class Incoming:
         self._log = WaitingLog()
         receiver = Receiver(self._inbox.put, self._inbox.put)
         # The end comes after everything else that the loop has put in.
-        self._delivery = loop.submit(deliver(receiver), lambda: self._inbox.put(None))
+        self._delivery = loop.submit(
+            lambda: deliver(receiver), lambda: self._inbox.put(None)
+        )
 
     def write_next(self, store: ValueStore) -> bool:
         """Writes what comes next, waiting for it; `False` once the delivery is done."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import xxhash
@@ -153,7 +154,7 @@ class Joining:
                     raise
                 logger.warning("joining again: %s", error)
             with told_to_users():
-                self._loop.run(self._session.renew(left_s(deadline)))
+                self._loop.run(lambda: self._session.renew(left_s(deadline)))
 
     def rejoin(self, lost: LostStart, timeout_s: float) -> tuple[Joined, PushResult]:
         """Joins as a new start under the same id; the model then holds its values.
@@ -200,12 +201,12 @@ class Joining:
         failure = session.membership.failure
         if session.worker == lost.worker or isinstance(failure, EvictedError):
             with told_to_users():
-                self._loop.run(session.renew(left_s(deadline)))
+                self._loop.run(lambda: session.renew(left_s(deadline)))
 
     def _rejoin(self, lost: LostStart, deadline: float) -> tuple[Joined, PushResult]:
         joined = self._join(deadline)
         try:
-            outcome = self._loop.run(self._outcome_of_push(lost))
+            outcome = self._loop.run(lambda: self._outcome_of_push(lost))
         except BaseException:
             if joined.late_joiner is not None:
                 joined.late_joiner.abandon()
@@ -235,34 +236,38 @@ class Joining:
     def _join(self, deadline: float) -> Joined:
         """Joins, and returns when the tensors hold the job's values."""
         given = self._given
-        reaching = self._session.wait_shards(timeout_s=left_s(deadline))
-        self._loop.run(self._session.membership.unless_failed(reaching))
+        self._loop.run(
+            lambda: self._session.membership.unless_failed(
+                self._session.wait_shards(timeout_s=left_s(deadline))
+            )
+        )
         held_digests = self._store.digests()
         looks = Samples(self._store.tensors).looks()
         values_digest = _digest_of_all(held_digests)
         state_digest = self._state_digest()
-        asking = self._session.join(
-            given.terms,
-            list(given.loaders),
-            values_digest=values_digest,
-            state_digest=state_digest,
+        answer = self._loop.run(
+            lambda: self._session.join(
+                given.terms,
+                list(given.loaders),
+                values_digest=values_digest,
+                state_digest=state_digest,
+            )
         )
-        answer = self._loop.run(asking)
         if answer.order:
             entries = given.bound.schema.entries
             raise OtherOrderError(answer.order, [entry.name for entry in entries])
         for note in answer.notes:
             logger.warning("%s", note)
-        self._loop.run(self._session.shards.reach.watch())
+        self._loop.run(self._session.shards.reach.watch)
         try:
             member, seeded = self._wait_member(deadline)
         finally:
-            self._loop.run(self._session.shards.reach.end_watch())
+            self._loop.run(self._session.shards.reach.end_watch)
         record = self._session.membership.record
         assert record is not None, "only a record makes a member"
         pull = self._session.core.join(seeded.fence_number if seeded else None)
         if pull is None:
-            self._loop.run(self._session.share_memory(self._store.placement))
+            self._loop.run(lambda: self._session.share_memory(self._store.placement))
             return Joined(member, record.generation)
         late_joiner = None
         if not record.is_start:
@@ -270,7 +275,7 @@ class Joining:
                 self._loop, self._session, self._store, given.specs
             )
         try:
-            self._loop.run(self._session.share_memory(self._store.placement))
+            self._loop.run(lambda: self._session.share_memory(self._store.placement))
             replies = receive(
                 self._loop,
                 lambda receiver: self._session.shards.pull(
@@ -361,8 +366,10 @@ class Joining:
         done: SeedOrder | None = None
         seeded: SeedOrder | None = None
         while True:
-            waiting = self._session.wait_start(done, timeout_s=left_s(deadline))
-            step = self._loop.run(waiting)
+            left = left_s(deadline)
+            step = self._loop.run(
+                partial(self._session.wait_start, done, timeout_s=left)
+            )
             if isinstance(step, Member):
                 return step, seeded
             try:
@@ -409,8 +416,9 @@ class Joining:
             for chunk in chunks:
                 yield source.encode(chunk, SEED_CHUNK_FIELD)
 
-        seeding = self._session.seed(order, messages_of, timeout_s=left_s(deadline))
-        return self._loop.run(seeding)
+        return self._loop.run(
+            lambda: self._session.seed(order, messages_of, timeout_s=left_s(deadline))
+        )
 
 
 def _digest_of_all(digests: Sequence[Sequence[int]]) -> int:

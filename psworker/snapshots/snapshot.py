@@ -239,7 +239,7 @@ class SnapshotReader:
                 return
             self._is_closed = True
         try:
-            self._loop.run(self._close_clients())
+            self._loop.run(self._close_clients)
         finally:
             event_loop.release()
 
@@ -315,7 +315,7 @@ class SnapshotReader:
         if self._control is None:
             wait_reachable(self._address, connect_timeout_s)
         try:
-            return self._loop.run(work())
+            return self._loop.run(work)
         except concurrent.futures.CancelledError:
             raise ClosedError("the snapshot reader was closed meanwhile") from None
         except CallError as error:

@@ -42,7 +42,7 @@ class StateExchange:
             EvictedError: This worker is no member any more.
             WaitTimeoutError: It took too long.
         """
-        self._loop.run(self._session.declare_optimizer(spec))
+        self._loop.run(lambda: self._session.declare_optimizer(spec))
         self.pull_settings(spec.name, clock, spec.digest)
 
     def pull(self, optimizer: str, clock: int, spec_digest: str = "") -> States:
@@ -53,7 +53,7 @@ class StateExchange:
             WaitTimeoutError: It took too long.
         """
         parts = self._loop.run(
-            self._session.shards.states.pull(
+            lambda: self._session.shards.states.pull(
                 optimizer,
                 clock,
                 spec_digest=spec_digest,
@@ -71,7 +71,7 @@ class StateExchange:
     ) -> OptimizerSettings:
         """What the newest update of an optimizer was made with; see `pull`."""
         return self._loop.run(
-            self._session.shards.states.pull_settings(
+            lambda: self._session.shards.states.pull_settings(
                 optimizer,
                 clock,
                 spec_digest=spec_digest,
@@ -96,7 +96,7 @@ class StateExchange:
                     yield chunk.index, part
 
         self._loop.run(
-            self._session.shards.states.stage(
+            lambda: self._session.shards.states.stage(
                 optimizer,
                 sequence,
                 parts,

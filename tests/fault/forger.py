@@ -34,7 +34,7 @@ class Forger:
         self._status = status
         self._worker = WorkerKey(worker_id, incarnation)
         self._loop = event_loop.acquire()
-        self._calls = self._loop.run(self._make_calls())
+        self._calls = self._loop.run(self._make_calls)
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +45,7 @@ class Forger:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._loop.run(self._calls.close())
+        self._loop.run(self._calls.close)
         event_loop.release()
 
     def push(self, sequence: int, clock: int, slot: int) -> Sequence[PushReply]:

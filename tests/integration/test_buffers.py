@@ -205,7 +205,7 @@ class Counter:
         record = job.wait_record(lambda record: len(record.members) == 1)
         membership = worker_behind(self.ps)._session.membership
         worker_behind(self.ps)._loop.run(
-            membership.wait_generation(record.generation), 10
+            lambda: membership.wait_generation(record.generation), 10
         )
 
     def held(self) -> tuple[float, int, float]:

@@ -71,14 +71,14 @@ def _empty_loop_calls(member: Member) -> Contender:
     """The same calls as psworker makes its own: on its event loop, waited for."""
     loop = event_loop.acquire()
     member.stack.callback(event_loop.release)
-    channel = loop.run(_opened(member.places["shard"]))
-    member.stack.callback(lambda: loop.run(channel.close()))
+    channel = loop.run(lambda: _opened(member.places["shard"]))
+    member.stack.callback(lambda: loop.run(channel.close))
     call: Any = channel.unary_unary(_EMPTY_CALL)
 
     async def ask() -> None:
         await call(b"")
 
-    return _repeated(member, lambda: loop.run(ask()))
+    return _repeated(member, lambda: loop.run(ask))
 
 
 async def _opened(address: str) -> grpc.aio.Channel:

@@ -141,7 +141,7 @@ class Host:
                 "with one push per host splits are recorded by the process that leads, "
                 "once prepare() was called: call it where ps.is_leader"
             )
-        return self._loop.run(leader.session.record_split(record))
+        return self._loop.run(lambda: leader.session.record_split(record))
 
     def close(self, *, leaves: bool) -> None:
         """Leaves the group; with the last process the group leaves the job."""

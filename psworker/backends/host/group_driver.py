@@ -127,7 +127,7 @@ class GroupDriver:
             self._count = count
             own = self._hello()
             met = rendezvous.meet(own, self._memory.segment.descriptor, count)
-            self._loop.run(self._begin(met))
+            self._loop.run(lambda: self._begin(met))
         finally:
             rendezvous.close()
 
@@ -161,7 +161,7 @@ class GroupDriver:
             self._act(lambda _: None)
             return not self.core.is_out
 
-        return self._loop.run(look())
+        return self._loop.run(look)
 
     def next_task(self, deadline: float, log: WaitingLog) -> Task | None:
         """What to do next; waits for it, `None` if there is nothing in time."""
@@ -202,7 +202,7 @@ class GroupDriver:
             self._end()
 
         if not self._is_closed:
-            self._loop.run(end())
+            self._loop.run(end)
 
     # The event loop
 

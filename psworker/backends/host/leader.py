@@ -123,7 +123,7 @@ class HostLeader:
 
     def open(self, status: GroupStatus | None = None) -> None:
         """Begins to register and to watch the job; from any thread."""
-        self._opening = self._loop.submit(self._open(status))
+        self._opening = self._loop.submit(lambda: self._open(status))
 
     @property
     def session(self) -> Session:
@@ -221,11 +221,11 @@ class HostLeader:
             if leaves and session.membership.failure is None:
                 sequence = self._stepper.settled_sequence() if self._stepper else 0
                 report = self.pending.take_last_report()
-                self._loop.run(session.leave(sequence, report))
+                self._loop.run(lambda: session.leave(sequence, report))
         finally:
             if self._stepper is not None:
                 self._stepper.close()
-            self._loop.run(session.close())
+            self._loop.run(session.close)
 
     async def _open(self, status: GroupStatus | None) -> Session:
         config = self._config
@@ -257,7 +257,7 @@ class HostLeader:
         )
         stepper.resume(status)
         if session.worker == status.worker:
-            self._loop.run(session.share_memory(model.placement))
+            self._loop.run(lambda: session.share_memory(model.placement))
         return stepper
 
     def _model_of(self, session: Session) -> HostModel:

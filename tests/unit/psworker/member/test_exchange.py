@@ -58,7 +58,7 @@ def test_surplus_values_are_written_while_others_are_still_to_come(
         return []
 
     incoming = Incoming(loop, deliver)
-    loop.run(has_come.wait(), 5)
+    loop.run(has_come.wait, 5)
     incoming.write_surplus(store)
     written = weight[:, 0].tolist()
     incoming.write_surplus(store)
