@@ -25,6 +25,7 @@ from psserver.coordinator.core.roster import GONE, WorkerEntry
 from psserver.coordinator.core.snapshots import SnapshotEntry
 from psserver.edge.coordinator_settings import CoordinatorSettings
 from psserver.edge.fence_report import FenceReport
+from psserver.shard.core.shard_fence import Cut
 from pswire.job_terms import JobTerms
 from pswire.membership import Departure, Mode, Record, WorkerKey, WorkerState
 from pswire.reasons import ErrorReason, Refusal
@@ -472,9 +473,7 @@ class SimulatedCoordinator:
                 case DecideCut():
                     shard.core.decide_cut(
                         effect.fence_number,
-                        effect.snapshot_id,
-                        effect.clock,
-                        effect.sequences,
+                        Cut(effect.snapshot_id, effect.clock, dict(effect.sequences)),
                     )
                 case ReleaseImage():
                     shard.release(effect.snapshot_id)

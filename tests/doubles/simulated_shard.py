@@ -402,7 +402,7 @@ class SimulatedShard:
     def _copy(self, order: CopyImage) -> None:
         self._is_copying = False
         copied = {index: Counter(values) for index, values in self.values.items()}
-        if order.snapshot_id > self._unwanted_max:
-            self.images[order.snapshot_id] = Image(order.clock, copied)
-        self.core.image_copied(order.snapshot_id)
-        self.surroundings.report_image(self.index, order.snapshot_id)
+        if order.cut.snapshot_id > self._unwanted_max:
+            self.images[order.cut.snapshot_id] = Image(order.clock, copied)
+        self.core.image_copied(order.cut.snapshot_id)
+        self.surroundings.report_image(self.index, order.cut.snapshot_id)

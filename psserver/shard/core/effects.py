@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.push import PushId, Reply
+from psserver.shard.core.shard_fence import Cut
 from pswire.membership import ClockChoice, WorkerKey
 from pswire.outcome import Outcome
 from pswire.reasons import Refusal
@@ -179,9 +180,14 @@ class DiscardSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyImage:
-    """Copy the state, then call `image_copied`. Nothing is applied meanwhile."""
+    """Copy the state, then call `image_copied`. Nothing is applied meanwhile.
 
-    snapshot_id: int
+    Attributes:
+        cut: What the image is of.
+        clock: Highest clock that is in; in SSP and ASP the smallest one, for people.
+    """
+
+    cut: Cut
     clock: int
 
 

@@ -16,7 +16,7 @@ from psserver.shard.core.dedupe import PushEntry
 from psserver.shard.core.effects import CommitSeed, DiscardSeed, ShardEffect
 from psserver.shard.core.push import PushId, Reply, StagedChunk, Trailer
 from psserver.shard.core.push_progress import DonePush
-from psserver.shard.core.shard_fence import PendingCut
+from psserver.shard.core.shard_fence import Cut, PendingCut
 from psserver.shard.core.shard_progress import ShardProgress
 from psserver.shard.core.shard_state import ShardRules, ShardState
 from pswire.awaited import Awaited
@@ -438,25 +438,10 @@ class ShardCore:
             self._state.effects.append(DiscardSeed())
         self._progress.pump()
 
-    def decide_cut(
-        self,
-        fence_number: int,
-        snapshot_id: int,
-        clock: int,
-        sequences: Collection[tuple[WorkerKey, int]] = (),
-    ) -> None:
-        """Copies the state when all that is in the cut is applied, and no more.
-
-        Args:
-            fence_number: Number of the fence.
-            snapshot_id: Name of the snapshot.
-            clock: In BSP, the highest clock that is in.
-            sequences: In SSP and ASP, of each member its last push that is in.
-        """
-        cut = PendingCut(
-            snapshot_id, clock, dict(sequences), is_streamed=not self.clocks.is_clocked
-        )
-        if self._fence.decide_cut(fence_number, cut):
+    def decide_cut(self, fence_number: int, cut: Cut) -> None:
+        """Copies the state when all that is in the cut is applied, and no more."""
+        pending = PendingCut(cut, is_streamed=not self.clocks.is_clocked)
+        if self._fence.decide_cut(fence_number, pending):
             self._progress.pump()
 
     def withdraw_cut(self, snapshot_id: int) -> None:
@@ -466,8 +451,9 @@ class ShardCore:
 
     def image_copied(self, snapshot_id: int) -> None:
         """The owner has copied the state."""
-        if self._fence.cut is not None and self._fence.cut.snapshot_id == snapshot_id:
-            self._fence.cut = None
+        pending = self._fence.pending
+        if pending is not None and pending.cut.snapshot_id == snapshot_id:
+            self._fence.pending = None
             self._progress.pump()
 
     def set_orphaned(self, is_orphaned: bool) -> None:

@@ -5,27 +5,39 @@ and stages but applies, commits and acknowledges nothing. It reports only when
 nothing is being applied any more.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pswire.membership import FenceKind, WorkerKey
 
 
-@dataclass(slots=True)
-class PendingCut:
-    """A cut that was decided and whose image is not copied yet.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a cut lies, and what its image is for: a snapshot.
 
     Attributes:
         snapshot_id: Name of the snapshot.
         clock: In BSP, the highest clock that is in.
-        sequences: Of each member, its last push that is in.
-        is_streamed: Whether `sequences` decide, since pushes are applied by
-            themselves, or else `clock`.
-        is_copying: Whether the copy is being made.
+        sequences: In SSP and ASP, of each member its last push that is in.
     """
 
     snapshot_id: int
     clock: int
-    sequences: dict[WorkerKey, int]
+    sequences: Mapping[WorkerKey, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PendingCut:
+    """A cut whose image is not copied yet.
+
+    Attributes:
+        cut: The cut.
+        is_streamed: Whether its sequences decide, since pushes are applied by
+            themselves, or else its clock.
+        is_copying: Whether the copy is being made.
+    """
+
+    cut: Cut
     is_streamed: bool
     is_copying: bool = False
 
@@ -56,14 +68,14 @@ class ShardFence:
 
     Attributes:
         open: The fence that is prepared.
-        cut: The cut that is decided.
+        pending: The cut that is decided.
         is_orphaned: Whether the coordinator has been silent for a lease: it may have
             given this shard up.
     """
 
     def __init__(self) -> None:
         self.open: OpenFence | None = None
-        self.cut: PendingCut | None = None
+        self.pending: PendingCut | None = None
         self.is_orphaned = False
         self._last_number = 0
 
@@ -74,21 +86,21 @@ class ShardFence:
             return "the coordinator, which has been silent for a lease"
         if self.open is not None:
             return f"the coordinator to decide {self.open.kind.purpose}"
-        if self.cut is not None and self.cut.is_copying:
+        if self.pending is not None and self.pending.is_copying:
             return "a snapshot to be copied"
         return ""
 
     @property
     def cut_clock(self) -> int:
         """Clock of the pending cut in BSP, 0 when there is none."""
-        if self.cut is None or self.cut.is_streamed:
+        if self.pending is None or self.pending.is_streamed:
             return 0
-        return self.cut.clock
+        return self.pending.cut.clock
 
     @property
     def is_copying(self) -> bool:
         """Whether the image of a cut is being copied."""
-        return self.cut is not None and self.cut.is_copying
+        return self.pending is not None and self.pending.is_copying
 
     @property
     def is_frozen(self) -> bool:
@@ -110,8 +122,8 @@ class ShardFence:
         """
         if fence_number <= self._last_number:
             return False
-        if self.cut is not None and not self.cut.is_copying:
-            self.cut = None
+        if self.pending is not None and not self.pending.is_copying:
+            self.pending = None
         self._last_number = fence_number
         self.open = OpenFence(fence_number, kind, seeder, evicting, set())
         return True
@@ -128,33 +140,35 @@ class ShardFence:
         ended, self.open = self.open, None
         return ended
 
-    def decide_cut(self, fence_number: int, cut: PendingCut) -> bool:
+    def decide_cut(self, fence_number: int, pending: PendingCut) -> bool:
         """Turns the open fence into a pending cut; False when it is not open."""
         if self.open is None or self.open.fence_number != fence_number:
             return False
         self.open = None
-        self.cut = cut
+        self.pending = pending
         return True
 
     def withdraw_cut(self, snapshot_id: int) -> bool:
         """Forgets a pending cut; False when it is another or being copied."""
-        if self.cut is None or self.cut.snapshot_id != snapshot_id:
+        pending = self.pending
+        if pending is None or pending.cut.snapshot_id != snapshot_id:
             return False
-        if self.cut.is_copying:
+        if pending.is_copying:
             return False
-        self.cut = None
+        self.pending = None
         return True
 
     def admits_clock(self, clock: int) -> bool:
         """Whether chunks of a clock of BSP may be applied now."""
         if self.is_frozen:
             return False
-        return self.cut is None or self.cut.is_streamed or clock <= self.cut.clock
+        pending = self.pending
+        return pending is None or pending.is_streamed or clock <= pending.cut.clock
 
     def admits_push(self, worker: WorkerKey, sequence: int) -> bool:
         """Whether a member's push that is applied by itself may be applied now."""
         if self.is_frozen:
             return False
-        if self.cut is None or not self.cut.is_streamed:
+        if self.pending is None or not self.pending.is_streamed:
             return True
-        return sequence <= self.cut.sequences.get(worker, 0)
+        return sequence <= self.pending.cut.sequences.get(worker, 0)

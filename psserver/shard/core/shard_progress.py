@@ -200,33 +200,34 @@ class ShardProgress:
     @property
     def _is_cut_due(self) -> bool:
         """Whether all that is in a decided cut is applied."""
-        cut = self._fence.cut
-        if cut is None or not self._table.is_settled:
+        pending = self._fence.pending
+        if pending is None or not self._table.is_settled:
             return False
-        if not cut.is_streamed:
-            return self._table.applied_clock >= cut.clock
+        if not pending.is_streamed:
+            return self._table.applied_clock >= pending.cut.clock
         return not any(self._table.unfinished) and all(
             self._table.done_of(worker) >= sequence
-            for worker, sequence in cut.sequences.items()
+            for worker, sequence in pending.cut.sequences.items()
         )
 
     def _owing_to_cut(self) -> tuple[Member, ...]:
         """Members whose pushes a decided cut waits for, in SSP and ASP."""
-        cut = self._fence.cut
-        if cut is None or not cut.is_streamed:
+        pending = self._fence.pending
+        if pending is None or not pending.is_streamed:
             return ()
+        last = pending.cut.sequences
         return tuple(
             member
             for member in self._table.members
-            if self._table.done_of(member.worker) < cut.sequences.get(member.worker, 0)
+            if self._table.done_of(member.worker) < last.get(member.worker, 0)
         )
 
     def _copy_image(self) -> None:
-        cut = self._fence.cut
-        assert cut is not None
-        cut.is_copying = True
-        clock = cut.clock if cut.is_streamed else self._table.applied_clock
-        self._state.effects.append(CopyImage(snapshot_id=cut.snapshot_id, clock=clock))
+        pending = self._fence.pending
+        assert pending is not None
+        pending.is_copying = True
+        clock = pending.cut.clock if pending.is_streamed else self._table.applied_clock
+        self._state.effects.append(CopyImage(cut=pending.cut, clock=clock))
 
     def _settle(self, departure: Departure) -> None:
         """Throws away what a member sent beyond its last push that counts."""

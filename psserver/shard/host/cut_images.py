@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.tensors.apply_engine import ApplyEngine
 from psserver.shard.tensors.shard_vectors import ShardVectors
@@ -32,7 +33,7 @@ class CutImages:
     def make(
         self,
         engine: ApplyEngine,
-        snapshot_id: int,
+        cut: Cut,
         arithmetic: Arithmetic,
         *,
         done: Callable[[CutReport], None],
@@ -41,10 +42,11 @@ class CutImages:
 
         Args:
             engine: Whose values. No chunk may be applied meanwhile.
-            snapshot_id: Name of the snapshot.
+            cut: What the image is of.
             arithmetic: Where the copy is made.
             done: Told how it went.
         """
+        snapshot_id = cut.snapshot_id
 
         def copied(image: ShardVectors) -> None:
             if snapshot_id > self._unwanted_max:

@@ -10,6 +10,7 @@ from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk
 from psserver.shard.core.push import PushId, Reply, Trailer
 from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_fence import Cut
 from pswire.history import HistoryFile
 from pswire.job_settings import JobSettings
 from pswire.membership import Record, WorkerKey
@@ -138,10 +139,10 @@ class ShardHistory:
                 ],
             )
 
-    def copying(self, snapshot_id: int, clock: int) -> None:
+    def copying(self, cut: Cut, clock: int) -> None:
         """The image of a cut is made."""
         if self._file is not None:
-            self._file.write("cut", snapshot=snapshot_id, clock=clock)
+            self._file.write("cut", snapshot=cut.snapshot_id, clock=clock)
 
 
 def _push(push: PushId) -> list[object]:

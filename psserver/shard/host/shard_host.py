@@ -30,6 +30,7 @@ from psserver.shard.core.effects import (
 )
 from psserver.shard.core.push import PushId
 from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.answer_slots import AnswerSlots
 from psserver.shard.host.arithmetic import Arithmetic
 from psserver.shard.host.chunk_updates import ChunkUpdates, ClockNorms
@@ -254,17 +255,9 @@ class ShardHost:
         """Goes on as before a fence."""
         self._call(lambda core: core.abort_fence(fence_number))
 
-    def decide_cut(
-        self,
-        fence_number: int,
-        snapshot_id: int,
-        clock: int,
-        sequences: Collection[tuple[WorkerKey, int]] = (),
-    ) -> None:
+    def decide_cut(self, fence_number: int, cut: Cut) -> None:
         """Copies the state at a cut."""
-        self._call(
-            lambda core: core.decide_cut(fence_number, snapshot_id, clock, sequences)
-        )
+        self._call(lambda core: core.decide_cut(fence_number, cut))
 
     def release_image(self, snapshot_id: int) -> None:
         """Frees an image, also one that is still being made or not begun."""
@@ -458,10 +451,10 @@ class ShardHost:
             case DiscardSeed():
                 model.engine.begin_seed()
             case CopyImage():
-                self.history.copying(effect.snapshot_id, effect.clock)
+                self.history.copying(effect.cut, effect.clock)
                 self.images.make(
                     model.engine,
-                    effect.snapshot_id,
+                    effect.cut,
                     self._arithmetic,
                     done=lambda report: self._end_copy(model, report),
                 )

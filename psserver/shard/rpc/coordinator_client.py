@@ -15,6 +15,7 @@ import grpc.aio
 from psserver.edge.fence_codec import fence_request
 from psserver.edge.fence_report import FenceReport
 from psserver.edge.memory_grant import MemoryGrant
+from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import ShardHost
 from psserver.shard.rpc.coordinator_outage import Outage, Silence
@@ -240,9 +241,7 @@ def _take_event(host: ShardHost, event: messages.WatchShardResponse) -> None:
             cut = event.cut
             host.decide_cut(
                 cut.fence_number,
-                cut.snapshot_id,
-                cut.clock,
-                read_sequences(cut.sequences),
+                Cut(cut.snapshot_id, cut.clock, dict(read_sequences(cut.sequences))),
             )
         case "release":
             host.release_image(event.release.snapshot_id)

@@ -12,6 +12,7 @@ from psserver.edge.record_history import record_values
 from psserver.shard.core.effects import ApplyChunk, StagedContribution
 from psserver.shard.core.push import PushId, Reply
 from psserver.shard.core.shard import ShardCore
+from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.history import ShardHistory
 from pswire.membership import FenceKind, Mode
 from pswire.outcome import Outcome
@@ -142,7 +143,7 @@ def test_fences_and_cuts(tmp_path: Path) -> None:
             frontier=3,
         )
     )
-    shard.copying(2, 8)
+    shard.copying(Cut(2, 8), 8)
     report, cut = lines(tmp_path / "shard-1-4.jsonl")[-2:]
     assert (report["fence"], report["holdings"]) == (9, [["a", 1, 4, 3]])
     assert (cut["snapshot"], cut["clock"]) == (2, 8)

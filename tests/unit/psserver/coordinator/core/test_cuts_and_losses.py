@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from psserver.coordinator.core.coordinator_effects import Abort, DecideCut, ReleaseImage
 from psserver.edge.coordinator_settings import CoordinatorSettings
+from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind, Mode, StepAtomicity
 from tests.doubles.core_values import key
 from tests.doubles.driven_coordinator import DrivenCoordinator
@@ -93,7 +94,7 @@ def test_a_shard_names_whose_push_a_cut_waits_for() -> None:
     shard = DrivenShard({"a": 0, "b": 0}, [0], mode=Mode.ASP)
     shard.step("a", 1, [0])
     shard.freeze(2, FenceKind.CUT)
-    shard.core.decide_cut(2, 9, 1, ((key("a"), 1), (key("b"), 1)))
+    shard.core.decide_cut(2, Cut(9, 1, {key("a"): 1, key("b"): 1}))
     shard.push("a", 2, chunks=[0])
 
     assert shard.core.waiting_reason == "the last push of a snapshot to be complete"

@@ -1,6 +1,7 @@
 """Cuts in SSP and ASP: of each worker one push, and all up to it."""
 
 from psserver.shard.core.effects import ApplyChunk, CopyImage
+from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind, Mode
 from tests.doubles.core_values import departure, key, push_id, record, trailer
 from tests.doubles.driven_shard import TWO_PHASE, DrivenShard
@@ -15,7 +16,7 @@ def cut(shard: DrivenShard, number: int = 2, clock: int = 0, **lasts: int) -> No
     shard.freeze(number, FenceKind.CUT)
     assert shard.reports()[-1].fence_number == number
     sequences = tuple((key(name), last) for name, last in lasts.items())
-    shard.core.decide_cut(number, 9, clock, sequences)
+    shard.core.decide_cut(number, Cut(9, clock, dict(sequences)))
 
 
 def test_a_cut_of_what_is_done_is_copied_at_once() -> None:
@@ -24,7 +25,7 @@ def test_a_cut_of_what_is_done_is_copied_at_once() -> None:
     shard.step("a", 2, [0])
     cut(shard, a=2, b=0)
 
-    assert shard.copies() == [CopyImage(snapshot_id=9, clock=0)]
+    assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 0)]
 
 
 def test_each_worker_has_its_own_last_push_in_the_cut() -> None:
@@ -124,7 +125,7 @@ def test_complete_pushes_of_departed_workers_are_in() -> None:
     )
     shard.freeze(3, FenceKind.CUT)
     shard.apply_all()
-    shard.core.decide_cut(3, 9, 0, ((key("a"), 0),))
+    shard.core.decide_cut(3, Cut(9, 0, {key("a"): 0}))
     shard.apply_all()
 
     order = [type(e) for e in shard.effects if isinstance(e, ApplyChunk | CopyImage)]
@@ -161,7 +162,7 @@ def test_a_cut_in_bsp_waits_for_pushes_of_the_mode_before() -> None:
         )
     )
     shard.freeze(3, FenceKind.CUT)
-    shard.core.decide_cut(3, 9, 2, ((key("a"), 2), (key("b"), 1)))
+    shard.core.decide_cut(3, Cut(9, 2, {key("a"): 2, key("b"): 1}))
     assert shard.copies() == []
     shard.step("b", 1, [0])
     for name, sequence in (("a", 3), ("b", 2)):
@@ -221,4 +222,4 @@ def test_the_cut_of_a_job_that_nobody_is_left_of_is_copied() -> None:
     )
     cut(shard, 3, clock=1)
 
-    assert shard.copies() == [CopyImage(snapshot_id=9, clock=1)]
+    assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]

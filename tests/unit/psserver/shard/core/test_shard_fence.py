@@ -7,10 +7,10 @@ from psserver.shard.core.effects import (
     ApplyChunk,
     CommitSeed,
     ContributionAwaited,
-    CopyImage,
     DiscardSeed,
     Finish,
 )
+from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind
 from pswire.outcome import Outcome
 from pswire.reasons import ErrorReason, Refusal
@@ -292,7 +292,7 @@ def test_only_the_first_record_commits_a_seed() -> None:
 
 def cut_at(clock: int, shard: DrivenShard) -> None:
     shard.freeze(2, FenceKind.CUT)
-    shard.core.decide_cut(2, 9, clock)
+    shard.core.decide_cut(2, Cut(9, clock))
 
 
 def test_a_cut_at_the_applied_clock_is_copied_at_once() -> None:
@@ -300,7 +300,7 @@ def test_a_cut_at_the_applied_clock_is_copied_at_once() -> None:
     shard.step("a", 1, [0])
     cut_at(1, shard)
 
-    assert shard.copies() == [CopyImage(snapshot_id=9, clock=1)]
+    assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]
 
 
 def test_contributions_up_to_the_cut_pass_and_later_ones_wait_for_the_copy() -> None:
@@ -310,7 +310,7 @@ def test_contributions_up_to_the_cut_pass_and_later_ones_wait_for_the_copy() -> 
     shard.step("a", 1, [0])
     shard.push("a", 2, chunks=[0])
 
-    assert shard.copies() == [CopyImage(snapshot_id=9, clock=1)]
+    assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 1)]
     assert [order.clock for order in shard.of(ApplyChunk)] == [1]
     assert shard.core.waiting_reason == "a snapshot to be copied"
     shard.core.image_copied(9)
@@ -363,7 +363,7 @@ def test_a_decision_about_a_cut_that_is_over_is_ignored() -> None:
     shard = DrivenShard({"a": 0}, [0])
     shard.freeze(2, FenceKind.CUT)
     shard.core.abort_fence(2)
-    shard.core.decide_cut(2, 9, 0)
+    shard.core.decide_cut(2, Cut(9, 0))
     assert shard.copies() == []
 
 
@@ -391,7 +391,7 @@ def test_the_last_snapshot_of_a_job_passes_what_a_dead_worker_began() -> None:
     gone = departure("a", last_clock=1, evicted=True)
     shard.install(record({}, generation=2, departures=(gone,), departed_step_count=1))
     shard.freeze(3, FenceKind.CUT)
-    shard.core.decide_cut(3, 9, 2)
+    shard.core.decide_cut(3, Cut(9, 2))
 
-    assert shard.copies() == [CopyImage(snapshot_id=9, clock=2)]
+    assert [(copy.cut.snapshot_id, copy.clock) for copy in shard.copies()] == [(9, 2)]
     assert shard.core.clocks.version == 1

@@ -7,6 +7,7 @@ import pytest
 
 from psserver.edge.fence_report import FenceReport
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited
+from psserver.shard.core.shard_fence import Cut
 from pswire.membership import FenceKind, Mode
 from pswire.outcome import Outcome
 from tests.doubles.core_values import choice, key, push_id, record, trailer
@@ -137,7 +138,7 @@ def test_an_orphan_copies_no_image() -> None:
     shard = DrivenShard({"a": 0}, [0])
     shard.freeze(2, FenceKind.CUT)
     shard.core.set_orphaned(True)
-    shard.core.decide_cut(2, 9, 0)
+    shard.core.decide_cut(2, Cut(9, 0))
     assert shard.copies() == []
     shard.core.set_orphaned(False)
     assert len(shard.copies()) == 1

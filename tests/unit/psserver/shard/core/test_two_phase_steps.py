@@ -3,6 +3,7 @@
 import pytest
 
 from psserver.shard.core.effects import ApplyChunk, ContributionAwaited, RefusePush
+from psserver.shard.core.shard_fence import Cut
 from pswire.awaited import Awaited
 from pswire.membership import FenceKind
 from pswire.outcome import Outcome
@@ -331,7 +332,7 @@ def test_what_is_staged_while_frozen_is_told_after_the_fence() -> None:
 def test_a_commit_beyond_a_cut_waits_for_the_copy() -> None:
     shard = shard_of("a")
     shard.freeze(2, FenceKind.CUT)
-    shard.core.decide_cut(2, 9, 1)
+    shard.core.decide_cut(2, Cut(9, 1))
     shard.push("a", chunks=[0])
     shard.core.commit(key("a"), choice(1, "a"))
     shard.apply_all()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from psserver.shard.core.shard_fence import Cut
 from psserver.shard.host.cut_images import CutReport
 from psserver.shard.host.shard_host import SNAPSHOTS_MAX, SNAPSHOTS_OF_MACHINE_MAX
 from psserver.shard.rpc import parameter_service
@@ -66,7 +67,7 @@ async def cut(shard: ServedShard) -> None:
     """The shard copies its values, as snapshot 1."""
     host = shard.host
     host.prepare_fence(2, FenceKind.CUT, None)
-    host.decide_cut(2, 1, 0, ((key("a"), 0),))
+    host.decide_cut(2, Cut(1, 0, {key("a"): 0}))
     async with asyncio.timeout(TIMEOUT_S):
         while await host.outbox.get() != CutReport(1):
             pass
